@@ -1,0 +1,135 @@
+"""The errors that users see: what happened, to which object, and what to do about it.
+
+Every error that this package raises on purpose is a `CdcReplayError`. It speaks as the server does: a message
+(lower case, object quoted, no full stop), an optional detail, an optional hint with the remedy, and the rule of
+`docs/semantics.md` that it enforces. Whether trying again can help is said by the class, in `retry`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Retry(enum.Enum):
+    """Whether running the same command again can help."""
+
+    NEVER = "never"
+    """Something has to be changed first."""
+    LATER = "later"
+    """The cause may pass by itself: a server that restarts, a lock, a busy slot."""
+
+
+class CdcReplayError(Exception):
+    """Base of all errors of this package."""
+
+    retry: ClassVar[Retry] = Retry.NEVER
+
+    def __init__(
+        self, message: str, *, detail: str | None = None, hint: str | None = None, rule: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+        self.rule = rule
+
+    def __str__(self) -> str:
+        parts = [self.message if self.rule is None else f"{self.message} [{self.rule}]"]
+        if self.detail:
+            parts.append(f"DETAIL: {self.detail}")
+        if self.hint:
+            parts.append(f"HINT: {self.hint}")
+        return "\n".join(parts)
+
+
+class InvalidConfiguration(CdcReplayError):
+    """The configuration cannot be used as it is."""
+
+
+class InvalidLsn(CdcReplayError):
+    """A text is not a WAL position."""
+
+
+class ServerUnavailable(CdcReplayError):
+    """A PostgreSQL server cannot be reached, or the connection to it was lost."""
+
+    retry = Retry.LATER
+
+
+class MissingPrivilege(CdcReplayError):
+    """The role lacks a privilege that the command needs."""
+
+
+class PublisherNotReady(CdcReplayError):
+    """The publisher's settings or objects do not allow logical replication."""
+
+
+class PublicationMissing(CdcReplayError):
+    """A publication that a subscription names does not exist."""
+
+
+class PublicationRefused(CdcReplayError):
+    """PostgreSQL itself refuses to decode for this combination of publications."""
+
+
+class SlotMissing(CdcReplayError):
+    """The replication slot does not exist."""
+
+
+class SlotActive(CdcReplayError):
+    """Another process holds the replication slot."""
+
+    retry = Retry.LATER
+
+
+class SlotLost(CdcReplayError):
+    """The replication slot cannot serve the changes that the log still needs."""
+
+
+class InvalidMessage(CdcReplayError):
+    """Bytes that are not a well-formed pgoutput message."""
+
+
+class ChangeLogMissing(CdcReplayError):
+    """There is no change log where the configuration says that it is."""
+
+
+class ChangeLogConflict(CdcReplayError):
+    """Another writer has committed to the change log since it was opened."""
+
+    retry = Retry.LATER
+
+
+class ChangeLogDamaged(CdcReplayError):
+    """The change log does not hold what was written to it."""
+
+
+class ChangeLogMismatch(CdcReplayError):
+    """The change log belongs to another cluster, timeline or slot."""
+
+
+class SubscriberNotReady(CdcReplayError):
+    """The subscriber lacks tables or columns, or its tables cannot receive the changes."""
+
+
+class SubscriptionBusy(CdcReplayError):
+    """Another process is working on the subscription."""
+
+    retry = Retry.LATER
+
+
+class SubscriptionParked(CdcReplayError):
+    """The subscription is parked until its reason is dealt with."""
+
+
+class ApplyConflict(CdcReplayError):
+    """A change cannot be applied to the subscriber and the policy is `error`."""
+
+
+class InvalidFilter(CdcReplayError):
+    """A stored row filter cannot be read, or evaluating it failed."""
+
+
+class NotConsistent(CdcReplayError):
+    """The subscriber does not hold what the publications say that it should."""

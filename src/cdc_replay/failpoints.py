@@ -1,0 +1,60 @@
+"""Named points at which tests kill or fail the process.
+
+`CDC_REPLAY_FAILPOINT=name` kills the process (SIGKILL) when it reaches that point; `name=error` raises
+`FailpointReached` there instead; `name@3` acts at the third time only. Without the variable a point costs one
+dictionary look-up. The names in use are in `FAILPOINTS`, so that a test of a name that does not exist fails.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+from typing import Final
+
+VARIABLE: Final = "CDC_REPLAY_FAILPOINT"
+
+FAILPOINTS: Final[dict[str, str]] = {
+    "capture.after_peek": "changes are read, nothing is written",
+    "capture.after_segment": "the data file is durable, no commit names it",
+    "capture.after_commit": "the change log holds the changes, the slot still does too",
+    "capture.after_advance": "the slot has moved",
+    "snapshot.after_export": "the snapshot is exported, no row is copied",
+    "snapshot.mid_copy": "a chunk is copied, the table is not complete",
+    "snapshot.before_swap": "all chunks are staged, the table is not visible",
+    "snapshot.after_table": "one table is complete and recorded",
+    "replay.after_staging": "net changes are staged, nothing is merged",
+    "replay.mid_merge": "some tables are merged, nothing is committed",
+    "replay.before_commit": "all is merged, nothing is committed",
+    "replay.after_commit": "rows and progress are committed, staging is left behind",
+}
+"""Name → what is durable when the process dies there."""
+
+_reached: collections.Counter[str] = collections.Counter()
+
+
+class FailpointReached(RuntimeError):  # noqa: N818
+    """Raised at a failpoint that is set to `error`."""
+
+
+def failpoint(name: str) -> None:
+    """Die here if the environment says so.
+
+    Raises:
+        FailpointReached: if the point is set to `error`.
+        KeyError: if `name` is not in `FAILPOINTS`.
+    """
+    setting = os.environ.get(VARIABLE)
+    if setting is None:
+        return
+    _ = FAILPOINTS[name]
+    wanted, _, action = setting.partition("=")
+    wanted, _, turn = wanted.partition("@")
+    if wanted != name:
+        return
+    _reached[name] += 1
+    if _reached[name] != int(turn or 1):
+        return
+    if action == "error":
+        raise FailpointReached(name)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,130 @@
+"""The frames that stages exchange: their columns, in Spark's type names.
+
+A value is always PostgreSQL's text. `old` and `new` hold one element per column of the relation version, in the
+order of its Relation message; `old_kinds` and `new_kinds` hold one character per column (R1.4): `n` NULL, `t` text,
+`u` unchanged and not sent. An element whose kind is not `t` is NULL.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class ChangeKind(enum.Enum):
+    """What a change does; the value is the wire's message byte."""
+
+    INSERT = "I"
+    UPDATE = "U"
+    DELETE = "D"
+    TRUNCATE = "T"
+
+
+class NetKind(enum.Enum):
+    """What is left to do to one subscriber row after all changes of a window."""
+
+    INSERT = "I"
+    """Insert `values`; no row with that key is there, or it is deleted by the same window."""
+    UPDATE = "U"
+    """Overwrite the columns sent in the row at `base_key`; the key itself may change."""
+    DELETE = "D"
+    """Delete the row at `base_key`."""
+    NOTHING = "N"
+    """Inserted and deleted again: only the absence of a row at `base_key` is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Names and Spark SQL types of a frame's columns."""
+
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def ddl(self) -> str:
+        """The columns as a Spark DDL schema string."""
+        return ", ".join(f"{name} {kind}" for name, kind in self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The column names in order."""
+        return tuple(name for name, _ in self.columns)
+
+
+LOG: Final = Frame(
+    (
+        ("commit_lsn", "bigint"),  # end of the commit record; transactions are in this order
+        ("commit_time", "bigint"),  # microseconds since 1970-01-01 UTC, as the commit record says
+        ("xid", "bigint"),  # top-level transaction id
+        ("origin", "string"),  # name of the transaction's origin, NULL for a local one (R8.19)
+        ("seq", "int"),  # ordinal of the message in its transaction, from 0
+        ("lsn", "bigint"),  # start of the change's WAL record
+        ("kind", "string"),  # the message byte: I U D T M
+        ("relation_id", "bigint"),  # the leaf's oid; NULL for T (several) and M (none)
+        ("relation_version", "bigint"),  # `Relation.version` in force; NULL as relation_id
+        ("message", "binary"),  # the server's bytes, without a streamed message's xid
+    )
+)
+"""One row per message of a committed transaction, as a segment of the change log stores it."""
+
+CHANGES: Final = Frame(
+    (
+        ("commit_lsn", "bigint"),
+        ("commit_time", "bigint"),
+        ("origin", "string"),
+        ("seq", "int"),
+        ("lsn", "bigint"),
+        ("kind", "string"),  # ChangeKind
+        ("relation_id", "bigint"),  # a TRUNCATE is one row per relation, all with the same seq
+        ("relation_version", "bigint"),  # NULL for TRUNCATE
+        ("catalog_lsn", "bigint"),  # which PublisherCatalog version is in force (R9.10)
+        ("old_kind", "string"),  # K, O, or NULL when no old tuple was sent
+        ("old", "array<string>"),
+        ("old_kinds", "string"),
+        ("new", "array<string>"),
+        ("new_kinds", "string"),
+        ("truncate_flags", "int"),  # 1 CASCADE, 2 RESTART IDENTITY; NULL unless TRUNCATE
+    )
+)
+"""One row per row change, as the publisher made it: leaf identity, unfiltered."""
+
+ROUTED: Final = Frame(
+    (
+        ("target", "int"),  # index of the subscribed table
+        ("commit_lsn", "bigint"),
+        ("commit_time", "bigint"),
+        ("seq", "int"),
+        ("kind", "string"),  # ChangeKind as the subscriber must see it
+        ("transformed", "boolean"),  # an UPDATE on the publisher, an INSERT or DELETE here (R4.4)
+        ("search_key", "array<string>"),  # identity columns by which the row is found; NULL for I and T
+        ("new_key", "array<string>"),  # identity columns after the change; NULL for D and T
+        ("values", "array<string>"),  # published columns in the target's routing order; NULL for D and T
+        ("kinds", "string"),  # n, t, u per element of values; - for a column that this version did not send
+        ("truncate_flags", "int"),
+    )
+)
+"""One row per change that a subscribed table must see, in the published relation's columns."""
+
+NET: Final = Frame(
+    (
+        ("target", "int"),
+        ("kind", "string"),  # NetKind
+        ("base_key", "array<string>"),  # identity of the subscriber's row before the window
+        ("values", "array<string>"),
+        ("kinds", "string"),
+        ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
+        ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
+        ("last_lsn", "bigint"),  # commit LSN of the last change of the row
+    )
+)
+"""One row per subscriber row and effect, after compaction. Truncated tables are known apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A TRUNCATE of a subscribed table; those of one statement share position (`commit_lsn`, `seq`)."""
+
+    target: int
+    commit_lsn: int
+    seq: int
+    restart_identity: bool

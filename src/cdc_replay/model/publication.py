@@ -1,0 +1,144 @@
+"""The publisher's catalog as far as it decides what a subscription sees (spec section 2)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cdc_replay.errors import PublicationMissing
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
+
+
+class PublishAction(enum.Enum):
+    """A word of the publication parameter `publish`."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """The WHERE clause of one membership.
+
+    `node_tree` is `pg_publication_rel.prqual` as stored: resolved operators, functions, types, collations.
+    `sql` is `pg_get_expr` of it, for display and for evaluation by the server.
+    """
+
+    node_tree: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A table that a publication lists; `columns` is its column list, None for all columns."""
+
+    relation: RelationId
+    row_filter: RowFilter | None
+    columns: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One publication; `schemas` are those of FOR TABLES IN SCHEMA."""
+
+    name: str
+    all_tables: bool
+    via_root: bool
+    actions: frozenset[PublishAction]
+    schemas: frozenset[str]
+    memberships: Mapping[RelationId, Membership]
+    publish_generated: bool = False
+    """18: publish_generated_columns = stored (R6.9)."""
+
+
+class Generated(enum.Enum):
+    """`pg_attribute.attgenerated`."""
+
+    NO = ""
+    STORED = "s"
+    VIRTUAL = "v"
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A live column; `type_sql` and `collation_sql` are written as DDL wants them, schema-qualified."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    typmod: int
+    type_sql: str
+    collation_sql: str | None
+    generated: Generated = Generated.NO
+    generation_sql: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A plain or partitioned table of the publisher.
+
+    `key_columns` are the columns of the replica identity's key (primary key or index), empty where there is
+    none or where the identity is FULL or NOTHING. `parent` is the partitioned table that it is a partition of.
+    """
+
+    id: RelationId
+    name: QualifiedName
+    is_partitioned: bool
+    parent: RelationId | None
+    replica_identity: ReplicaIdentity
+    key_columns: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    columns: tuple[TableColumn, ...]
+    """Live columns in attribute-number order, generated ones included."""
+
+    def column(self, name: str) -> TableColumn:
+        """The column of that name.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherCatalog:
+    """All publications and publishable tables as of one WAL position, immutable."""
+
+    lsn: Lsn
+    server_version: int
+    """`server_version_num`, such as 180006."""
+    publications: Mapping[str, Publication]
+    tables: Mapping[RelationId, Table]
+
+    def publication(self, name: str) -> Publication:
+        """The publication of that name.
+
+        Raises:
+            PublicationMissing: if there is none.
+        """
+        try:
+            return self.publications[name]
+        except KeyError:
+            raise PublicationMissing(
+                f'publication "{name}" does not exist',
+                hint="Create it on the publisher, or remove it from the subscription's list.",
+                rule="R1.19",
+            ) from None
+
+    def ancestors(self, relation: RelationId) -> tuple[Table, ...]:
+        """The partitioned tables above `relation`, from its parent to the root."""
+        return tuple(self._ancestors(relation))
+
+    def _ancestors(self, relation: RelationId) -> Iterator[Table]:
+        parent = self.tables[relation].parent
+        while parent is not None:
+            table = self.tables[parent]
+            yield table
+            parent = table.parent

@@ -1,0 +1,63 @@
+"""Relations as the change stream describes them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NewType
+
+RelationId = NewType("RelationId", int)
+"""The oid of a table on the publisher."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QualifiedName:
+    """Schema and name of a table, case-sensitive, unquoted."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+class ReplicaIdentity(enum.Enum):
+    """Which old column values an UPDATE or DELETE carries; the value is `pg_class.relreplident`."""
+
+    DEFAULT = "d"
+    """The primary key, if there is one that is not deferrable (R1.8)."""
+    NOTHING = "n"
+    """No old values: UPDATE and DELETE cannot be published."""
+    FULL = "f"
+    """The whole old row."""
+    INDEX = "i"
+    """The columns of one unique index."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """One column of a Relation message (R1.1)."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What a Relation message says: the shape of the tuples that follow it.
+
+    `version` is a hash of the message, signed 64 bit: the same shape has the same version in every pull.
+    """
+
+    id: RelationId
+    version: int
+    name: QualifiedName
+    replica_identity: ReplicaIdentity
+    columns: tuple[RelationColumn, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names in the order of the tuples' values."""
+        return tuple(column.name for column in self.columns)

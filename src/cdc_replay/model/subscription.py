@@ -1,0 +1,56 @@
+"""A subscription: which publications, with which options."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+
+
+class OriginPolicy(enum.Enum):
+    """The subscription option `origin` (R8.19)."""
+
+    ANY = "any"
+    NONE = "none"
+
+
+class ConflictPolicy(enum.Enum):
+    """What to do with a change that the subscriber's rows do not allow. Conflicts are always counted."""
+
+    ERROR = "error"
+    """Apply nothing of the window and park the subscription, as a native worker stops."""
+    OVERWRITE = "overwrite"
+    """The publisher's row wins."""
+    SKIP = "skip"
+    """The subscriber's row stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """An ordered list of publications of one publisher, and how their changes are applied."""
+
+    name: str
+    publisher: str
+    publications: tuple[str, ...]
+    copy_data: bool = True
+    origin: OriginPolicy = OriginPolicy.ANY
+    on_conflict: ConflictPolicy = ConflictPolicy.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedTable:
+    """A table of a subscription as the stages of one window see it.
+
+    `index` is the value of `target` in the frames. `columns` gives the order of their `values`: the published
+    columns, by name. `identity` are the columns by which a row is found on the subscriber (R8.6): its replica
+    identity index or primary key where `is_keyed`, all published columns otherwise.
+    """
+
+    index: int
+    name: QualifiedName
+    columns: tuple[str, ...]
+    identity: tuple[str, ...]
+    is_keyed: bool
+    applied_lsn: Lsn

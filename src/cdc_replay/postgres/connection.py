@@ -1,0 +1,102 @@
+"""Connections to PostgreSQL: pinned session settings, and its errors as ours.
+
+Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the settings
+that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it and wherever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import errors as pg
+
+from cdc_replay.errors import CdcReplayError, MissingPrivilege, ServerUnavailable, SlotActive, SlotMissing
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+PINNED_SETTINGS: Final[dict[str, str]] = {
+    "client_encoding": "UTF8",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "xmloption": "content",
+    "search_path": "",
+    "lock_timeout": "0",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+"""What every session sets before anything else."""
+
+
+def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
+    """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
+
+    `replication` opens a walsender for the database, which understands the replication commands.
+
+    Raises:
+        ServerUnavailable: if the server does not answer.
+        MissingPrivilege: if it refuses the role.
+    """
+    options: dict[str, Any] = {"replication": "database"} if replication else {}
+    with translated_errors(f"cannot connect for {purpose}"):
+        connection = psycopg.connect(
+            dsn,
+            autocommit=True,
+            connect_timeout=10,
+            application_name=f"cdc_replay {purpose}",
+            client_encoding="UTF8",
+            **options,
+        )
+        try:
+            for name, value in PINNED_SETTINGS.items():
+                connection.execute(psycopg.sql.SQL("set {} = {}").format(psycopg.sql.Identifier(name), value))
+            connection.autocommit = autocommit
+            connection.prepare_threshold = None
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextlib.contextmanager
+def translated_errors(what: str) -> Iterator[None]:
+    """Raise PostgreSQL's errors as ours, `what` being the attempt that failed (`cannot …`).
+
+    Errors that have no class of our own pass unchanged.
+
+    Raises:
+        ServerUnavailable, MissingPrivilege, SlotActive, SlotMissing: by SQLSTATE.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if (ours := _translate(what, error)) is None:
+            raise
+        raise ours from error
+
+
+def _translate(what: str, error: psycopg.Error) -> CdcReplayError | None:
+    # The server's own words only: a libpq connection failure may repeat parts of the DSN, never the password.
+    said = error.diag.message_primary or str(error).strip()
+    match error:
+        case pg.InsufficientPrivilege() | pg.InvalidAuthorizationSpecification() | pg.InvalidPassword():
+            return MissingPrivilege(f"{what}: {said}", detail=error.diag.message_detail)
+        case pg.ObjectInUse() if "slot" in said:
+            return SlotActive(
+                f"{what}: {said}", hint="Stop the other process that reads this slot, then run the command again."
+            )
+        case pg.UndefinedObject() if "replication slot" in said:
+            return SlotMissing(f"{what}: {said}", hint="Run `cdc-replay setup` for the publisher.")
+        case pg.AdminShutdown() | pg.CrashShutdown() | pg.CannotConnectNow() | pg.TooManyConnections():
+            return ServerUnavailable(f"{what}: {said}")
+        case psycopg.OperationalError() if error.sqlstate is None:
+            return ServerUnavailable(
+                f"{what}: {said}", hint="Check that the server runs, and the host, port and database of the DSN."
+            )
+        case _:
+            return None

@@ -1,0 +1,3 @@
+"""Fixtures live in `tests/fixtures`, one concern per file."""
+
+pytest_plugins = ["fixtures.postgres", "fixtures.spark"]

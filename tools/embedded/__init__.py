@@ -1,0 +1,1 @@
+"""PostgreSQL, Java and Airflow from packages, for the demo and the tests. Not part of the product."""
