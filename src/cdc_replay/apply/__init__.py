@@ -1,1 +1,1 @@
-
+"""Net changes to subscriber rows, one transaction per window (spec section 8)."""

@@ -1,8 +1,8 @@
 """The frames that stages exchange: their columns, in Spark's type names.
 
-A value is always PostgreSQL's text. `old` and `new` hold one element per column of the relation version, in the
-order of its Relation message; `old_kinds` and `new_kinds` hold one character per column (R1.4): `n` NULL, `t` text,
-`u` unchanged and not sent. An element whose kind is not `t` is NULL.
+A value is always PostgreSQL's text. `old` and `new` hold one element per column of the relation version, in
+the order of its Relation message; `old_kinds` and `new_kinds` hold one character per column (R1.4): `n` NULL,
+`t` text, `u` unchanged and not sent. An element whose kind is not `t` is NULL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,20 @@ class NetKind(enum.Enum):
     DELETE = "D"
     """Delete the row at `base_key`."""
     NOTHING = "N"
-    """Inserted and deleted again: only the absence of a row at `base_key` is checked."""
+    """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end whatever the policy."""
+
+
+class ConflictKind(enum.Enum):
+    """Why a change does not fit the subscriber's rows, under the names of PostgreSQL 18."""
+
+    INSERT_EXISTS = "insert_exists"
+    """A row with that key is already there."""
+    UPDATE_EXISTS = "update_exists"
+    """The row's new key belongs to another row."""
+    UPDATE_MISSING = "update_missing"
+    """The row to update is not there; never an error (R8.4)."""
+    DELETE_MISSING = "delete_missing"
+    """The row to delete is not there; never an error (R8.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,7 @@ NET: Final = Frame(
         ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
         ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
         ("last_lsn", "bigint"),  # commit LSN of the last change of the row
+        ("conflicts", "map<string,int>"),  # ConflictKind → count, among the window's own changes; NULL: none
     )
 )
 """One row per subscriber row and effect, after compaction. Truncated tables are known apart."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_replay.errors import PublicationMissing
@@ -82,7 +82,8 @@ class Table:
     """A plain or partitioned table of the publisher.
 
     `key_columns` are the columns of the replica identity's key (primary key or index), empty where there is
-    none or where the identity is FULL or NOTHING. `parent` is the partitioned table that it is a partition of.
+    none or where the identity is FULL or NOTHING. `parent` is the partitioned table that it is a partition
+    of.
     """
 
     id: RelationId
@@ -94,6 +95,10 @@ class Table:
     primary_key: tuple[str, ...]
     columns: tuple[TableColumn, ...]
     """Live columns in attribute-number order, generated ones included."""
+    dropped_columns: int = 0
+    """How many attribute numbers belong to dropped columns; 15 counts them (R6.5)."""
+    is_publishable: bool = True
+    """R2.1. False for an unlogged table, known here because a permanent one is its partition or its root."""
 
     def column(self, name: str) -> TableColumn:
         """The column of that name.
@@ -131,6 +136,10 @@ class PublisherCatalog:
                 hint="Create it on the publisher, or remove it from the subscription's list.",
                 rule="R1.19",
             ) from None
+
+    def existing(self, names: Sequence[str]) -> tuple[Publication, ...]:
+        """Those of the named publications that exist, in the order of `names` (R7.11)."""
+        return tuple(self.publications[name] for name in names if name in self.publications)
 
     def ancestors(self, relation: RelationId) -> tuple[Table, ...]:
         """The partitioned tables above `relation`, from its parent to the root."""

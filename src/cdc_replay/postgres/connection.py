@@ -88,7 +88,8 @@ def _translate(what: str, error: psycopg.Error) -> CdcReplayError | None:
             return MissingPrivilege(f"{what}: {said}", detail=error.diag.message_detail)
         case pg.ObjectInUse() if "slot" in said:
             return SlotActive(
-                f"{what}: {said}", hint="Stop the other process that reads this slot, then run the command again."
+                f"{what}: {said}",
+                hint="Stop the other process that reads this slot, then run the command again.",
             )
         case pg.UndefinedObject() if "replication slot" in said:
             return SlotMissing(f"{what}: {said}", hint="Run `cdc-replay setup` for the publisher.")
@@ -96,7 +97,8 @@ def _translate(what: str, error: psycopg.Error) -> CdcReplayError | None:
             return ServerUnavailable(f"{what}: {said}")
         case psycopg.OperationalError() if error.sqlstate is None:
             return ServerUnavailable(
-                f"{what}: {said}", hint="Check that the server runs, and the host, port and database of the DSN."
+                f"{what}: {said}",
+                hint="Check that the server runs, and the host, port and database of the DSN.",
             )
         case _:
             return None

@@ -1,1 +1,1 @@
-
+"""Exported snapshot → parallel COPY: the initial copy of tables, and their resync."""

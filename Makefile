@@ -1,0 +1,56 @@
+# Everything runs in one environment, .venv, which each target brings up to date first.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+SOURCES := src plugins jobs dags tests tools demo
+
+DAYS ?= 3
+KEEP ?=
+
+export PYTHONPATH := tools
+
+.PHONY: help env demo test test-slow lint format docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP) ## create or update the environment in .venv
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	    || { echo "Python 3.11, 3.12 or 3.13 is needed; give it as PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	    || { echo "Python's venv is incomplete: install the package python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(BIN)/python -c 'from cdc_replay.spark_session import local_environment; local_environment()'
+	@touch $@
+
+demo: env ## run the whole pipeline on embedded servers: make demo [DAYS=3] [KEEP=1]
+	$(BIN)/python demo/run.py --days $(DAYS) $(if $(KEEP),--keep)
+
+test: env ## run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: env ## run the tests that take long
+	$(BIN)/python -m pytest -m slow
+
+lint: env ## check format, style, types and dependencies
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	PYTHONPATH=src:plugins $(BIN)/lint-imports
+
+format: env ## format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+docs: env ## write the generated pages
+	$(BIN)/python tools/filters_page.py
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .runtime .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info

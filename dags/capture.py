@@ -1,0 +1,31 @@
+"""`capture__<publisher>`: make sure of the slot, then pull its changes into the change log.
+
+One run at a time for a slot. `CDC_REPLAY_CAPTURE_SCHEDULE` says how often: a number of seconds (default
+60), a cron expression or preset, or `none` for runs that a person or another system starts.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+
+from cdc_replay.config import load_config
+from cdc_replay_airflow.operators import DEFAULT_ARGS, CaptureOperator, SetupOperator
+from cdc_replay_airflow.params import capture_params
+from cdc_replay_airflow.schedules import START, capture_schedule
+
+for publisher in load_config().publishers:
+    with DAG(
+        f"capture__{publisher}",
+        description=f"Slot of {publisher} → change log",
+        doc_md=__doc__,
+        schedule=capture_schedule(),
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        default_args=DEFAULT_ARGS,
+        params=capture_params(),
+        tags=["cdc-replay", publisher],
+    ):
+        setup = SetupOperator(task_id="setup", publisher=publisher)
+        capture = CaptureOperator(task_id="capture", publisher=publisher, to_lsn="{{ params.to_lsn or '' }}")
+        setup >> capture

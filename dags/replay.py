@@ -1,0 +1,43 @@
+"""`replay__<group>`: one Spark application applies the change log to all subscriptions of the group.
+
+Runs when the change log has new transactions, or on the group's schedule. Changes that arrive while a run
+is active are applied by the next one, together. Every subscription has a task that reports its result: it
+is red while its subscription is failed or parked, whatever the others do.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, TriggerRule
+
+from cdc_replay.config import load_config
+from cdc_replay_airflow.assets import change_log
+from cdc_replay_airflow.operators import DEFAULT_ARGS, ReplayOperator, ReportOperator
+from cdc_replay_airflow.params import replay_params
+from cdc_replay_airflow.schedules import START
+
+config = load_config()
+for group in config.groups.values():
+    with DAG(
+        f"replay__{group.name}",
+        description=f"Change log of {group.publisher} → {', '.join(group.subscriptions)}",
+        doc_md=__doc__,
+        schedule=group.schedule or [change_log(group.publisher)],
+        start_date=START,
+        catchup=False,
+        max_active_runs=1,
+        default_args=DEFAULT_ARGS,
+        params=replay_params(),
+        tags=["cdc-replay", group.publisher],
+    ):
+        replay = ReplayOperator(
+            task_id="replay",
+            subscriptions=group.subscriptions,
+            config=config,
+        )
+        for name in group.subscriptions:
+            replay >> ReportOperator(
+                task_id=f"report.{name}",
+                subscription=name,
+                replay_task_id="replay",
+                trigger_rule=TriggerRule.ALL_DONE,
+            )

@@ -1,0 +1,35 @@
+"""`snapshot__<subscription>`: copy the tables that need it, or those named, under one exported snapshot.
+
+Tables that are being copied are left out of replay and catch up from the snapshot's LSN afterwards; the
+others do not wait.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+
+from cdc_replay.config import load_config
+from cdc_replay_airflow.assets import subscription
+from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator
+from cdc_replay_airflow.params import snapshot_params, snapshot_request
+
+config = load_config()
+for member in config.subscriptions.values():
+    with DAG(
+        f"snapshot__{member.name}",
+        description=f"Initial state of {member.name}",
+        doc_md=__doc__,
+        schedule=None,
+        max_active_runs=1,
+        default_args=DEFAULT_ARGS,
+        params=snapshot_params(),
+        tags=["cdc-replay", member.subscription.publisher],
+    ):
+        SparkJobOperator(
+            task_id="snapshot",
+            job="snapshot",
+            subscriptions=[member.name],
+            config=config,
+            request=snapshot_request,
+            outlets=[subscription(member.name)],
+        )

@@ -1,0 +1,25 @@
+"""`validate__<subscription>`: prove with Great Expectations that the subscriber is consistent.
+
+Runs whenever something was written to the subscriber. Compares both sides at one LSN under live writes.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG
+
+from cdc_replay.config import load_config
+from cdc_replay_airflow.assets import subscription
+from cdc_replay_airflow.operators import DEFAULT_ARGS, ValidateOperator
+
+for member in load_config().subscriptions.values():
+    with DAG(
+        f"validate__{member.name}",
+        description=f"Is {member.name} what its publications say?",
+        doc_md=__doc__,
+        schedule=[subscription(member.name)],
+        catchup=False,
+        max_active_runs=1,
+        default_args=DEFAULT_ARGS,
+        tags=["cdc-replay", member.subscription.publisher],
+    ):
+        ValidateOperator(task_id="validate", subscription=member.name)

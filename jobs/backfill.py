@@ -1,0 +1,30 @@
+"""`spark-submit jobs/backfill.py --from=P --to=P [--into-conn-id=ID] [--dry-run] SUBSCRIPTION`.
+
+A position P is an LSN or a time. The connection of another database is looked up in the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from cdc_replay.commands.backfill import backfill
+from cdc_replay.config import connection_from_environment, load_config
+from cdc_replay.errors import CdcReplayError
+
+parser = argparse.ArgumentParser(description="Apply a past range of the change log again")
+parser.add_argument("subscription")
+parser.add_argument("--config")
+parser.add_argument("--from", required=True, dest="from_", metavar="LSN|TIMESTAMP")
+parser.add_argument("--to", required=True, metavar="LSN|TIMESTAMP")
+parser.add_argument("--into-conn-id")
+parser.add_argument("--dry-run", action="store_true")
+given = parser.parse_args()
+try:
+    into = connection_from_environment(given.into_conn_id) if given.into_conn_id else None
+    config = load_config(given.config)
+    result = backfill(config, given.subscription, given.from_, given.to, into=into, dry_run=given.dry_run)
+    sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
+except CdcReplayError as error:
+    sys.exit(str(error))

@@ -1,0 +1,24 @@
+"""`spark-submit jobs/snapshot.py [--config=PATH] [--table=SCHEMA.TABLE …] SUBSCRIPTION`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.config import load_config
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.relation import QualifiedName
+
+parser = argparse.ArgumentParser(description="Bring the initial state of a subscription")
+parser.add_argument("subscription")
+parser.add_argument("--config")
+parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
+arguments = parser.parse_args()
+try:
+    tables = [QualifiedName(*table.split(".", 1)) for table in arguments.tables]
+    result = snapshot(load_config(arguments.config), arguments.subscription, tables=tables)
+    sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
+except CdcReplayError as error:
+    sys.exit(str(error))

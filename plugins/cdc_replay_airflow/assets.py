@@ -1,0 +1,42 @@
+"""The assets that connect the DAGs, and what their events say.
+
+    capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
+    replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
+
+An event's extra is `{"to_lsn": "16/B374D848"}`: how far the log, or the subscription, is now. It is a
+mirror for display, and tells `capture` what it has announced; the truth is in the change log and on the
+subscriber.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow.sdk import Asset, Context
+
+from cdc_replay.model.lsn import Lsn
+
+TO_LSN: Final = "to_lsn"
+
+
+def change_log(publisher: str) -> Asset:
+    """The change log of a publisher."""
+    return Asset(name=f"change log of {publisher}", uri=f"cdc-replay://change-log/{publisher}")
+
+
+def subscription(name: str) -> Asset:
+    """The tables of a subscription on its subscriber."""
+    return Asset(name=f"subscription {name}", uri=f"cdc-replay://subscription/{name}")
+
+
+def announce(context: Context, asset: Asset, lsn: Lsn) -> None:
+    """Give the event that `asset` gets when the task succeeds its extra."""
+    context["outlet_events"][asset].extra = {TO_LSN: str(lsn)}
+
+
+def announced_lsn(context: Context, asset: Asset) -> Lsn | None:
+    """The position that the last event of `asset` announced; the task must have it among its inlets."""
+    for event in context["inlet_events"][asset].ascending(ascending=False).limit(1):
+        if event.extra and TO_LSN in event.extra:
+            return Lsn.parse(str(event.extra[TO_LSN]))
+    return None

@@ -1,0 +1,287 @@
+"""The pipeline's tasks: each is one command of the library.
+
+Light commands (setup, capture, report, validate) run in the task's process. Spark commands run through
+`jobs/*.py` on the group's Spark connection.
+
+Retries. An error whose class says that nothing will change by itself (`Retry.NEVER`) fails the task at
+once; the others, and whatever is not ours, are tried again with growing delays (`DEFAULT_ARGS`). Every
+command may be killed and run again at any point: what was durable is found, what was not is done again.
+
+A replay run is a position: the end of the log when it starts. With a group of two subscriptions:
+
+    replay (one Spark application) ──▶ report.nsw  ──▶ asset of nsw
+                                   └─▶ report.act  ──▶ asset of act
+
+A subscription that fails does not stop the others, so the application succeeds if it reached its end. Each
+report reads what its subscription recorded on its own subscriber, and compares it with the position: a result
+that falls short of it is from an earlier run. Reports run even if the application failed, because some
+subscriptions may have committed before it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from cdc_replay.config import Config
+from cdc_replay.errors import CdcReplayError, NotConsistent, Retry
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay_airflow import assets
+from cdc_replay_airflow.connections import airflow_config, exported
+from cdc_replay_airflow.links import ValidationReportLink
+from cdc_replay_airflow.params import JobRequest, unknown_params
+
+if TYPE_CHECKING:
+    from cdc_replay.changelog.log import ChangeLog
+
+JOBS: Final = Path(__file__).resolve().parents[2] / "jobs"
+
+DEFAULT_ARGS: Final[dict[str, Any]] = {
+    "owner": "cdc-replay",
+    "retries": 3,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": 3,
+    "max_retry_delay": timedelta(minutes=10),
+}
+"""For every DAG: tries after 10, 30 and 90 seconds."""
+
+Json = dict[str, Any]
+
+
+class ResultOutdated(CdcReplayError):
+    """A subscription has no result of this run."""
+
+
+@contextlib.contextmanager
+def hopeless_errors_fail_at_once() -> Iterator[None]:
+    """Spare the task its retries where the error's class says that they cannot help."""
+    try:
+        yield
+    except CdcReplayError as error:
+        if error.retry is Retry.NEVER:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+class CommandOperator(BaseOperator):
+    """A command that runs in the task's own process; its result is the task's XCom."""
+
+    @abstractmethod
+    def run_command(self, config: Config, context: Context) -> Json:
+        """Call the library."""
+
+    def execute(self, context: Context) -> Json:
+        with hopeless_errors_fail_at_once():
+            return self.run_command(airflow_config(), context)
+
+
+class SetupOperator(CommandOperator):
+    """Check the publisher; create its capture publications and slot where they are missing.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("publisher",)
+
+    def __init__(self, *, publisher: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.setup import setup
+
+        return setup(config, self.publisher).to_dict()
+
+
+class CaptureOperator(CommandOperator):
+    """Pull the publisher's changes into its change log, and announce them.
+
+    The task is skipped, and no event of the asset is made, if the log holds no transaction that was not
+    announced before. What counts is the log, not this pull: changes that a killed task or a person at the
+    command line captured are announced by the next run.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
+    """
+
+    template_fields: Sequence[str] = ("publisher", "to_lsn")
+
+    def __init__(self, *, publisher: str, to_lsn: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.to_lsn = to_lsn
+        self.asset = assets.change_log(publisher)
+        self.inlets = [self.asset]
+        self.outlets = [self.asset]
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.capture import capture
+
+        captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
+        unannounced = Window(assets.announced_lsn(context, self.asset) or ZERO, captured.to_lsn)
+        if _change_log(config, self.publisher).summary(unannounced).transactions == 0:
+            raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")
+        assets.announce(context, self.asset, captured.to_lsn)
+        return captured.to_dict()
+
+
+class ReportOperator(CommandOperator):
+    """Report what the replay of this run did for one subscription, and announce its new position.
+
+    Fails if the subscription failed or is parked, or if it has no result of this run.
+
+    :param subscription: name of the subscription in the configuration
+    :param replay_task_id: the run's `ReplayOperator`
+    """
+
+    def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+        self.replay_task_id = replay_task_id
+        self.asset = assets.subscription(subscription)
+        self.outlets = [self.asset]
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.status import subscription_result
+
+        result = subscription_result(config, self.subscription)
+        reached = Lsn.parse(str(result["to_lsn"]))
+        self._refuse_older(reached, context)
+        assets.announce(context, self.asset, reached)
+        return result
+
+    def _refuse_older(self, reached: Lsn, context: Context) -> None:
+        wanted = context["ti"].xcom_pull(task_ids=self.replay_task_id, key=assets.TO_LSN)
+        if wanted is None or reached < Lsn.parse(wanted):
+            raise ResultOutdated(
+                f'subscription "{self.subscription}" has no result of this run',
+                detail=f"Its last result ends at {reached}, the run was to reach {wanted or "the log's end"}.",
+                hint=f'See the log of task "{self.replay_task_id}"; the next run goes on from {reached}.',
+            )
+
+
+class ValidateOperator(CommandOperator):
+    """Prove with Great Expectations that the subscriber holds what the publications say; fail if it does not.
+
+    :param subscription: name of the subscription in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("subscription",)
+    operator_extra_links = (ValidationReportLink(),)
+
+    def __init__(self, *, subscription: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.validate import validate
+
+        result = validate(config, self.subscription)
+        if result.error is not None:
+            raise NotConsistent(
+                f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',
+                detail=result.error,
+                hint=f"The report is {result.report}.",
+            )
+        return result.to_dict()
+
+
+class AnnounceOperator(BaseOperator):
+    """Make an event of a subscription's asset, unless the run left the subscriber as it was.
+
+    :param subscription: name of the subscription in the configuration
+    :param unless: Params any of which, when set, says that the subscriber was not written
+    """
+
+    def __init__(self, *, subscription: str, unless: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outlets = [assets.subscription(subscription)]
+        self.unless = tuple(unless)
+
+    def execute(self, context: Context) -> None:
+        if given := [name for name in self.unless if context["params"][name]]:
+            raise AirflowSkipException(f"the subscriber was not written: {', '.join(given)} is set")
+
+
+class SparkJobOperator(SparkSubmitOperator):
+    """A command as a Spark application: `jobs/<job>.py` on the group's Spark connection.
+
+    The driver finds the connections of the configuration in its environment
+    (`cdc_replay_airflow.connections`). With `deploy-mode` cluster it is started elsewhere, and the cluster
+    has to give it `AIRFLOW_CONN_<ID>` and the configuration file.
+
+    :param job: name of the script in `jobs/`
+    :param subscriptions: the subscriptions that it works on, all of one group
+    :param config: the configuration at parse time, for the group's Spark connection and settings
+    :param request: turns the run's Params into further arguments
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        subscriptions: Sequence[str],
+        config: Config,
+        request: Callable[[Mapping[str, Any]], JobRequest] = lambda _: JobRequest(),
+        **kwargs: Any,
+    ) -> None:
+        group = config.groups[config.subscription(subscriptions[0]).group]
+        super().__init__(
+            application=str(JOBS / f"{job}.py"),
+            name=f"cdc_replay {job} {subscriptions[0] if len(subscriptions) == 1 else group.name}",
+            conn_id=group.spark_conn_id,
+            conf=dict(group.spark_conf),
+            **kwargs,
+        )
+        self.subscriptions = tuple(subscriptions)
+        self.request = request
+
+    def job_request(self, config: Config, context: Context) -> JobRequest:
+        """The arguments and connections of this run."""
+        return self.request(context["params"])
+
+    def execute(self, context: Context) -> None:
+        if unknown := unknown_params(context["dag_run"].conf, context["params"]):
+            raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(context['params'])}")
+        with hopeless_errors_fail_at_once():
+            config = airflow_config()
+            request = self.job_request(config, context)
+            self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
+            with exported(self._conn_ids(config) | request.conn_ids):
+                super().execute(context)
+
+    def _conn_ids(self, config: Config) -> frozenset[str]:
+        members = [config.subscription(name) for name in self.subscriptions]
+        wanted = {config.publisher(member.subscription.publisher).conn_id for member in members}
+        wanted.update(member.conn_id for member in members)
+        return frozenset(conn_id for conn_id in wanted if conn_id is not None)
+
+
+class ReplayOperator(SparkJobOperator):
+    """Replay of a whole group, up to one position: `to_lsn` of the run's Params, or the end of the log now.
+
+    The position goes to the reports, as XCom `to_lsn`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(job="replay", **kwargs)
+
+    def job_request(self, config: Config, context: Context) -> JobRequest:
+        publisher = config.subscription(self.subscriptions[0]).subscription.publisher
+        to_lsn = context["params"]["to_lsn"] or str(_change_log(config, publisher).end_lsn)
+        context["ti"].xcom_push(key=assets.TO_LSN, value=to_lsn)
+        return JobRequest((f"--to-lsn={to_lsn}",))
+
+
+def _change_log(config: Config, publisher: str) -> ChangeLog:
+    from cdc_replay.changelog.log import ChangeLog
+
+    return ChangeLog.open(config.publisher(publisher).change_log)

@@ -1,0 +1,142 @@
+"""The Params of the DAGs that a person starts, and what they become on the command line of a Spark job.
+
+Airflow checks a Param against its JSON schema before it creates the run, in the form as well as in the REST
+API: a bad value is answered with 400 and the reason, and no run exists. What a schema cannot say (an end
+before its beginning, a table that no publication has) the command says, before it writes anything.
+
+A database to backfill into is given by the id of an Airflow connection, never by a DSN: Airflow stores and
+shows Params.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow.sdk.definitions.param import Param, ParamsDict
+
+_LSN: Final = r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}"
+_DATE: Final = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_TIME: Final = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
+_ZONE: Final = r"(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)"
+
+LSN: Final = f"^{_LSN}$"
+POSITION: Final = f"^({_LSN}|{_DATE}([T ]{_TIME}{_ZONE}?)?)$"
+TABLE: Final = r"^[^.\s]+\.[^.\s]+$"
+CONN_ID: Final = r"^[\w.-]{1,200}$"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a run's Params ask of a Spark job: further arguments, and connections it needs besides its own."""
+
+    arguments: tuple[str, ...] = ()
+    conn_ids: frozenset[str] = frozenset()
+
+
+def replay_params() -> ParamsDict:
+    """`to_lsn`."""
+    return ParamsDict({"to_lsn": _optional_lsn("Apply the change log up to this LSN. Empty: up to its end.")})
+
+
+def capture_params() -> ParamsDict:
+    """`to_lsn`."""
+    return ParamsDict(
+        {"to_lsn": _optional_lsn("Capture up to this LSN. Empty: the publisher's WAL position at the start.")}
+    )
+
+
+def snapshot_params() -> ParamsDict:
+    """`tables`."""
+    return ParamsDict(
+        {
+            "tables": Param(
+                [],
+                type="array",
+                items={"type": "string", "pattern": TABLE},
+                uniqueItems=True,
+                title="Tables",
+                description="Copy these tables again, each as schema.table. Empty: the tables that need it.",
+            )
+        }
+    )
+
+
+def snapshot_request(params: Mapping[str, Any]) -> JobRequest:
+    """Arguments of `jobs/snapshot.py`."""
+    return JobRequest(tuple(f"--table={table}" for table in params["tables"]))
+
+
+def refresh_params() -> ParamsDict:
+    """`reconcile`."""
+    return ParamsDict(
+        {
+            "reconcile": Param(
+                default=False,
+                type="boolean",
+                title="Reconcile rows",
+                description="Also bring rows that a changed filter lets in, delete those that it shuts out.",
+            )
+        }
+    )
+
+
+def refresh_request(params: Mapping[str, Any]) -> JobRequest:
+    """Arguments of `jobs/refresh.py`."""
+    return JobRequest(("--reconcile",) if params["reconcile"] else ())
+
+
+def backfill_params() -> ParamsDict:
+    """`from`, `to`, `into_conn_id`, `dry_run`."""
+    return ParamsDict(
+        {
+            "from": _position("From", "Start after this LSN (16/B374D848) or time (2013-01-05T06:00:00Z)."),
+            "to": _position("To", "Up to and with this LSN or time. Without a zone, times are UTC."),
+            "into_conn_id": Param(
+                None,
+                type=["null", "string"],
+                pattern=CONN_ID,
+                title="Into",
+                description="Airflow connection of another database to fill. Empty: repair the subscriber.",
+            ),
+            "dry_run": Param(
+                default=False,
+                type="boolean",
+                title="Dry run",
+                description="Only count what would be applied.",
+            ),
+        }
+    )
+
+
+def backfill_request(params: Mapping[str, Any]) -> JobRequest:
+    """Arguments of `jobs/backfill.py`; the other database goes by the id of its connection."""
+    into: str | None = params["into_conn_id"]
+    return JobRequest(
+        (
+            f"--from={params['from']}",
+            f"--to={params['to']}",
+            *((f"--into-conn-id={into}",) if into else ()),
+            *(("--dry-run",) if params["dry_run"] else ()),
+        ),
+        frozenset({into} if into else ()),
+    )
+
+
+def unknown_params(given: Mapping[str, Any] | None, known: Mapping[str, Any]) -> str:
+    """The names in a run's configuration that no Param has, as a JSON array; empty if there are none.
+
+    Airflow accepts and ignores them. A `dry-run` that should have been `dry_run` must not write.
+    """
+    unknown = sorted((given or {}).keys() - known.keys())
+    return json.dumps(unknown) if unknown else ""
+
+
+def _position(title: str, description: str) -> Param:
+    return Param(type="string", pattern=POSITION, title=title, description=description)
+
+
+def _optional_lsn(description: str) -> Param:
+    return Param(None, type=["null", "string"], pattern=LSN, title="LSN", description=description)

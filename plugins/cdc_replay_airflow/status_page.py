@@ -1,0 +1,104 @@
+"""The pages behind the plugin's entry in Airflow's menu: what `cdc-replay status` says, as a table.
+
+Airflow does not protect the applications of plugins. Every route here asks for what the REST API asks for:
+a valid token, as a header or as the UI's cookie, of a user who may read DAGs.
+
+The status is asked from the servers themselves, at most once every few seconds however many people look.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from airflow.api_fastapi.core_api.security import requires_access_dag
+from fastapi import Depends, FastAPI
+from fastapi.responses import HTMLResponse
+
+from cdc_replay_airflow.connections import airflow_config
+
+FRESH_SECONDS: Final = 5.0
+
+PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="15">
+<title>CDC replay</title>
+<style>
+ :root {{ color-scheme: light dark; }}
+ body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem; }}
+ h2 {{ font-size: 1.1rem; margin: 1.6rem 0 .4rem; }}
+ table {{ border-collapse: collapse; min-width: 50%; }}
+ th, td {{ border-bottom: 1px solid #8884; padding: .3rem .9rem .3rem 0; }}
+ th, td {{ text-align: left; vertical-align: top; }}
+ th {{ font-weight: 600; color: #888; }}
+ td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+ td.error {{ color: #c0392b; white-space: pre-wrap; }}
+</style></head><body><h1>CDC replay</h1>{sections}</body></html>"""
+
+
+class CurrentStatus:
+    """The status, asked again when it is older than `FRESH_SECONDS`; one caller asks, the others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._found: dict[str, Any] = {}
+
+    def get(self) -> dict[str, Any]:
+        """`StatusResult` as JSON values."""
+        from cdc_replay.commands.status import status
+
+        with self._lock:
+            if time.monotonic() - self._asked > FRESH_SECONDS:
+                self._found = status(airflow_config()).to_dict()
+                self._asked = time.monotonic()
+            return self._found
+
+
+def create_app() -> FastAPI:
+    """The application that Airflow mounts."""
+    app = FastAPI(title="CDC replay", docs_url=None, redoc_url=None, openapi_url=None)
+    current = CurrentStatus()
+    protected = [Depends(requires_access_dag("GET"))]
+
+    @app.get("/", dependencies=protected)
+    def page() -> HTMLResponse:
+        return HTMLResponse(render(current.get()))
+
+    @app.get("/data", dependencies=protected)
+    def data() -> dict[str, Any]:
+        return current.get()
+
+    return app
+
+
+def render(status: Mapping[str, Any]) -> str:
+    """One table for each list of the status."""
+    sections = (
+        f"<h2>{_cell_text(_words(title))}</h2>{_table(rows)}" for title, rows in status.items() if rows
+    )
+    return PAGE.format(sections="".join(sections))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
+    head = "".join(f"<th>{_cell_text(_words(name))}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(column: str, value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f'<td class="number">{value:,.0f}</td>'
+    failed = column == "error" or str(value).startswith(("failed", "not consistent", "parked"))
+    return f"<td{' class=error' if failed else ''}>{'' if value is None else _cell_text(value)}</td>"
+
+
+def _cell_text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").capitalize()

@@ -1,0 +1,202 @@
+"""The publisher's catalog over time: its JSON form, and which version is in force where.
+
+The JSON form is what the change log keeps, so it is stable: format 1 is read for as long as there are logs
+of it. Keys are those of the values in `model/publication.py`; sets are sorted lists; enums are PostgreSQL's
+own words and characters; the position is in PostgreSQL's form; tables are in order of oid, publications in
+order of name. So equal catalogs have equal texts.
+
+    {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
+     "publications": [
+        {"name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
+         "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […]}]}],
+     "tables": [
+        {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
+         "primary_key", "dropped_columns", "is_publishable",
+         "columns": [{"attnum", "name", "type_oid", "typmod", "type_sql", "collation_sql",
+                      "generated", "generation_sql"}]}]}
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import (
+    Generated,
+    Membership,
+    Publication,
+    PublishAction,
+    PublisherCatalog,
+    RowFilter,
+    Table,
+    TableColumn,
+)
+from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
+
+FORMAT: Final = 1
+
+_Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogHistory:
+    """The versions of a catalog that a change log knows, in ascending order of their positions."""
+
+    versions: tuple[PublisherCatalog, ...]
+
+    def at(self, lsn: Lsn) -> PublisherCatalog:
+        """The last version whose position is at or before `lsn`; before all of them, the first.
+
+        Raises:
+            ChangeLogDamaged: if there is no version at all.
+        """
+        return self.versions[self._index(lsn)]
+
+    def within(self, window: Window) -> tuple[PublisherCatalog, ...]:
+        """The versions that `at` gives for the positions from `window.after` to `window.upto`.
+
+        Raises:
+            ChangeLogDamaged: if there is no version at all.
+        """
+        return self.versions[self._index(window.after) : self._index(window.upto) + 1]
+
+    def _index(self, lsn: Lsn) -> int:
+        if not self.versions:
+            raise ChangeLogDamaged(
+                "the change log holds no version of the publisher's catalog",
+                hint="Run `cdc-replay capture` for the publisher.",
+                rule="R9.10",
+            )
+        return max(bisect.bisect_right(self.versions, lsn, key=lambda version: version.lsn) - 1, 0)
+
+
+def same_definitions(a: PublisherCatalog, b: PublisherCatalog) -> bool:
+    """Whether the two say the same, wherever in the WAL they were read."""
+    return a == dataclasses.replace(b, lsn=a.lsn)
+
+
+def catalog_to_json(catalog: PublisherCatalog) -> str:
+    """The JSON form described above, in one line."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "lsn": str(catalog.lsn),
+            "server_version": catalog.server_version,
+            "publications": [
+                _publication_json(publication) for _, publication in sorted(catalog.publications.items())
+            ],
+            "tables": [_table_json(table) for _, table in sorted(catalog.tables.items())],
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
+
+
+def catalog_from_json(text: str) -> PublisherCatalog:
+    """The catalog of a text that `catalog_to_json` has made.
+
+    Raises:
+        ChangeLogDamaged: if it is not such a text.
+    """
+    try:
+        read = json.loads(text)
+        if read["format"] != FORMAT:
+            raise ChangeLogDamaged(
+                f"unknown format of a stored catalog: {read['format']}",
+                hint="Read this change log with the version of cdc-replay that wrote it, or a later one.",
+            )
+        publications = [_publication(publication) for publication in read["publications"]]
+        tables = [_table(table) for table in read["tables"]]
+        return PublisherCatalog(
+            lsn=Lsn.parse(read["lsn"]),
+            server_version=read["server_version"],
+            publications={publication.name: publication for publication in publications},
+            tables={table.id: table for table in tables},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidLsn) as error:
+        raise ChangeLogDamaged(
+            "a stored catalog cannot be read", detail=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _publication_json(publication: Publication) -> _Json:
+    return {
+        "name": publication.name,
+        "all_tables": publication.all_tables,
+        "via_root": publication.via_root,
+        "actions": [action.value for action in PublishAction if action in publication.actions],
+        "schemas": sorted(publication.schemas),
+        "publish_generated": publication.publish_generated,
+        "memberships": [_membership_json(member) for _, member in sorted(publication.memberships.items())],
+    }
+
+
+def _publication(read: _Json) -> Publication:
+    memberships = [_membership(membership) for membership in read["memberships"]]
+    return Publication(
+        name=read["name"],
+        all_tables=read["all_tables"],
+        via_root=read["via_root"],
+        actions=frozenset(PublishAction(action) for action in read["actions"]),
+        schemas=frozenset(read["schemas"]),
+        memberships={membership.relation: membership for membership in memberships},
+        publish_generated=read["publish_generated"],
+    )
+
+
+def _membership_json(membership: Membership) -> _Json:
+    row_filter = membership.row_filter
+    return {
+        "relation": membership.relation,
+        "row_filter": None if row_filter is None else dataclasses.asdict(row_filter),
+        "columns": None if membership.columns is None else sorted(membership.columns),
+    }
+
+
+def _membership(read: _Json) -> Membership:
+    return Membership(
+        relation=RelationId(read["relation"]),
+        row_filter=None if read["row_filter"] is None else RowFilter(**read["row_filter"]),
+        columns=None if read["columns"] is None else frozenset(read["columns"]),
+    )
+
+
+def _table_json(table: Table) -> _Json:
+    return {
+        "id": table.id,
+        "schema": table.name.schema,
+        "name": table.name.name,
+        "is_partitioned": table.is_partitioned,
+        "parent": table.parent,
+        "replica_identity": table.replica_identity.value,
+        "key_columns": list(table.key_columns),
+        "primary_key": list(table.primary_key),
+        "dropped_columns": table.dropped_columns,
+        "is_publishable": table.is_publishable,
+        "columns": [
+            dataclasses.asdict(column) | {"generated": column.generated.value} for column in table.columns
+        ],
+    }
+
+
+def _table(read: _Json) -> Table:
+    return Table(
+        id=RelationId(read["id"]),
+        name=QualifiedName(read["schema"], read["name"]),
+        is_partitioned=read["is_partitioned"],
+        parent=None if read["parent"] is None else RelationId(read["parent"]),
+        replica_identity=ReplicaIdentity(read["replica_identity"]),
+        key_columns=tuple(read["key_columns"]),
+        primary_key=tuple(read["primary_key"]),
+        columns=tuple(
+            TableColumn(**column | {"generated": Generated(column["generated"])})
+            for column in read["columns"]
+        ),
+        dropped_columns=read["dropped_columns"],
+        is_publishable=read["is_publishable"],
+    )

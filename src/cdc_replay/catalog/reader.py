@@ -1,0 +1,209 @@
+"""What the publisher says: its system catalogs → `PublisherCatalog`.
+
+Five statements under one snapshot, whatever the number of tables. They read what 15 to 18 have in common;
+the one column that only 18 has (`pg_publication.pubgencols`) is reached through `to_jsonb`, which has no
+opinion about absent columns.
+
+The catalog rows come from the snapshot, but `pg_get_expr` and `format_type` look at the newest definitions,
+as all such functions of PostgreSQL do. Concurrent DDL can therefore show in the printed form of an
+expression; what decides (the node trees, names, numbers) is of the snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+from psycopg.pq import TransactionStatus
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import (
+    Generated,
+    Membership,
+    Publication,
+    PublishAction,
+    PublisherCatalog,
+    RowFilter,
+    Table,
+    TableColumn,
+)
+from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
+from cdc_replay.postgres.connection import Connection, translated_errors
+
+_Row: TypeAlias = tuple[Any, ...]
+_Names: TypeAlias = Mapping[int, str]
+
+# A standby has no flush position of its own; what it has replayed is what it can decode (R1.21).
+_POSITION: Final = """
+    select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()::text
+        else pg_current_wal_flush_lsn()::text end
+"""
+
+# R2.1. An unlogged table is never published, but it can be a partition or the root of tables that are.
+# R1.8: the identity of a table is an index that is unique, valid, immediate and not partial, or nothing.
+_TABLES: Final = """
+    select c.oid, n.nspname, c.relname, c.relkind = 'p', c.relpersistence = 'p', i.inhparent, c.relreplident,
+        (identity.indkey::int2[])[0:identity.indnkeyatts - 1], (pk.indkey::int2[])[0:pk.indnkeyatts - 1],
+        c.relnatts
+    from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace
+    left join pg_inherits i on i.inhrelid = c.oid and c.relispartition and not i.inhdetachpending
+    left join pg_index pk on pk.indrelid = c.oid and pk.indisprimary
+    left join pg_index identity on identity.indrelid = c.oid
+        and identity.indisunique and identity.indisvalid and identity.indimmediate
+        and identity.indpred is null
+        and case c.relreplident when 'd' then identity.indisprimary when 'i' then identity.indisreplident end
+    where c.relkind in ('r', 'p') and c.oid >= 16384
+        and (c.relpersistence = 'p' or c.relpersistence = 'u' and (c.relkind = 'p' or c.relispartition))
+    order by c.oid
+"""
+
+_COLUMNS: Final = """
+    select a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod),
+        case when a.attcollation <> t.typcollation
+            then quote_ident(collation_schema.nspname) || '.' || quote_ident(l.collname) end,
+        a.attgenerated, case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end
+    from pg_attribute a
+    join pg_type t on t.oid = a.atttypid
+    left join pg_collation l on l.oid = a.attcollation
+    left join pg_namespace collation_schema on collation_schema.oid = l.collnamespace
+    left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+    where a.attrelid = any(%s) and a.attnum > 0 and not a.attisdropped
+    order by a.attrelid, a.attnum
+"""
+
+_PUBLICATIONS: Final = """
+    select p.oid, p.pubname, p.puballtables, p.pubviaroot,
+        p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
+        array(select n.nspname::text from pg_publication_namespace m join pg_namespace n on n.oid = m.pnnspid
+            where m.pnpubid = p.oid),
+        coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
+    from pg_publication p
+    order by p.pubname
+"""
+
+_MEMBERSHIPS: Final = """
+    select prpubid, prrelid, prqual::text, pg_get_expr(prqual, prrelid), prattrs::int2[]
+    from pg_publication_rel
+    where prrelid = any(%s)
+    order by prpubid, prrelid
+"""
+
+
+def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCatalog:
+    """All publications and publishable tables of the connection's database, from one snapshot.
+
+    In an open transaction of the caller, that transaction's snapshot is used: it must be a repeatable read
+    one, for instance one that imported an exported snapshot. `lsn` becomes the catalog's position; by default
+    it is the WAL flush position at the time of the reading.
+
+    Raises:
+        MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
+    """
+    with translated_errors("cannot read the publisher's catalog"), _one_snapshot(connection):
+        position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
+        tables = connection.execute(_TABLES).fetchall()
+        relations = [row[0] for row in tables]
+        columns = connection.execute(_COLUMNS, (relations,)).fetchall()
+        publications = connection.execute(_PUBLICATIONS).fetchall()
+        memberships = connection.execute(_MEMBERSHIPS, (relations,)).fetchall()
+    columns_of = {relation: tuple(rows) for relation, rows in groupby(columns, key=lambda row: row[0])}
+    found = {RelationId(row[0]): _table(row, columns_of.get(row[0], ())) for row in tables}
+    members = _memberships(memberships, found)
+    return PublisherCatalog(
+        lsn=position,
+        server_version=connection.info.server_version,
+        publications={row[1]: _publication(row, members.get(row[0], {})) for row in publications},
+        tables=found,
+    )
+
+
+@contextlib.contextmanager
+def _one_snapshot(connection: Connection) -> Iterator[None]:
+    if connection.info.transaction_status is not TransactionStatus.IDLE:
+        yield
+        return
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        # format_type and pg_get_expr leave out the schemas that are in the search path.
+        connection.execute("set local search_path = ''")
+        yield
+
+
+def _table(row: _Row, columns: Sequence[_Row]) -> Table:
+    (
+        oid,
+        schema,
+        name,
+        is_partitioned,
+        is_permanent,
+        parent,
+        replica_identity,
+        identity,
+        primary_key,
+        width,
+    ) = row
+    names = {column[1]: column[2] for column in columns}
+    return Table(
+        id=RelationId(oid),
+        name=QualifiedName(schema, name),
+        is_partitioned=is_partitioned,
+        parent=None if parent is None else RelationId(parent),
+        replica_identity=ReplicaIdentity(replica_identity),
+        key_columns=_named(identity, names),
+        primary_key=_named(primary_key, names),
+        columns=tuple(_column(column) for column in columns),
+        dropped_columns=width - len(columns),
+        is_publishable=is_permanent,
+    )
+
+
+def _named(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ...]:
+    return tuple(names[attnum] for attnum in attnums or ())
+
+
+def _column(row: _Row) -> TableColumn:
+    _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql = row
+    return TableColumn(
+        attnum=attnum,
+        name=name,
+        type_oid=type_oid,
+        typmod=typmod,
+        type_sql=type_sql,
+        collation_sql=collation_sql,
+        generated=Generated(generated),
+        generation_sql=generation_sql,
+    )
+
+
+def _publication(row: _Row, memberships: Mapping[RelationId, Membership]) -> Publication:
+    _, name, all_tables, via_root, insert, update, delete, truncate, schemas, publish_generated = row
+    published = zip(PublishAction, (insert, update, delete, truncate), strict=True)
+    return Publication(
+        name=name,
+        all_tables=all_tables,
+        via_root=via_root,
+        actions=frozenset(action for action, is_published in published if is_published),
+        schemas=frozenset(schemas),
+        memberships=memberships,
+        publish_generated=publish_generated,
+    )
+
+
+def _memberships(
+    rows: Iterable[_Row], tables: Mapping[RelationId, Table]
+) -> dict[int, dict[RelationId, Membership]]:
+    """The memberships by the publication's oid and the table."""
+    found: dict[int, dict[RelationId, Membership]] = {}
+    for publication, relation, node_tree, sql, attnums in rows:
+        if node_tree is not None and sql is None:
+            continue  # pg_get_expr no longer finds the table: it was dropped after the snapshot was taken
+        names = {column.attnum: column.name for column in tables[relation].columns}
+        found.setdefault(publication, {})[RelationId(relation)] = Membership(
+            relation=RelationId(relation),
+            row_filter=None if node_tree is None else RowFilter(node_tree, sql),
+            columns=None if attnums is None else frozenset(_named(attnums, names)),
+        )
+    return found

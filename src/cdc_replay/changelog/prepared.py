@@ -1,0 +1,86 @@
+"""Prepared transactions that wait for their outcome, one file each.
+
+The slot sends the content of a prepared transaction once, at PREPARE; COMMIT PREPARED comes alone, perhaps
+many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record, until
+the outcome is known. Writing is idempotent: the same transaction always has the same file name and content.
+
+| crash after                             | what the next pull does                                             |
+|-----------------------------------------|---------------------------------------------------------------------|
+| the file, before the commit of its pull | the slot sends the transaction again and the file is overwritten    |
+| the commit of the outcome's pull        | the slot sends the outcome again: skipped, and the file is forgotten|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Self
+
+import pyarrow as pa
+from pyarrow import fs
+
+from cdc_replay.changelog.segment import SegmentWriter, plan_row_groups, read_row_group
+from cdc_replay.changelog.storage import Location, make_folder
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+
+_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PreparedKey:
+    """Which prepared transaction: its xid, and the end of its prepare record."""
+
+    xid: int
+    end_lsn: Lsn
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return f"{self.xid}_{self.end_lsn.file_name}.parquet"
+
+    @classmethod
+    def of_file(cls, name: str) -> Self:
+        """The key whose file has that name."""
+        xid, _, lsn = name.removesuffix(".parquet").partition("_")
+        return cls(int(xid), Lsn.parse(lsn.replace("-", "/")))
+
+
+class PreparedTransactions:
+    """The folder of waiting transactions; every method sees what is durable now."""
+
+    def __init__(self, folder: Location) -> None:
+        self._folder = folder
+
+    def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> None:
+        """Store the content of a transaction, durably. One without content needs no file (R9.9)."""
+        make_folder(self._folder)
+        with SegmentWriter(self._folder, key.file_name) as writer:
+            for batch in batches:
+                writer.write(batch)
+
+    def find(self, xid: int, before: Lsn) -> PreparedKey | None:
+        """The transaction of `xid` that was prepared last before `before`, None if none waits."""
+        keys = (key for key in self.waiting() if key.xid == xid and key.end_lsn <= before)
+        return max(keys, default=None)
+
+    def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
+        """What `keep` was given.
+
+        Raises:
+            ChangeLogDamaged: if the file cannot be read.
+        """
+        for group in plan_row_groups(self._folder / key.file_name, _EVERYTHING):
+            yield read_row_group(group)
+
+    def forget(self, keys: Iterable[PreparedKey]) -> None:
+        """Remove transactions whose outcome is durable elsewhere."""
+        for key in keys:
+            file = self._folder / key.file_name
+            if file.exists:
+                file.filesystem.delete_file(file.path)
+
+    def waiting(self) -> tuple[PreparedKey, ...]:
+        """All transactions that are kept."""
+        selector = fs.FileSelector(self._folder.path, allow_not_found=True)
+        found = self._folder.filesystem.get_file_info(selector)
+        return tuple(sorted(PreparedKey.of_file(info.base_name) for info in found))

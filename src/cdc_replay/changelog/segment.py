@@ -1,0 +1,187 @@
+"""One immutable file of the change log: Parquet with page checksums, read by row groups.
+
+A segment holds the messages of one pull in the order of their transactions (`commit_lsn`, `seq`). It is
+written once, one row group per batch, so that memory does not grow with the pull, and flushed before anything
+names it. A process that dies while it writes leaves a file that no commit names; readers never see it.
+
+Readers work on row groups: the driver plans them from the files' footers, executors read them independently.
+Every page that is read is compared with its checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_replay.changelog.storage import Location, sync_file, sync_folder
+from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.model.change import LOG
+from cdc_replay.model.lsn import Window
+
+_ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+
+LOG_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in LOG.columns])
+"""The columns of `model.change.LOG` as Arrow types."""
+
+_DICTIONARY: Final = ["commit_lsn", "commit_time", "xid", "origin", "kind", "relation_id", "relation_version"]
+
+
+RESTORE: Final = (
+    "Restore the file from a copy of the change log; without one, create a new log with `cdc-replay teardown`"
+    " and `cdc-replay setup` for the publisher, then run `cdc-replay snapshot` for each of its subscriptions."
+)
+"""The remedy for a damaged log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A part of a segment that one task reads; picklable."""
+
+    uri: str
+    index: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A written segment; the commit LSNs are those of its first and last transaction."""
+
+    name: str
+    size_bytes: int
+    rows: int
+    min_commit_lsn: int
+    max_commit_lsn: int
+
+
+class SegmentWriter:
+    """Writes one segment, the file `name` in `folder`, one row group per batch.
+
+    As a context manager it closes and flushes the file, or, after an error, removes what was written.
+    `segment` is known afterwards, and None if no row was written: then there is no file.
+    """
+
+    def __init__(self, folder: Location, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._file = folder / name
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+        self._first = 0
+        self._last = 0
+        self.segment: Segment | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is None:
+            return
+        if error is not None:
+            self._discard()
+            return
+        self._writer.close()
+        sync_file(self._file)
+        sync_folder(self._folder)
+        size = self._file.filesystem.get_file_info(self._file.path).size
+        self.segment = Segment(self._name, size, self._rows, self._first, self._last)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append one row group of `LOG_SCHEMA`."""
+        if batch.num_rows == 0:
+            return
+        if self._writer is None:
+            self._writer = self._open()
+            self._first = batch["commit_lsn"][0].as_py()
+        self._writer.write_batch(batch, row_group_size=batch.num_rows)
+        self._rows += batch.num_rows
+        self._last = batch["commit_lsn"][-1].as_py()
+
+    def _open(self) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
+            self._file.path,
+            LOG_SCHEMA,
+            filesystem=self._file.filesystem,
+            compression="zstd",
+            use_dictionary=_DICTIONARY,
+            write_statistics=["commit_lsn"],
+            write_page_checksum=True,
+        )
+
+    def _discard(self) -> None:
+        # The error that is under way matters, not whether an unnamed file can be closed and removed.
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            self._file.filesystem.delete_file(self._file.path)
+        except (OSError, pa.ArrowException):
+            return
+
+
+def plan_row_groups(file: Location, window: Window) -> tuple[RowGroup, ...]:
+    """The row groups of a segment that may hold transactions of `window`, in order.
+
+    Raises:
+        ChangeLogDamaged: if the file is missing, truncated or not Parquet.
+    """
+    try:
+        with file.filesystem.open_input_file(file.path) as source:
+            metadata = pq.ParquetFile(source).metadata
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(file.uri, None, error) from error
+    column = metadata.schema.to_arrow_schema().get_field_index("commit_lsn")
+    return tuple(
+        RowGroup(file.uri, index, metadata.row_group(index).num_rows)
+        for index in range(metadata.num_row_groups)
+        if _overlaps(metadata.row_group(index).column(column).statistics, window)
+    )
+
+
+def _overlaps(statistics: pq.Statistics | None, window: Window) -> bool:
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return bool(statistics.max > window.after.value and statistics.min <= window.upto.value)
+
+
+def read_row_group(group: RowGroup) -> pa.RecordBatch:
+    """The messages of one row group as one batch of `LOG_SCHEMA`. Runs on executors.
+
+    Raises:
+        ChangeLogDamaged: if the file is missing, truncated, or a page does not match its checksum.
+    """
+    file = Location.of(group.uri)
+    try:
+        with file.filesystem.open_input_file(file.path) as source:
+            reader = pq.ParquetFile(source, page_checksum_verification=True)
+            table = reader.read_row_group(group.index, use_threads=False)
+    except (OSError, pa.ArrowException, IndexError) as error:
+        raise damaged(group.uri, group.index, error) from error
+    if table.num_rows != group.rows or table.schema != LOG_SCHEMA:
+        raise ChangeLogDamaged(
+            f'segment "{group.uri}" does not hold what was written to it',
+            detail=f"Row group {group.index} has {table.num_rows} rows of {table.schema.names}, expected were"
+            f" {group.rows} of {LOG_SCHEMA.names}.",
+            hint=RESTORE,
+        )
+    return table.combine_chunks().to_batches()[0]
+
+
+def damaged(uri: str, row_group: int | None, error: Exception) -> ChangeLogDamaged:
+    """The error for a segment, or a row group of it, that cannot be read."""
+    where = "Its footer" if row_group is None else f"Row group {row_group}"
+    return ChangeLogDamaged(
+        f'segment "{uri}" of the change log is damaged or missing',
+        detail=f"{where} cannot be read: {error}",
+        hint=RESTORE,
+    )

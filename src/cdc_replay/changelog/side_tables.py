@@ -1,0 +1,148 @@
+"""What replay must know beside the messages: relation shapes and the publisher's catalog over time.
+
+Both are small Delta tables of their own. Their rows are written *before* the commit that makes the messages
+visible that need them, and they are idempotent: a relation's version is a hash of its content, and of two
+catalogs for the same position the one that was read later counts. So a crash between the two commits costs a
+row that the next pull writes again or supersedes, and a reader that sees a message always finds its shape.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_replay.changelog.segment import RESTORE, Segment
+from cdc_replay.changelog.storage import sync_file, sync_folder
+from cdc_replay.changelog.table import DurableTable
+from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import (
+    QualifiedName,
+    Relation,
+    RelationColumn,
+    RelationId,
+    ReplicaIdentity,
+)
+
+_COLUMN: Final = pa.struct(
+    [("name", pa.string()), ("type_oid", pa.int64()), ("typmod", pa.int32()), ("is_key", pa.bool_())]
+)
+
+RELATION_SCHEMA: Final = pa.schema(
+    [
+        ("relation_version", pa.int64()),
+        ("relation_id", pa.int64()),
+        ("schema", pa.string()),
+        ("name", pa.string()),
+        ("replica_identity", pa.string()),
+        ("columns", pa.list_(_COLUMN)),
+    ]
+)
+"""One row per shape that a relation has had."""
+
+CATALOG_SCHEMA: Final = pa.schema(
+    [("from_lsn", pa.int64()), ("read_lsn", pa.int64()), ("catalog", pa.string())]
+)
+"""One row per reading of the publisher's catalog that differed from the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogVersion:
+    """The publisher's catalog, serialised, in force for commit LSNs from `from_lsn` on.
+
+    `read_lsn` is the publisher's WAL position when it was read.
+    """
+
+    from_lsn: Lsn
+    read_lsn: Lsn
+    text: str
+
+
+def relation_rows(relations: Iterable[Relation]) -> list[dict[str, Any]]:
+    """Rows of `RELATION_SCHEMA`."""
+    return [
+        {
+            "relation_version": relation.version,
+            "relation_id": relation.id,
+            "schema": relation.name.schema,
+            "name": relation.name.name,
+            "replica_identity": relation.replica_identity.value,
+            "columns": [
+                {"name": one.name, "type_oid": one.type_oid, "typmod": one.typmod, "is_key": one.is_key}
+                for one in relation.columns
+            ],
+        }
+        for relation in relations
+    ]
+
+
+def relations_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
+    """The relations of such rows by version."""
+    return {
+        row["relation_version"]: Relation(
+            RelationId(row["relation_id"]),
+            row["relation_version"],
+            QualifiedName(row["schema"], row["name"]),
+            ReplicaIdentity(row["replica_identity"]),
+            tuple(RelationColumn(**column) for column in row["columns"]),
+        )
+        for row in rows
+    }
+
+
+def catalog_rows(versions: Iterable[CatalogVersion]) -> list[dict[str, Any]]:
+    """Rows of `CATALOG_SCHEMA`."""
+    return [
+        {"from_lsn": one.from_lsn.value, "read_lsn": one.read_lsn.value, "catalog": one.text}
+        for one in versions
+    ]
+
+
+def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogVersion, ...]:
+    """The catalogs of such rows in order, one per `from_lsn`: the one that was read last."""
+    ordered = sorted(rows, key=lambda row: (row["from_lsn"], row["read_lsn"]))
+    last = {row["from_lsn"]: row for row in ordered}
+    return tuple(
+        CatalogVersion(Lsn(row["from_lsn"]), Lsn(row["read_lsn"]), row["catalog"]) for row in last.values()
+    )
+
+
+def append_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows to a side table, durably; nothing if there are none."""
+    if not rows:
+        return
+    name = f"rows-{uuid.uuid4().hex}.parquet"
+    file = table.location / name
+    content = pa.Table.from_pylist(list(rows), schema=schema)
+    pq.write_table(
+        content, file.path, filesystem=file.filesystem, compression="zstd", write_page_checksum=True
+    )
+    sync_file(file)
+    sync_folder(table.location)
+    size = file.filesystem.get_file_info(file.path).size
+    table.commit(Segment(name, size, len(rows), 0, 0))
+
+
+def read_rows(table: DurableTable) -> list[dict[str, Any]]:
+    """All rows of a side table.
+
+    Raises:
+        ChangeLogDamaged: if a file is missing or does not match its checksums.
+    """
+    rows: list[dict[str, Any]] = []
+    for segment in table.segments():
+        file = table.location / segment.name
+        try:
+            with file.filesystem.open_input_file(file.path) as source:
+                content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise ChangeLogDamaged(
+                f'file "{file.uri}" of the change log is damaged or missing', detail=str(error), hint=RESTORE
+            ) from error
+        rows.extend(content.to_pylist())
+    return rows

@@ -1,0 +1,383 @@
+"""`cdc-replay`: the command line. Parses, calls one function of `commands`, prints its result.
+
+Exit codes: 0 success, 1 a failure (its reason on standard error), 2 a usage or configuration error. With
+`--json` there is one JSON object on standard output; logs go to standard error always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, TextIO
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.table import Table
+
+from cdc_replay.commands.results import Json, Result
+from cdc_replay.config import Config, load_config
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+
+app = typer.Typer(
+    name="cdc-replay",
+    help="Replay PostgreSQL logical replication into any number of subscribers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.")]
+LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
+PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER")]
+SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
+SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command gives back to `main` or to `batch`."""
+
+    result: dict[str, Json]
+    as_json: bool = False
+    error: str | None = None
+
+
+def _one(result: Result, *, as_json: bool) -> Outcome:
+    form = result.to_dict()
+    error = form.get("error")
+    return Outcome(form, as_json, str(error) if error else None)
+
+
+def _several(results: Sequence[Result], *, as_json: bool) -> Outcome:
+    """One result as it is, several as a list; the outcome fails if one of them did."""
+    forms = [result.to_dict() for result in results]
+    errors = [f"{form['subscription']}: {error}" for form in forms if (error := _error_in(form))]
+    whole: dict[str, Json] = forms[0] if len(forms) == 1 else {"results": list(forms)}
+    return Outcome(whole, as_json, "\n".join(errors) or None)
+
+
+def _error_in(form: dict[str, Json]) -> Json:
+    replayed = form.get("replay")
+    return replayed.get("error") if isinstance(replayed, dict) else form.get("error")
+
+
+def _prepare(config: Path | None, log_level: str) -> Config:
+    if log_level not in _LEVELS:
+        raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
+    logging.getLogger("cdc_replay").setLevel(log_level.upper())
+    return load_config(config)
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def _table_name(text: str) -> QualifiedName:
+    schema, dot, name = text.partition(".")
+    if not dot or not schema or not name:
+        raise InvalidConfiguration(f'"{text}" is not a table name', hint="Give it as SCHEMA.TABLE.")
+    return QualifiedName(schema, name)
+
+
+@app.command("setup")
+def _setup(
+    publisher: PublisherArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and do nothing.")] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Check the publisher; create its capture publications, slot and change log."""
+    from cdc_replay.commands.setup import setup
+
+    return _one(setup(_prepare(config, log_level), publisher, dry_run=dry_run), as_json=as_json)
+
+
+@app.command("capture")
+def _capture(
+    publisher: PublisherArgument,
+    to_lsn: ToLsnOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Pull slot changes into the change log."""
+    from cdc_replay.commands.capture import capture
+
+    loaded = _prepare(config, log_level)
+    with _progress("capture") as bar:
+        task = bar.add_task("WAL", total=None)
+
+        def show(done: Lsn, target: Lsn) -> None:
+            bar.update(task, completed=done.value, total=target.value)
+
+        return _one(capture(loaded, publisher, to_lsn=_lsn(to_lsn), progress=show), as_json=as_json)
+
+
+@app.command("snapshot")
+def _snapshot(
+    subscription: SubscriptionArgument,
+    table: Annotated[list[str] | None, typer.Option("--table", help="SCHEMA.TABLE to copy again.")] = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Copy the tables that need it, or the named ones again."""
+    from cdc_replay.commands.snapshot import snapshot
+
+    loaded = _prepare(config, log_level)
+    names = [_table_name(each) for each in table or []]
+    with _progress("snapshot") as bar:
+        tasks: dict[QualifiedName, object] = {}
+
+        def show(name: QualifiedName, rows: int, size: int) -> None:
+            task = tasks.setdefault(name, bar.add_task(str(name), total=None))
+            bar.update(task, completed=size, description=f"{name}: {rows} rows")  # type: ignore[arg-type]
+
+        return _one(snapshot(loaded, subscription, tables=names, progress=show), as_json=as_json)
+
+
+@app.command("replay")
+def _replay(
+    subscriptions: SubscriptionsArgument,
+    to_lsn: ToLsnOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Apply the change log to the subscribers."""
+    from cdc_replay.commands.replay import replay
+
+    results = replay(_prepare(config, log_level), subscriptions, to_lsn=_lsn(to_lsn))
+    return _several(results, as_json=as_json)
+
+
+@app.command("sync")
+def _sync(
+    subscriptions: SubscriptionsArgument,
+    to_lsn: ToLsnOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Snapshot where needed, capture, replay."""
+    from cdc_replay.commands.sync import sync
+
+    results = sync(_prepare(config, log_level), subscriptions, to_lsn=_lsn(to_lsn))
+    return _several(results, as_json=as_json)
+
+
+@app.command("backfill")
+def _backfill(
+    subscription: SubscriptionArgument,
+    from_: Annotated[str, typer.Option("--from", help="WAL position or timestamp.")],
+    to: Annotated[str, typer.Option("--to", help="WAL position or timestamp.")],
+    into: Annotated[str | None, typer.Option("--into", help="DSN of another database.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Replay a past part of the change log again."""
+    from cdc_replay.commands.backfill import backfill
+
+    loaded = _prepare(config, log_level)
+    return _one(backfill(loaded, subscription, from_, to, into=into, dry_run=dry_run), as_json=as_json)
+
+
+@app.command("refresh")
+def _refresh(
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Read the publications again; copy new tables, forget dropped ones."""
+    from cdc_replay.commands.refresh import refresh
+
+    return _one(refresh(_prepare(config, log_level), subscription), as_json=as_json)
+
+
+@app.command("validate")
+def _validate(
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Prove that the subscriber is consistent, at one WAL position."""
+    from cdc_replay.commands.validate import validate
+
+    return _one(validate(_prepare(config, log_level), subscription), as_json=as_json)
+
+
+@app.command("explain")
+def _explain(
+    subscription: SubscriptionArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Show per table what is published, how it is filtered and where the filter is evaluated."""
+    from cdc_replay.commands.explain import explain
+
+    return _one(explain(_prepare(config, log_level), subscription), as_json=as_json)
+
+
+@app.command("status")
+def _status(
+    config: ConfigOption = None, log_level: LogLevelOption = "info", as_json: JsonOption = False
+) -> Outcome:
+    """Show slots, change logs and subscriptions."""
+    from cdc_replay.commands.status import status
+
+    return _one(status(_prepare(config, log_level)), as_json=as_json)
+
+
+@app.command("teardown")
+def _teardown(
+    name: Annotated[str, typer.Argument(metavar="PUBLISHER|SUBSCRIPTION")],
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Remove what setup or snapshot created, nothing else."""
+    from cdc_replay.commands.teardown import teardown
+
+    return _one(teardown(_prepare(config, log_level), name), as_json=as_json)
+
+
+@app.command("batch")
+def _batch(log_level: LogLevelOption = "warning") -> None:
+    """Run one command per line of standard input in this process and its Spark session."""
+    from cdc_replay.commands.batch import batch
+
+    logging.getLogger("cdc_replay").setLevel(log_level.upper())
+    batch(sys.stdin, sys.stdout, run_line)
+
+
+def run_line(line: str) -> tuple[dict[str, Json] | None, str | None]:
+    """Run one command line in this process: its result, its error, or both."""
+    try:
+        outcome = _invoke(shlex.split(line))
+    except (click.ClickException, CdcReplayError, ValueError) as error:
+        return None, error.format_message() if isinstance(error, click.ClickException) else str(error)
+    return (outcome.result, outcome.error) if outcome else ({}, None)
+
+
+def _invoke(arguments: Sequence[str]) -> Outcome | None:
+    returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
+    return returned if isinstance(returned, Outcome) else None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        outcome = _invoke(arguments)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (InvalidConfiguration, InvalidLsn) as error:
+        return _complain(str(error), 2)
+    except CdcReplayError as error:
+        return _complain(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted", 1)
+    if outcome is None:
+        return 0
+    _print(outcome, sys.stdout)
+    return _complain(outcome.error, 1) if outcome.error else 0
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"cdc-replay: {text}\n")
+    return code
+
+
+def _print(outcome: Outcome, out: TextIO) -> None:
+    if outcome.as_json:
+        out.write(json.dumps(outcome.result, ensure_ascii=False) + "\n")
+        return
+    console = Console(file=out, highlight=False)
+    for title, rows in _sections(outcome.result):
+        console.print(_aligned(title, rows))
+
+
+def _sections(result: dict[str, Json], title: str = "") -> Iterator[tuple[str, list[dict[str, Json]]]]:
+    """The result as titled tables: its plain values first, then each list of objects."""
+    plain: dict[str, Json] = {}
+    nested: list[tuple[str, list[dict[str, Json]]]] = []
+    for key, value in result.items():
+        rows = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        if rows:
+            nested.append((key, rows))
+        elif isinstance(value, dict) and any(isinstance(item, dict | list) for item in value.values()):
+            nested.extend(_sections(value, key))
+        else:
+            plain[key] = value
+    if plain:
+        yield title, [plain]
+    yield from nested
+
+
+def _aligned(title: str, rows: list[dict[str, Json]]) -> Table:
+    """One object as two columns, several as one row each."""
+    if len(rows) == 1:
+        table = Table("", "", title=title or None, show_header=False, box=None, title_justify="left")
+        for key, value in rows[0].items():
+            table.add_row(key, _cell(value))
+        return table
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*names, title=title or None, box=None, title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _cell(value: Json) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.2f}"
+        case dict():
+            return ", ".join(f"{key} {_cell(item)}" for key, item in value.items() if item) or "-"
+        case list():
+            return ", ".join(_cell(item) for item in value) or "-"
+        case _:
+            return str(value)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Progress]:
+    """A progress bar on a terminal, nothing elsewhere: there the log lines speak."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
+        yield bar
+
+
+if __name__ == "__main__":
+    main()

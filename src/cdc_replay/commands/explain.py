@@ -1,0 +1,122 @@
+"""`explain`: per table what is published, how it is filtered, and where the filter is evaluated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.commands.results import Result
+from cdc_replay.config import Config
+from cdc_replay.filters.compile import ServerFilter, compile_filter
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import connect
+from cdc_replay.publication.resolve import PublishedRelation, resolve
+from cdc_replay.publication.restrictions import check_publications, warnings_for
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTable:
+    """One published relation; `leaves` is the number of tables whose changes go out under it.
+
+    `insert`, `update` and `delete` are the effective filters as SQL, `-` for no filter, None where the action
+    is not published. `evaluated_by` names Spark or PostgreSQL per filter, and why PostgreSQL.
+    """
+
+    table: str
+    leaves: int
+    actions: tuple[str, ...]
+    insert: str | None
+    update: str | None
+    delete: str | None
+    evaluated_by: tuple[str, ...]
+    identity: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainResult(Result):
+    """What a subscription sees of its publisher as of `to_lsn`."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    publications: tuple[str, ...]
+    tables: tuple[ExplainedTable, ...]
+    warnings: tuple[str, ...]
+
+
+def explain(config: Config, subscription: str) -> ExplainResult:
+    """Read the publisher's definitions and say what they mean for the subscription.
+
+    Raises:
+        PublicationRefused: where PostgreSQL refuses to decode for these publications.
+    """
+    began = time.monotonic()
+    found = config.subscription(subscription).subscription
+    publisher = config.publisher(found.publisher)
+    with connect(config.dsn_of(publisher), purpose=f"explain {subscription}") as connection:
+        catalog = read_catalog(connection)
+    check_publications(catalog, found.publications)
+    return ExplainResult(
+        subscription=subscription,
+        from_lsn=catalog.lsn,
+        to_lsn=catalog.lsn,
+        seconds=time.monotonic() - began,
+        publications=found.publications,
+        tables=explain_tables(catalog, found.publications),
+        warnings=warnings_for(catalog, found.publications),
+    )
+
+
+def explain_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[ExplainedTable, ...]:
+    """The published relations in order of name."""
+    by_name: dict[QualifiedName, list[PublishedRelation]] = {}
+    for table in catalog.tables.values():
+        if table.is_partitioned:
+            continue
+        published = resolve(catalog, publications, table.id)
+        if published is not None:
+            by_name.setdefault(published.table.name, []).append(published)
+    return tuple(_explain(by_name[name], catalog) for name in sorted(by_name))
+
+
+def _explain(published: Sequence[PublishedRelation], catalog: PublisherCatalog) -> ExplainedTable:
+    first = published[0]
+    filters: dict[RowFilter, None] = {}
+    for each in first.filters.values():
+        filters.update(dict.fromkeys(each or ()))
+    return ExplainedTable(
+        table=str(first.table.name),
+        leaves=len(published),
+        actions=tuple(action.value for action in PublishAction if action in first.actions),
+        insert=_filter_sql(first, PublishAction.INSERT),
+        update=_filter_sql(first, PublishAction.UPDATE),
+        delete=_filter_sql(first, PublishAction.DELETE),
+        evaluated_by=tuple(_evaluated_by(each, first.table) for each in filters),
+        identity=_identity(catalog.tables[first.leaf]),
+        columns=first.columns,
+    )
+
+
+def _filter_sql(published: PublishedRelation, action: PublishAction) -> str | None:
+    if action not in published.actions:
+        return None
+    filters = published.filters[action]
+    return "-" if filters is None else " OR ".join(each.sql for each in filters)
+
+
+def _evaluated_by(row_filter: RowFilter, table: Table) -> str:
+    compiled = compile_filter(row_filter, table)
+    if isinstance(compiled, ServerFilter):
+        return f"{row_filter.sql}: PostgreSQL, because {compiled.because}"
+    return f"{row_filter.sql}: Spark"
+
+
+def _identity(leaf: Table) -> str:
+    columns = ", ".join(leaf.key_columns)
+    return f"{leaf.replica_identity.name.lower()}" + (f" ({columns})" if columns else "")

@@ -1,0 +1,264 @@
+"""`replay`: apply the change log to subscribers, one transaction per subscription and window.
+
+Several subscriptions share one read and one decode of the log. What one of them cannot apply stops that one
+only: its error is in its result and in its state, its rows and its LSN are as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+from pyspark import StorageLevel
+
+from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.opened import Opened, opened
+from cdc_replay.commands.results import ReplayResult
+from cdc_replay.commands.spark_errors import translated_spark_errors
+from cdc_replay.compact import compact
+from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.decode import decode
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidConfiguration, SubscriberNotReady
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import QualifiedName, Relation
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.route.router import Routed, route
+from cdc_replay.route.routes import Routes, Target, plan_routes
+from cdc_replay.spark_session import spark_session
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.tables import check_targets, read_target_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def replay(
+    config: Config, subscriptions: Sequence[str], *, to_lsn: Lsn | None = None
+) -> tuple[ReplayResult, ...]:
+    """Apply the log up to `to_lsn` (default: its end); one result per subscription, in the given order.
+
+    Raises:
+        InvalidConfiguration: if the subscriptions have different publishers.
+        ChangeLogMissing: if there is no log, or it ends before `to_lsn`.
+    """
+    publisher = common_publisher(config, subscriptions)
+    results: dict[str, ReplayResult] = {}
+    with contextlib.ExitStack() as stack:
+        at_work: list[Opened] = []
+        for name in subscriptions:
+            try:
+                at_work.append(stack.enter_context(opened(config, name, "replay")))
+            except CdcReplayError as error:
+                log.warning("subscription %s is left out: %s", name, error)
+                results[name] = ReplayResult(name, Lsn(0), Lsn(0), 0.0, error=str(error))
+        found = replay_opened(config, publisher, at_work, to_lsn)
+        results |= {result.subscription: result for result in found}
+    return tuple(results[name] for name in subscriptions)
+
+
+def common_publisher(config: Config, subscriptions: Sequence[str]) -> PublisherConfig:
+    """The publisher of all these subscriptions.
+
+    Raises:
+        InvalidConfiguration: if there is none, or more than one.
+    """
+    names = {config.subscription(name).subscription.publisher for name in subscriptions}
+    if len(names) != 1:
+        raise InvalidConfiguration(
+            "the subscriptions must have one publisher",
+            detail=f"Given: {', '.join(subscriptions) or 'none'}; their publishers: "
+            f"{', '.join(sorted(names)) or 'none'}.",
+        )
+    return config.publisher(names.pop())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The window of one subscription: what is known before any row is read."""
+
+    opened: Opened
+    window: Window
+    routes: Routes
+    began: float
+    messages: int
+    transactions: int
+
+
+def replay_opened(
+    config: Config, publisher: PublisherConfig, subscriptions: Sequence[Opened], to_lsn: Lsn | None = None
+) -> tuple[ReplayResult, ...]:
+    """`replay` for subscriptions whose locks the caller holds."""
+    change_log = ChangeLog.open(publisher.change_log)
+    upto = to_lsn or change_log.end_lsn
+    if upto > change_log.end_lsn:
+        raise ChangeLogMissing(
+            f'the change log of publisher "{publisher.name}" ends at {change_log.end_lsn}, before {upto}',
+            hint=f"Run `cdc-replay capture {publisher.name}` first.",
+        )
+    results = {}
+    plans = []
+    for each in subscriptions:
+        try:
+            plans.append(_plan(change_log, each, upto))
+        except (CdcReplayError, psycopg.Error) as error:
+            results[each.subscription.name] = _failed(each, Window(upto, upto), time.monotonic(), error)
+    dsn = config.dsn_of(publisher)
+    with _decoded(change_log, plans) as changes:
+        for plan in plans:
+            results[plan.opened.subscription.name] = _replay_one(plan, changes, dsn)
+    return tuple(results[each.subscription.name] for each in subscriptions)
+
+
+def _plan(change_log: ChangeLog, at_work: Opened, upto: Lsn) -> _Plan:
+    began = time.monotonic()
+    applied = at_work.ready_tables()
+    if not applied and not at_work.table_states():
+        raise SubscriberNotReady(
+            f'subscription "{at_work.subscription.name}" has no tables yet',
+            hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
+        )
+    window = Window(min(applied.values(), default=upto), upto)
+    relations, catalogs = _definitions(change_log, window)
+    targets = read_target_tables(at_work.connection, tuple(applied))
+    wanted = {
+        name: Target(targets[name].identity if name in targets else (), lsn) for name, lsn in applied.items()
+    }
+    routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
+    check_targets({table.name: table.columns for table in routes.tables}, targets)
+    summary = change_log.summary(window)
+    return _Plan(at_work, window, routes, began, summary.messages, summary.transactions)
+
+
+def _definitions(
+    change_log: ChangeLog, window: Window
+) -> tuple[tuple[Relation, ...], tuple[PublisherCatalog, ...]]:
+    """The relation versions that changes in the window have, and the catalogs in force in it."""
+    known = change_log.relations()
+    versions = change_log.relation_versions(window)
+    return tuple(known[version] for version in sorted(versions)), change_log.catalogs().within(window)
+
+
+@contextlib.contextmanager
+def _decoded(change_log: ChangeLog, plans: Sequence[_Plan]) -> Iterator[DataFrame | None]:
+    """The changes of all the plans' windows, decoded once; None if no plan has a route for any."""
+    routed = [plan for plan in plans if plan.routes.routes]
+    if not routed:
+        yield None
+        return
+    window = Window(min(plan.window.after for plan in routed), routed[0].window.upto)
+    changes = decode_window(spark_session("cdc-replay"), change_log, window)
+    if len(routed) > 1:
+        changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield changes
+    finally:
+        if len(routed) > 1:
+            changes.unpersist()
+
+
+def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:
+    """The CHANGES of a window of the log."""
+    return decode(
+        spark,
+        change_log.segments(window),
+        window,
+        change_log.relations(),
+        [catalog.lsn.value for catalog in change_log.catalogs().versions],
+    )
+
+
+def _replay_one(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayResult:
+    name = plan.opened.subscription.name
+    try:
+        with translated_spark_errors(f'replay of subscription "{name}"'):
+            result = _flow(plan, changes, publisher_dsn)
+    except (CdcReplayError, psycopg.Error) as error:
+        return _failed(plan.opened, plan.window, plan.began, error)
+    log.info(
+        "subscription %s: window %s, %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
+        name,
+        plan.window,
+        result.changes_read,
+        result.filtered_out,
+        " ".join(f"{kind}={count}" for kind, count in result.applied.items()),
+        dict(result.conflicts) or "none",
+        result.seconds,
+    )
+    return result
+
+
+def _flow(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayResult:
+    subscription = plan.opened.subscription
+    results: list[ReplayResult] = []
+
+    def record(connection: Connection, applied: Applied) -> None:
+        results.append(_result(plan, routed, applied))
+        state.record_result(connection, subscription.name, "replay", results[-1].to_dict())
+
+    request = ApplyRequest(
+        subscription=subscription,
+        dsn=plan.opened.dsn,
+        tables=plan.routes.tables,
+        ready=tuple(plan.opened.ready_tables()),
+        upto=plan.window.upto,
+    )
+    if changes is None or not plan.routes.routes:
+        routed = None
+        advance_only(request, before_commit=record)
+        return results[0]
+    routed = route(changes, plan.routes, origin=subscription.origin, publisher_dsn=publisher_dsn)
+    net = compact(routed.changes)
+    apply_window(net, request, before_commit=record)
+    return results[0]
+
+
+def _result(plan: _Plan, routed: Routed | None, applied: Applied) -> ReplayResult:
+    counts = routed.counts.get if routed is not None else {}
+    return ReplayResult(
+        subscription=plan.opened.subscription.name,
+        from_lsn=plan.window.after,
+        to_lsn=plan.window.upto,
+        seconds=time.monotonic() - plan.began,
+        changes_read=plan.messages,
+        transactions=plan.transactions,
+        filtered_out=counts.get("filtered_out", 0),
+        updates_to_insert=counts.get("updates_to_insert", 0),
+        updates_to_delete=counts.get("updates_to_delete", 0),
+        applied={
+            "insert": applied.insert,
+            "update": applied.update,
+            "delete": applied.delete,
+            "truncate": applied.truncate,
+        },
+        conflicts=dict(applied.conflicts),
+    )
+
+
+def _failed(at_work: Opened, window: Window, began: float, error: Exception) -> ReplayResult:
+    """The result of a window that was not applied, recorded where `status` and Airflow read it."""
+    name = at_work.subscription.name
+    log.warning("subscription %s: window %s was not applied: %s", name, window, error)
+    result = ReplayResult(name, window.after, window.upto, time.monotonic() - began, error=str(error).strip())
+    with contextlib.suppress(psycopg.Error):
+        state.record_result(at_work.connection, name, "replay", result.to_dict())
+    return result
+
+
+def applied_lsn(at_work: Opened) -> Lsn | None:
+    """The position that all ready tables have reached; None before the first snapshot."""
+    return min(at_work.ready_tables().values(), default=None)
+
+
+def pending_tables(at_work: Opened) -> tuple[QualifiedName, ...]:
+    """The tables that still wait for their snapshot."""
+    ready = at_work.ready_tables()
+    return tuple(name for name in at_work.table_states() if name not in ready)

@@ -1,0 +1,168 @@
+"""What commands return, and its JSON form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from cdc_replay.model.lsn import Lsn
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+
+
+def to_json(value: object) -> Json:
+    """A result as JSON values: LSNs and paths as text, dataclasses as objects.
+
+    Raises:
+        TypeError: for a value that has no JSON form here.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Lsn | Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [to_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+class Result:
+    """A frozen dataclass that a command returns."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The result as JSON values."""
+        form = to_json(self)
+        if not isinstance(form, dict):
+            raise TypeError(form)
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class SetupResult(Result):
+    """What `setup` did, or with `--dry-run` would do."""
+
+    publisher: str
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
+    seconds: float
+    statements: tuple[str, ...]
+    warnings: tuple[str, ...]
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult(Result):
+    """What one `capture` brought into the change log."""
+
+    publisher: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    pulls: int
+    transactions: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopied(Result):
+    """One table of a snapshot."""
+
+    table: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult(Result):
+    """Tables copied as of `to_lsn`; none if every table was ready."""
+
+    subscription: str
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
+    seconds: float
+    rows: int
+    bytes: int
+    tables: tuple[TableCopied, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult(Result):
+    """One window of one subscription; `error` is set, and nothing was applied, if it failed."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    changes_read: int = 0
+    transactions: int = 0
+    filtered_out: int = 0
+    updates_to_insert: int = 0
+    updates_to_delete: int = 0
+    applied: Mapping[str, int] = field(
+        default_factory=lambda: {"insert": 0, "update": 0, "delete": 0, "truncate": 0}
+    )
+    conflicts: Mapping[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult(Result):
+    """A sync of one subscription: its snapshot, if one was needed, the capture and the replay."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    snapshot: SnapshotResult
+    capture: CaptureResult
+    replay: ReplayResult
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillResult(Result):
+    """A past range applied again."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    changes_read: int
+    transactions: int
+    filtered_out: int
+    updates_to_insert: int
+    updates_to_delete: int
+    applied: Mapping[str, int]
+    conflicts: Mapping[str, int]
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshResult(Result):
+    """Tables that entered and left the subscription."""
+
+    subscription: str
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
+    seconds: float
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    snapshot: SnapshotResult
+
+
+@dataclass(frozen=True, slots=True)
+class TeardownResult(Result):
+    """What was removed."""
+
+    name: str
+    removed: tuple[str, ...]
+    seconds: float

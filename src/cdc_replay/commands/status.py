@@ -1,0 +1,175 @@
+"""`status`: slots, change logs and subscriptions, each as its own server says.
+
+A server that does not answer is a line of the report, not its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.results import Json, Result, to_json
+from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, SubscriptionParked
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.table_state import Ready, describe
+from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.replication import slot_status
+from cdc_replay.subscriber import state
+
+_POSITION = "select pg_current_wal_flush_lsn()::text"
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """A publisher's slot and log; `behind_bytes` is WAL that the log does not hold yet."""
+
+    publisher: str
+    slot: str
+    slot_state: str
+    position: Lsn | None = None
+    log_end: Lsn | None = None
+    behind_bytes: int | None = None
+    retained_wal_bytes: int | None = None
+    safe_wal_size_bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A subscribed table and its state."""
+
+    subscription: str
+    table: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """A subscription's position; lag is what the publisher's position is ahead of it.
+
+    `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none.
+    """
+
+    subscription: str
+    publisher: str
+    applied_lsn: Lsn | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    last_replay: str | None = None
+    last_validation: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusResult(Result):
+    """Everything that the configuration names."""
+
+    publishers: tuple[PublisherStatus, ...]
+    subscriptions: tuple[SubscriptionStatus, ...]
+    tables: tuple[TableStatus, ...]
+
+
+def status(config: Config) -> StatusResult:
+    """The state of every publisher and subscription of the configuration."""
+    publishers = {name: _publisher(config, found) for name, found in config.publishers.items()}
+    subscriptions, tables = [], []
+    for found in config.subscriptions.values():
+        one, its_tables = _subscription(config, found, publishers[found.subscription.publisher])
+        subscriptions.append(one)
+        tables.extend(its_tables)
+    return StatusResult(tuple(publishers.values()), tuple(subscriptions), tuple(tables))
+
+
+def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
+    """The subscription's last replay, as its subscriber recorded it.
+
+    Raises:
+        SubscriptionParked: if it failed.
+        ChangeLogMissing: if there was none yet.
+    """
+    found = config.subscription(subscription)
+    with connect(config.dsn_of(found), purpose=f"status {subscription}") as connection:
+        last = state.last_result(connection, subscription, "replay")
+    if last is None:
+        raise ChangeLogMissing(f'subscription "{subscription}" was never replayed')
+    if error := last.result.get("error"):
+        raise SubscriptionParked(f'the last replay of subscription "{subscription}" failed: {error}')
+    form = to_json(last.result)
+    return form if isinstance(form, dict) else {}
+
+
+def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
+    try:
+        log_end = _log_end(found)
+        with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
+            ((text,),) = connection.execute(_POSITION).fetchall()
+            slot = slot_status(connection, found.slot)
+    except (CdcReplayError, psycopg.Error) as error:
+        return PublisherStatus(found.name, found.slot, "unknown", error=str(error))
+    position = Lsn.parse(text)
+    return PublisherStatus(
+        publisher=found.name,
+        slot=found.slot,
+        slot_state=slot.wal_status or "unknown",
+        position=position,
+        log_end=log_end,
+        behind_bytes=None if log_end is None else max(0, position.value - log_end.value),
+        retained_wal_bytes=slot.retained_wal_bytes,
+        safe_wal_size_bytes=slot.safe_wal_size_bytes,
+    )
+
+
+def _log_end(found: PublisherConfig) -> Lsn | None:
+    try:
+        return ChangeLog.open(found.change_log).end_lsn
+    except ChangeLogMissing:
+        return None
+
+
+def _subscription(
+    config: Config, found: SubscriptionConfig, publisher: PublisherStatus
+) -> tuple[SubscriptionStatus, list[TableStatus]]:
+    name = found.name
+    try:
+        with connect(config.dsn_of(found), purpose=f"status {name}") as connection:
+            states = state.table_states(connection, name)
+            replayed = state.last_result(connection, name, "replay")
+            validated = state.last_result(connection, name, "validate")
+    except (CdcReplayError, psycopg.Error) as error:
+        return SubscriptionStatus(name, publisher.publisher, error=str(error)), []
+    applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
+    return SubscriptionStatus(
+        subscription=name,
+        publisher=publisher.publisher,
+        applied_lsn=applied,
+        lag_bytes=_lag_bytes(publisher.position, applied),
+        lag_seconds=_lag_seconds(config.publisher(publisher.publisher), applied),
+        last_replay=None if replayed is None else _in_words(replayed.result),
+        last_validation=None if validated is None else _in_words(validated.result),
+    ), [TableStatus(name, str(table), describe(each)) for table, each in states.items()]
+
+
+def _in_words(result: Mapping[str, object]) -> str:
+    if result.get("error"):
+        return f"failed: {result['error']}"
+    if "success" in result:
+        return f"{'consistent' if result['success'] else 'not consistent'} at {result.get('to_lsn')}"
+    return f"succeeded at {result.get('to_lsn')}"
+
+
+def _lag_bytes(position: Lsn | None, applied: Lsn | None) -> int | None:
+    return None if position is None or applied is None else max(0, position.value - applied.value)
+
+
+def _lag_seconds(found: PublisherConfig, applied: Lsn | None) -> float | None:
+    if applied is None or _log_end(found) is None:
+        return None
+    change_log = ChangeLog.open(found.change_log)
+    commits = change_log.commits(Window(applied, change_log.end_lsn))
+    first = next(iter(commits), None)
+    return 0.0 if first is None else max(0.0, time.time() - first.commit_time / 1e6)

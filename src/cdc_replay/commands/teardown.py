@@ -1,0 +1,36 @@
+"""`teardown`: remove what `setup` and `snapshot` created, nothing else."""
+
+from __future__ import annotations
+
+import time
+
+from cdc_replay.capture.setup import teardown_publisher
+from cdc_replay.commands.opened import opened
+from cdc_replay.commands.results import TeardownResult
+from cdc_replay.commands.setup import setup_request
+from cdc_replay.config import Config
+from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.subscriber import state
+
+
+def teardown(config: Config, name: str) -> TeardownResult:
+    """Remove a subscription's state, or a publisher's slot and capture publications.
+
+    The rows of the subscriber's tables stay, and so does the change log: it may be the only copy.
+
+    Raises:
+        InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
+    """
+    began = time.monotonic()
+    is_publisher, is_subscription = name in config.publishers, name in config.subscriptions
+    if is_publisher and is_subscription:
+        raise InvalidConfiguration(f'"{name}" is a publisher and a subscription', hint="Rename one of them.")
+    if is_publisher:
+        removed = teardown_publisher(setup_request(config, config.publisher(name)))
+    elif is_subscription:
+        with opened(config, name, "teardown") as at_work:
+            state.remove_subscription(at_work.connection, name)
+        removed = (f"state of subscription {name}",)
+    else:
+        raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
+    return TeardownResult(name, removed, time.monotonic() - began)

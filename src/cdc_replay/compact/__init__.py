@@ -1,0 +1,5 @@
+"""The net change per subscriber row of a window."""
+
+from cdc_replay.compact.lineage import Survey, net_changes, survey
+
+__all__ = ["Survey", "net_changes", "survey"]

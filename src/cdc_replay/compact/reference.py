@@ -1,0 +1,266 @@
+"""The fold of one lineage, as a readable state machine; `compact.runs` must give the same.
+
+A *lineage* is the set of changes that can touch the same subscriber row: those of one key, or of several keys that
+UPDATEs have linked by moving a row from one to the other. Its changes come in commit order. The subscriber's rows
+are not read: a row that the window has not touched yet is *unknown*, it is there or it is not.
+
+| slot of a key | INSERT                        | UPDATE                         | DELETE                      |
+|---------------|-------------------------------|--------------------------------|-----------------------------|
+| unknown       | inserted; a row there is a    | that row, if it is there, is   | DELETE of that row          |
+|               | conflict that apply finds     | changed; else `update_missing` |                             |
+| base row      | inserted, if the base row is  | changed further                | DELETE of the base row      |
+|               | not there; else a conflict    |                                |                             |
+| inserted row  | `insert_exists`, known here   | changed further                | nothing is left; NOTHING if |
+|               |                               |                                | absence is to be checked    |
+| absent        | inserted                      | `update_missing`, known here   | `delete_missing`, known here|
+
+Columns that an UPDATE does not send (`u`, `-`) keep what the window sent earlier, else what the subscriber has. An
+UPDATE that moves a row to another key takes the row along, with all that was not sent: swaps and chains of keys
+end as one UPDATE per row, from its first key to its last. After a TRUNCATE every key is absent.
+
+Under REPLICA IDENTITY FULL without a key (R8.10) a "key" is a whole row and a slot holds any number of equal rows;
+each change takes exactly one of them, rows that the window itself brought first.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
+from cdc_replay.model.subscription import ConflictPolicy
+
+Key: TypeAlias = tuple[str | None, ...]
+Values: TypeAlias = tuple[str | None, ...]
+
+SENT = frozenset("nt")
+"""Kinds of a value that the publisher did send (R1.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedChange:
+    """A row of ROUTED, or `weight` equal UPDATEs of which only the last is told apart."""
+
+    kind: ChangeKind
+    commit_lsn: int
+    search_key: Key | None
+    new_key: Key | None
+    values: Values | None
+    kinds: str | None
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NetChange:
+    """A row of NET but for its target."""
+
+    kind: NetKind
+    base_key: Key
+    values: Values | None = None
+    kinds: str | None = None
+    update_missing: int = 0
+    delete_missing: int = 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row as the window has changed it so far; `base_key` is None for one that the window inserted."""
+
+    base_key: Key | None
+    values: Values | None = None
+    kinds: str | None = None
+    update_missing: int = 0
+    is_absence_unproven: bool = False
+    """Inserted where the subscriber may have had a row."""
+
+    def overlay(self, values: Values | None, kinds: str | None) -> None:
+        """Later values win; what was not sent stays."""
+        if values is None or kinds is None:
+            return
+        if self.values is None or self.kinds is None:
+            self.values, self.kinds = values, kinds
+            return
+        both = list(zip(values, kinds, self.values, self.kinds, strict=True))
+        self.values = tuple(new if kind in SENT else old for new, kind, old, _ in both)
+        self.kinds = "".join(kind if kind in SENT else old for _, kind, _, old in both)
+
+
+@dataclass(slots=True)
+class LineageFold:
+    """The fold of one lineage of a table with a key; memory grows with its keys, not with its changes."""
+
+    policy: ConflictPolicy
+    is_truncated: bool
+    conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    last_lsn: int = 0
+    _slots: dict[Key, _Row | None] = field(default_factory=dict)
+    _removed: list[NetChange] = field(default_factory=list)
+
+    def apply(self, change: RoutedChange) -> None:
+        """Take the next change of the lineage."""
+        self.last_lsn = change.commit_lsn
+        match change:
+            case RoutedChange(kind=ChangeKind.INSERT, new_key=tuple() as new_key):
+                self._insert(new_key, change)
+            case RoutedChange(
+                kind=ChangeKind.UPDATE, search_key=tuple() as search_key, new_key=tuple() as new_key
+            ):
+                self._update(search_key, new_key, change)
+            case RoutedChange(kind=ChangeKind.DELETE, search_key=tuple() as search_key):
+                self._delete(search_key)
+            case _:
+                raise ValueError(f"a {change.kind.name} lacks a key or does not belong to a lineage")
+
+    def net(self) -> Iterator[NetChange]:
+        """What is left to do: first what is removed, then the rows that are there in the end."""
+        yield from self._removed
+        for key, row in self._slots.items():
+            if row is None:
+                continue
+            kind = NetKind.INSERT if row.base_key is None else NetKind.UPDATE
+            base_key = key if row.base_key is None else row.base_key
+            yield NetChange(kind, base_key, row.values, row.kinds, row.update_missing)
+        if self.is_truncated and self.conflicts and not any(self._slots.values()):
+            # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
+            yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
+
+    def _insert(self, key: Key, change: RoutedChange) -> None:
+        row = self._slots.get(key)
+        if row is None:
+            unproven = key not in self._slots and not self.is_truncated
+            row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven)
+            self._slots[key] = row
+            return
+        if row.base_key == key:
+            # Whether the base row is there decides; apply looks, as for every INSERT.
+            row.base_key, row.is_absence_unproven = None, True
+        else:
+            self.conflicts[ConflictKind.INSERT_EXISTS] += 1
+            if self.policy is ConflictPolicy.SKIP:
+                return
+        row.overlay(change.values, change.kinds)
+
+    def _update(self, search_key: Key, new_key: Key, change: RoutedChange) -> None:
+        row = self._slots.get(search_key)
+        if row is None:
+            if self.is_truncated or search_key in self._slots:
+                self._slots.setdefault(search_key, None)
+                self.conflicts[ConflictKind.UPDATE_MISSING] += change.weight
+                return
+            row = self._slots[search_key] = _Row(search_key)
+        if row.base_key is not None:
+            row.update_missing += change.weight
+        if search_key != new_key and not self._move(row, search_key, new_key):
+            return
+        row.overlay(change.values, change.kinds)
+
+    def _move(self, row: _Row, search_key: Key, new_key: Key) -> bool:
+        """Take the row to its new key; False if another row is there and stays."""
+        if (occupant := self._slots.get(new_key)) is not None:
+            self.conflicts[ConflictKind.UPDATE_EXISTS] += 1
+            if self.policy is ConflictPolicy.SKIP:
+                return False
+            self._remove(occupant, new_key, delete_missing=0)
+        if row.base_key is None:
+            if row.is_absence_unproven:
+                self._removed.append(
+                    NetChange(NetKind.NOTHING, search_key, update_missing=row.update_missing)
+                )
+                row.update_missing = 0
+            row.is_absence_unproven = new_key not in self._slots and not self.is_truncated
+        self._slots[search_key] = None
+        self._slots[new_key] = row
+        return True
+
+    def _delete(self, key: Key) -> None:
+        row = self._slots.get(key)
+        if row is not None:
+            self._remove(row, key, delete_missing=1)
+        elif self.is_truncated or key in self._slots:
+            self.conflicts[ConflictKind.DELETE_MISSING] += 1
+        else:
+            self._removed.append(NetChange(NetKind.DELETE, key, delete_missing=1))
+        self._slots[key] = None
+
+    def _remove(self, row: _Row, key: Key, *, delete_missing: int) -> None:
+        if row.base_key is not None:
+            removed = NetChange(
+                NetKind.DELETE,
+                row.base_key,
+                update_missing=row.update_missing,
+                delete_missing=delete_missing,
+            )
+            self._removed.append(removed)
+        elif row.is_absence_unproven:
+            self._removed.append(NetChange(NetKind.NOTHING, key, update_missing=row.update_missing))
+
+
+@dataclass(slots=True)
+class MultisetFold:
+    """The fold of one lineage of a table without a key: rows that are equal are exchangeable (R8.10)."""
+
+    is_truncated: bool
+    conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    last_lsn: int = 0
+    _slots: dict[Key, list[_Row]] = field(default_factory=dict)
+    _removed: list[NetChange] = field(default_factory=list)
+
+    def apply(self, change: RoutedChange) -> None:
+        """Take the next change of the lineage."""
+        self.last_lsn = change.commit_lsn
+        if change.kind is ChangeKind.INSERT:
+            self._put(change.new_key, _Row(None, change.values, change.kinds))
+            return
+        missing = (
+            ConflictKind.UPDATE_MISSING
+            if change.kind is ChangeKind.UPDATE
+            else ConflictKind.DELETE_MISSING
+        )
+        if (row := self._take(change.search_key)) is None:
+            self.conflicts[missing] += change.weight
+        elif change.kind is ChangeKind.UPDATE:
+            row.update_missing += 0 if row.base_key is None else change.weight
+            row.overlay(change.values, change.kinds)
+            self._put(change.new_key, row)
+        elif row.base_key is not None:
+            self._removed.append(
+                NetChange(
+                    NetKind.DELETE, row.base_key, update_missing=row.update_missing, delete_missing=1
+                )
+            )
+
+    def net(self) -> Iterator[NetChange]:
+        """What is left to do, one net change per row."""
+        yield from self._removed
+        for key, rows in self._slots.items():
+            for row in rows:
+                kind = NetKind.INSERT if row.base_key is None else NetKind.UPDATE
+                base_key = key if row.base_key is None else row.base_key
+                yield NetChange(kind, base_key, row.values, row.kinds, row.update_missing)
+        if self.is_truncated and self.conflicts and not any(self._slots.values()):
+            yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
+
+    def _put(self, key: Key | None, row: _Row) -> None:
+        if key is None:
+            raise ValueError("a change of a table without a key lacks its new row")
+        self._slots.setdefault(key, []).append(row)
+
+    def _take(self, key: Key | None) -> _Row | None:
+        if key is None:
+            raise ValueError("a change of a table without a key lacks its old row")
+        rows = self._slots.setdefault(key, [])
+        if rows:
+            return rows.pop()
+        return None if self.is_truncated else _Row(key)
+
+
+def fold(
+    changes: Iterable[RoutedChange], *, policy: ConflictPolicy, is_keyed: bool, is_truncated: bool
+) -> LineageFold | MultisetFold:
+    """The fold of a lineage after all its changes."""
+    folded = LineageFold(policy, is_truncated) if is_keyed else MultisetFold(is_truncated)
+    for change in changes:
+        folded.apply(change)
+    return folded

@@ -1,0 +1,388 @@
+"""The configuration file: YAML → frozen values, or one error that names file, line and key.
+
+`${NAME}` in a value is replaced from the environment. Relative paths are relative to the file's folder, so
+that a command means the same from everywhere. Secrets are resolved as late as possible: a `conn_id` is looked
+up when a connection is opened, never when the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy, Subscription
+
+VARIABLE: Final = "CDC_REPLAY_CONFIG"
+DEFAULT_FILE: Final = "cdc_replay.yaml"
+
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
+SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+_T = TypeVar("_T")
+Resolver = Callable[[str], str]
+
+
+def connection_from_environment(conn_id: str) -> str:
+    """The DSN of an Airflow connection that is given as `AIRFLOW_CONN_<ID>`, in URI or JSON form.
+
+    Raises:
+        InvalidConfiguration: if the variable is not set or not readable.
+    """
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    text = os.environ.get(variable)
+    if text is None:
+        raise InvalidConfiguration(
+            f'connection "{conn_id}" is not known',
+            detail=f"The environment variable {variable} is not set.",
+            hint="Set it to a PostgreSQL URI, or give `dsn` instead of `conn_id` in the configuration.",
+        )
+    if not text.lstrip().startswith("{"):
+        scheme, separator, rest = text.partition("://")
+        return f"postgresql://{rest}" if separator and scheme in {"postgres", "postgresql"} else text
+    return _uri_of_json(conn_id, text)
+
+
+def _uri_of_json(conn_id: str, text: str) -> str:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidConfiguration(
+            f'connection "{conn_id}" is not readable JSON', detail=f"{error.msg} at character {error.pos}."
+        ) from None
+    user = quote(str(fields.get("login") or ""), safe="")
+    password = fields.get("password")
+    account = user + (f":{quote(str(password), safe='')}" if password else "")
+    host = str(fields.get("host") or "")
+    port = f":{fields['port']}" if fields.get("port") else ""
+    extra = fields.get("extra") or {}
+    options = json.loads(extra) if isinstance(extra, str) else extra
+    query = f"?{urlencode(options)}" if options else ""
+    return f"postgresql://{account}{'@' if account else ''}{host}{port}/{fields.get('schema') or ''}{query}"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Endpoint(_Strict):
+    conn_id: str | None = None
+    dsn: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.conn_id is None) == (self.dsn is None):
+            raise ValueError("exactly one of conn_id and dsn must be given")
+        return self
+
+
+class _Publisher(_Endpoint):
+    slot: SlotName | None = None
+    change_log: str
+    streaming: bool = False
+    two_phase: bool = False
+    max_changes_per_pull: Annotated[int, Field(ge=1)] = 1_000_000
+
+
+class _Subscription(_Endpoint):
+    publisher: Name
+    publications: Annotated[list[str], Field(min_length=1)]
+    copy_data: bool = True
+    origin: Literal["any", "none"] = "any"
+    on_conflict: Literal["error", "overwrite", "skip"] = "error"
+    group: Name | None = None
+
+
+class _Group(_Strict):
+    schedule: str | None = None
+    spark_conn_id: str = "spark_default"
+    spark_conf: dict[str, str | int | float | bool] = {}
+
+
+class _File(_Strict):
+    publishers: Annotated[dict[Name, _Publisher], Field(min_length=1)]
+    subscriptions: dict[Name, _Subscription] = {}
+    groups: dict[Name, _Group] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherConfig:
+    """A publisher, its slot and its change log."""
+
+    name: str
+    conn_id: str | None
+    dsn_text: str | None
+    slot: str
+    change_log: str
+    streaming: bool
+    two_phase: bool
+    max_changes_per_pull: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionConfig:
+    """A subscription, its target and its group."""
+
+    subscription: Subscription
+    conn_id: str | None
+    dsn_text: str | None
+    group: str
+
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self.subscription.name
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """The subscriptions of one publisher that one Spark application replays together."""
+
+    name: str
+    publisher: str
+    subscriptions: tuple[str, ...]
+    schedule: str | None
+    spark_conn_id: str
+    spark_conf: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole file, checked; connections are resolved by `dsn_of`."""
+
+    path: Path
+    publishers: Mapping[str, PublisherConfig]
+    subscriptions: Mapping[str, SubscriptionConfig]
+    groups: Mapping[str, GroupConfig]
+    connections: Resolver = connection_from_environment
+
+    def publisher(self, name: str) -> PublisherConfig:
+        """The publisher of that name.
+
+        Raises:
+            InvalidConfiguration: if the file has none.
+        """
+        return self._named(self.publishers, name, "publisher")
+
+    def subscription(self, name: str) -> SubscriptionConfig:
+        """The subscription of that name.
+
+        Raises:
+            InvalidConfiguration: if the file has none.
+        """
+        return self._named(self.subscriptions, name, "subscription")
+
+    def subscriptions_of(self, publisher: str) -> tuple[SubscriptionConfig, ...]:
+        """All subscriptions of a publisher, in the file's order."""
+        return tuple(s for s in self.subscriptions.values() if s.subscription.publisher == publisher)
+
+    def dsn_of(self, endpoint: PublisherConfig | SubscriptionConfig) -> str:
+        """The libpq DSN of an endpoint. A secret: never log it.
+
+        Raises:
+            InvalidConfiguration: if its connection is not known.
+        """
+        return (
+            endpoint.dsn_text if endpoint.dsn_text is not None else self.connections(endpoint.conn_id or "")
+        )
+
+    def conn_ids(self) -> frozenset[str]:
+        """All connection ids that the file names."""
+        found = [p.conn_id for p in self.publishers.values()]
+        found += [s.conn_id for s in self.subscriptions.values()]
+        return frozenset(conn_id for conn_id in found if conn_id is not None)
+
+    @property
+    def expectations(self) -> Path:
+        """The folder of the Great Expectations project: `CDC_REPLAY_EXPECTATIONS`, or beside the file."""
+        return Path(os.environ.get("CDC_REPLAY_EXPECTATIONS") or self.path.parent / "expectations")
+
+    def _named(self, items: Mapping[str, _T], name: str, kind: str) -> _T:
+        try:
+            return items[name]
+        except KeyError:
+            known = ", ".join(sorted(items)) or "none"
+            raise InvalidConfiguration(
+                f'{kind} "{name}" is not configured', detail=f"{self.path} has: {known}."
+            ) from None
+
+
+def load_config(
+    path: str | Path | None = None, *, connections: Resolver = connection_from_environment
+) -> Config:
+    """Read and check a configuration file: `path`, else `CDC_REPLAY_CONFIG`, else `cdc_replay.yaml`.
+
+    Raises:
+        InvalidConfiguration: naming file, line and key of what is wrong.
+    """
+    file = Path(path or os.environ.get(VARIABLE) or DEFAULT_FILE).absolute()
+    tree = _compose(file)
+    lines = dict(_lines(tree))
+    content = _expand(tree, file)
+    try:
+        parsed = _File.model_validate(content)
+    except ValidationError as error:
+        raise _invalid(file, lines, error) from None
+    return _checked(file, lines, parsed, connections)
+
+
+def _compose(file: Path) -> yaml.Node:
+    try:
+        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except FileNotFoundError:
+        raise InvalidConfiguration(
+            f'configuration file "{file}" does not exist',
+            hint=f"Give --config PATH, set {VARIABLE}, or write {DEFAULT_FILE} here.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise InvalidConfiguration(f"{file}, line {line}: not valid YAML: {error.problem}") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidConfiguration(
+            f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
+        )
+    return node
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield str(key.value), key.start_mark.line + 1, value
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield str(index), value.start_mark.line + 1, value
+
+
+def _lines(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for key, line, value in _children(node):
+        yield (*path, key), line
+        yield from _lines(value, (*path, key))
+
+
+def _expand(node: yaml.Node, file: Path) -> Any:  # noqa: ANN401 - YAML is any of these
+    """The node's plain value with `${NAME}` replaced, refusing keys that are given twice."""
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key, line, value in _children(node):
+            if key in result:
+                raise InvalidConfiguration(f'{file}, line {line}: key "{key}" is given twice')
+            result[key] = _expand(value, file)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_expand(value, file) for _, _, value in _children(node)]
+    if _REFERENCE.search(node.value):
+        return _REFERENCE.sub(
+            lambda match: _environment(match[1], file, node.start_mark.line + 1), node.value
+        )
+    return yaml.safe_load(yaml.serialize(node))
+
+
+def _environment(name: str, file: Path, line: int) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise InvalidConfiguration(
+            f'{file}, line {line}: environment variable "{name}" is not set',
+            hint=f"Set it, or replace ${{{name}}} by a value.",
+        ) from None
+
+
+def _invalid(
+    file: Path, lines: Mapping[tuple[str, ...], int], error: ValidationError
+) -> InvalidConfiguration:
+    """One message with every problem; values are not repeated, a DSN could be among them."""
+    problems = []
+    for item in error.errors(include_url=False, include_input=False):
+        path = tuple(str(part) for part in item["loc"] if part != "[key]")
+        line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
+        message = {
+            "extra_forbidden": "unknown key",
+            "missing": "the key is missing",
+        }.get(item["type"], item["msg"].removeprefix("Value error, "))
+        problems.append(f"line {line}: {'.'.join(path) or 'file'}: {message}")
+    return InvalidConfiguration(f"{file}, {problems[0]}", detail="; ".join(problems[1:]) or None)
+
+
+def _checked(
+    file: Path, lines: Mapping[tuple[str, ...], int], parsed: _File, connections: Resolver
+) -> Config:
+    for path, message in _contradictions(parsed):
+        raise InvalidConfiguration(f"{file}, line {lines.get(path, 1)}: {'.'.join(path)}: {message}")
+    publishers = {name: _publisher(name, given, file) for name, given in parsed.publishers.items()}
+    subscriptions = {name: _subscription(name, given) for name, given in parsed.subscriptions.items()}
+    groups = {
+        name: _group(name, parsed.groups.get(name, _Group()), subscriptions)
+        for name in dict.fromkeys(s.group for s in subscriptions.values())
+    }
+    return Config(file, publishers, subscriptions, groups, connections)
+
+
+def _contradictions(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What no single key can say: key path and message."""
+    publisher_of_group: dict[str, str] = {}
+    for name, given in parsed.subscriptions.items():
+        if given.publisher not in parsed.publishers:
+            yield ("subscriptions", name, "publisher"), f'publisher "{given.publisher}" is not configured'
+        if len(set(given.publications)) < len(given.publications):
+            yield ("subscriptions", name, "publications"), "a publication is named twice"
+        group = given.group or given.publisher
+        if publisher_of_group.setdefault(group, given.publisher) != given.publisher:
+            yield ("subscriptions", name, "group"), f'group "{group}" has another publisher'
+    for name in parsed.groups:
+        if name not in publisher_of_group:
+            yield ("groups", name), "no subscription is in this group"
+
+
+def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
+    log = given.change_log
+    return PublisherConfig(
+        name=name,
+        conn_id=given.conn_id,
+        dsn_text=given.dsn,
+        slot=given.slot or f"cdc_replay_{re.sub(r'[^a-z0-9_]', '_', name.lower())}",
+        change_log=log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve()),
+        streaming=given.streaming,
+        two_phase=given.two_phase,
+        max_changes_per_pull=given.max_changes_per_pull,
+    )
+
+
+def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
+    subscription = Subscription(
+        name=name,
+        publisher=given.publisher,
+        publications=tuple(given.publications),
+        copy_data=given.copy_data,
+        origin=OriginPolicy(given.origin),
+        on_conflict=ConflictPolicy(given.on_conflict),
+    )
+    return SubscriptionConfig(subscription, given.conn_id, given.dsn, given.group or given.publisher)
+
+
+def _group(name: str, given: _Group, subscriptions: Mapping[str, SubscriptionConfig]) -> GroupConfig:
+    members = [s for s in subscriptions.values() if s.group == name]
+    return GroupConfig(
+        name=name,
+        publisher=members[0].subscription.publisher,
+        subscriptions=tuple(member.name for member in members),
+        schedule=given.schedule,
+        spark_conn_id=given.spark_conn_id,
+        spark_conf={key: _spark_text(value) for key, value in given.spark_conf.items()},
+    )
+
+
+def _spark_text(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

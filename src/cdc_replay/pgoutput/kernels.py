@@ -1,0 +1,265 @@
+"""The loops of the columnar decoder, compiled.
+
+Two passes over the row changes (I, U, D) of a batch. `locate_tuples` checks every message completely, byte
+by byte, against the end of *its own* message, and says where its tuples are and how many bytes of text they
+hold. `copy_values` then fills arrays of exactly that size, without checks, because nothing can be wrong any
+more: it reads what the first pass has read and nothing else.
+
+Compiled code does not check array bounds. What keeps it inside is that every read in the first pass is
+preceded by a comparison with `end`; the tests run it over mutated messages with numba's own bounds checks.
+
+The machine code is kept on disk, so that a new process starts in a fraction of a second: in `NUMBA_CACHE_DIR`
+if that is set, else in `__pycache__` beside this file, else in the user's cache folder. Where none of them
+can be written, or what is there cannot be read, each process compiles the code for itself, in two seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeAlias, TypeVar
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
+_INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
+_INT64S: Final = types.Array(types.int64, 1, "C", readonly=True)
+_TABLE: Final = types.Array(types.int64, 2, "C", readonly=True)
+_MUTABLE_BYTES: Final = types.Array(types.uint8, 1, "C")
+_MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
+_MUTABLE_TABLE: Final = types.Array(types.int64, 2, "C")
+
+
+class Fault(enum.IntEnum):
+    """What is wrong with a message."""
+
+    NOTHING = 0
+    ENDS_EARLY = 1
+    BYTES_LEFT = 2
+    OTHER_TYPE = 3
+    OTHER_RELATION = 4
+    UNKNOWN_TUPLE = 5
+    NEGATIVE_COUNT = 6
+    OTHER_COUNT = 7
+    UNKNOWN_KIND = 8
+    BINARY_VALUE = 9
+    NEGATIVE_LENGTH = 10
+
+
+# Constants of the loops: compiled code cannot call ord().
+_INSERT: Final = 0x49
+_DELETE: Final = 0x44
+_KEY: Final = 0x4B
+_FULL: Final = 0x4F
+_NEW: Final = 0x4E
+_NULL: Final = 0x6E
+_UNCHANGED: Final = 0x75
+_TEXT: Final = 0x74
+_BINARY: Final = 0x62
+
+_HEADER: Final = 5  # message type and relation
+_COUNT: Final = 2  # number of columns
+_LENGTH: Final = 4  # of a value that is sent
+
+HEADER_BYTES: Final = 3
+"""From a tuple's letter to its first column: the letter and the number of columns."""
+
+
+def _compiled(*signatures: object) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    def compile_function(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        compiled: Callable[_P, _R]
+        try:
+            compiled = numba.njit(list(signatures), cache=True, nogil=True)(function)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
+            # No folder for the machine code, a full disk, or a file cut short by a crash.
+            compiled = numba.njit(list(signatures), nogil=True)(function)
+        return compiled
+
+    return compile_function
+
+
+def _inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    inlined: Callable[_P, _R] = numba.njit(nogil=True)(function)
+    return inlined
+
+
+@_inlined
+def _uint32(data: Bytes, at: int) -> int:
+    value = 0
+    for index in range(at, at + 4):
+        value = value << 8 | data[index]
+    return value
+
+
+@_inlined
+def _int32(data: Bytes, at: int) -> int:
+    value = _uint32(data, at)
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@_inlined
+def _int16(data: Bytes, at: int) -> int:
+    value = 0
+    for index in range(at, at + 2):
+        value = value << 8 | data[index]
+    return value - (1 << 16) if value >= 1 << 15 else value
+
+
+@_inlined
+def _header(data: Bytes, begin: int, end: int, kind: int, relation_id: int) -> tuple[int, int]:
+    """Fault and its position, or the position behind message type and relation."""
+    if begin == end:
+        return Fault.ENDS_EARLY.value, begin
+    if data[begin] != kind:
+        return Fault.OTHER_TYPE.value, begin
+    if end - begin < _HEADER:
+        return Fault.ENDS_EARLY.value, begin + 1
+    if _uint32(data, begin + 1) != relation_id:
+        return Fault.OTHER_RELATION.value, begin + 1
+    return Fault.NOTHING.value, begin + _HEADER
+
+
+@_inlined
+def _value(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Fault and its position, or the position behind one column; and how many bytes of text it has."""
+    if at >= end:
+        return Fault.ENDS_EARLY.value, at, 0
+    kind = data[at]
+    if kind in (_NULL, _UNCHANGED):
+        return Fault.NOTHING.value, at + 1, 0
+    if kind != _TEXT:
+        return (Fault.BINARY_VALUE.value if kind == _BINARY else Fault.UNKNOWN_KIND.value), at, 0
+    return _text(data, at + 1, end)
+
+
+@_inlined
+def _text(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """As `_value`, for what follows the kind of a value that is sent: its length and its bytes."""
+    if end - at < _LENGTH:
+        return Fault.ENDS_EARLY.value, at, 0
+    length = _int32(data, at)
+    if length < 0:
+        return Fault.NEGATIVE_LENGTH.value, at, 0
+    if length > end - (at + _LENGTH):
+        return Fault.ENDS_EARLY.value, at + _LENGTH, 0
+    return Fault.NOTHING.value, at + _LENGTH + length, length
+
+
+@_inlined
+def _tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
+    """Fault and its position, or the position behind the TupleData at `at`; and its bytes of text."""
+    if end - at < _COUNT:
+        return Fault.ENDS_EARLY.value, at, 0
+    count = _int16(data, at)
+    if count != columns:
+        return (Fault.NEGATIVE_COUNT.value if count < 0 else Fault.OTHER_COUNT.value), at, 0
+    position = at + _COUNT
+    text_bytes = 0
+    for _ in range(columns):
+        fault, position, length = _value(data, position, end)
+        if fault != 0:
+            return fault, position, 0
+        text_bytes += length
+    return Fault.NOTHING.value, position, text_bytes
+
+
+@_inlined
+def _old_tuple(data: Bytes, at: int, end: int, kind: int, columns: int) -> tuple[int, int, int, int]:
+    """As `_tuple`, for a letter K or O and its tuple; then the letter's position, 0 if there is none."""
+    if at >= end:
+        return Fault.ENDS_EARLY.value, at, 0, 0
+    letter = data[at]
+    if letter not in (_KEY, _FULL):
+        required = kind == _DELETE or letter != _NEW
+        return (Fault.UNKNOWN_TUPLE.value if required else Fault.NOTHING.value), at, 0, 0
+    fault, position, text_bytes = _tuple(data, at + 1, end, columns)
+    return fault, position, text_bytes, at
+
+
+@_inlined
+def _new_tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
+    """As `_tuple`, for a letter N and its tuple."""
+    if at >= end:
+        return Fault.ENDS_EARLY.value, at, 0
+    if data[at] != _NEW:
+        return Fault.UNKNOWN_TUPLE.value, at, 0
+    return _tuple(data, at + 1, end, columns)
+
+
+@_inlined
+def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s) -> tuple[int, int, int, int]:
+    """Fault, its position, bytes of text of the old and of the new tuple; `starts` receives their places."""
+    kind = expected[0]
+    fault, position = _header(data, begin, end, kind, expected[1])
+    old_bytes = new_bytes = 0
+    if fault == 0 and kind != _INSERT:
+        fault, position, old_bytes, starts[0] = _old_tuple(data, position, end, kind, expected[2])
+    if fault == 0 and kind != _DELETE:
+        starts[1] = position
+        fault, position, new_bytes = _new_tuple(data, position, end, expected[2])
+    if fault == 0 and position != end:
+        fault = Fault.BYTES_LEFT.value
+    return fault, position, old_bytes, new_bytes
+
+
+@_compiled(types.UniTuple(types.int64, 5)(_BYTES, _INT32S, _INT64S, _TABLE, _MUTABLE_TABLE))
+def locate_tuples(
+    data: Bytes, offsets: Int32s, rows: Int64s, expected: Int64s, starts: Int64s
+) -> tuple[int, int, int, int, int]:
+    """Check the messages in `rows` and find their tuples.
+
+    `data[offsets[row]:offsets[row + 1]]` is a message. `expected` has a line per message: its type (I, U or
+    D), relation, number of columns. `starts` receives a line per message: the position in `data` of the
+    letter of the old tuple (K, O) and of the new one (N), 0 where there is none; it must come filled with 0.
+
+    Returns the first `Fault`, its index in `rows` and its offset in that message; and how many bytes of text
+    all old and all new tuples hold.
+    """
+    old_bytes = new_bytes = 0
+    for index in range(len(rows)):
+        begin = offsets[rows[index]]
+        end = offsets[rows[index] + 1]
+        fault, position, old, new = _locate(data, begin, end, expected[index], starts[index])
+        if fault != 0:
+            return fault, index, position - begin, 0, 0
+        old_bytes += old
+        new_bytes += new
+    return 0, 0, 0, old_bytes, new_bytes
+
+
+@_compiled(types.void(_BYTES, _INT64S, _INT32S, _MUTABLE_BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
+def copy_values(
+    data: Bytes, starts: Int64s, columns: Int32s, kinds: Bytes, value_offsets: Int32s, values: Bytes
+) -> None:
+    """Copy the columns of located tuples into Arrow buffers.
+
+    `starts` are positions of letters, 0 for none; columns `columns[row]` to `columns[row + 1]` are those of
+    `row`. For each column `kinds` receives its kind, and `value_offsets` (one longer, the first is 0) where
+    its value ends in `values`.
+    """
+    filled = 0
+    for row in range(len(starts)):
+        position = starts[row] + HEADER_BYTES
+        for column in range(columns[row], columns[row + 1]):
+            kind = data[position]
+            kinds[column] = kind
+            position += 1
+            if kind == _TEXT:
+                length = _int32(data, position)
+                position += _LENGTH
+                for index in range(length):
+                    values[filled + index] = data[position + index]
+                filled += length
+                position += length
+            value_offsets[column + 1] = filled

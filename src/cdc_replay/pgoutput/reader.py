@@ -1,0 +1,373 @@
+"""Bytes → message: the readable reference, one function per message (R1.2).
+
+A message is read from its first byte to its last; every item is checked before it is used, and nothing may be
+left at the end. What does not fit is refused with the offset of the item that is wrong: a reader that guesses
+would apply something that nobody wrote.
+
+Some messages have another layout inside a streamed block (R1.9) or with the option `streaming = parallel`
+(R1.3). The bytes do not tell, so the caller says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final, Never, TypeAlias, TypeVar
+
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import (
+    QualifiedName,
+    Relation,
+    RelationColumn,
+    RelationId,
+    ReplicaIdentity,
+)
+from cdc_replay.pgoutput.messages import (
+    IN_STREAM,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    MessageType,
+    OldTuple,
+    Origin,
+    Prepare,
+    RelationMessage,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    TruncateFlag,
+    TupleData,
+    TupleKind,
+    TypeMessage,
+    Update,
+)
+
+POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000
+"""2000-01-01 00:00:00 UTC, from which PostgreSQL counts, in microseconds since 1970 (R1.1)."""
+
+_TYPES: Final = {ord(kind.value): kind for kind in MessageType}
+_IDENTITIES: Final = {ord(identity.value): identity for identity in ReplicaIdentity}
+_OLD_TUPLES: Final = {ord(kind.value): kind for kind in OldTuple}
+_TUPLE_KINDS: Final = {ord(kind.value): kind for kind in TupleKind}
+_NEW_TUPLE: Final = ord("N")
+_KEY_COLUMN: Final = 1
+_TRANSACTIONAL: Final = 1
+_FIRST_SEGMENT: Final = 1
+
+_Value = TypeVar("_Value")
+
+
+def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = False) -> Message:
+    """The message that `data` is, which is one row of the slot functions.
+
+    `in_stream` says that a StreamStart without its StreamStop came before it; `streaming_parallel` that the
+    stream was read with the option `streaming = parallel`.
+
+    Raises:
+        InvalidMessage: if `data` is anything but one well-formed message. The text names the offset.
+    """
+    cursor = _Cursor(data)
+    kind = cursor.one_of(_TYPES, "message type")
+    xid = cursor.uint32() if in_stream and kind in IN_STREAM else None
+    readers = _PARALLEL_READERS if streaming_parallel else _READERS
+    message = readers[kind](cursor, xid)
+    cursor.finish()
+    return message
+
+
+def without_stream_xid(data: bytes) -> tuple[int, bytes]:
+    """The transaction id of a message of a streamed block, and the message as it is outside of one (R1.9).
+
+    Raises:
+        InvalidMessage: if `data` is not a message that carries a transaction id there.
+    """
+    cursor = _Cursor(data)
+    if cursor.one_of(_TYPES, "message type") not in IN_STREAM:
+        cursor.refuse("message without transaction id", 0)
+    return cursor.uint32(), data[:1] + data[5:]
+
+
+def relation_version(data: bytes) -> int:
+    """`Relation.version` of a Relation message, given without a streamed message's transaction id.
+
+    It is a hash of the bytes, signed 64 bit: the same shape has the same version in every pull.
+    """
+    return int.from_bytes(hashlib.blake2b(data).digest()[:8], "big", signed=True)
+
+
+def relation_of(data: bytes) -> Relation:
+    """The relation that a Relation message describes; `data` is without a streamed message's transaction id.
+
+    Raises:
+        InvalidMessage: if `data` is not a well-formed Relation message.
+    """
+    message = decode(data)
+    if not isinstance(message, RelationMessage):
+        raise _invalid(data, "not a Relation message", 0)
+    return Relation(
+        id=message.relation,
+        version=relation_version(data),
+        name=message.name,
+        replica_identity=message.replica_identity,
+        columns=message.columns,
+    )
+
+
+class _Cursor:
+    """A position in a message. Every method reads one item and moves behind it, or refuses the message."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def refuse(self, problem: str, offset: int) -> Never:
+        raise _invalid(self.data, problem, offset)
+
+    def take(self, length: int) -> bytes:
+        start, end = self.position, self.position + length
+        if end > len(self.data):
+            self.refuse("message ends too early", start)
+        self.position = end
+        return self.data[start:end]
+
+    def uint8(self) -> int:
+        return self.take(1)[0]
+
+    def int16(self) -> int:
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def int32(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def uint32(self) -> int:
+        return int.from_bytes(self.take(4), "big")
+
+    def lsn(self) -> Lsn:
+        return Lsn(int.from_bytes(self.take(8), "big"))
+
+    def time(self) -> int:
+        return int.from_bytes(self.take(8), "big", signed=True) + POSTGRES_EPOCH_MICROSECONDS
+
+    def relation(self) -> RelationId:
+        return RelationId(self.uint32())
+
+    def string(self) -> str:
+        start = self.position
+        end = self.data.find(0, start)
+        if end < 0:
+            self.refuse("string without end", start)
+        self.position = end + 1
+        try:
+            return self.data[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise _invalid(self.data, "string is not UTF-8", start) from error
+
+    def qualified_name(self) -> QualifiedName:
+        schema = self.string()
+        return QualifiedName(schema or "pg_catalog", self.string())
+
+    def count(self, number: int, start: int) -> range:
+        if number < 0:
+            self.refuse(f"negative count {number}", start)
+        return range(number)
+
+    def counted_bytes(self) -> bytes:
+        start = self.position
+        length = self.int32()
+        if length < 0:
+            self.refuse(f"negative length {length}", start)
+        return self.take(length)
+
+    def one_of(self, values: dict[int, _Value], what: str) -> _Value:
+        start = self.position
+        byte = self.uint8()
+        if byte not in values:
+            self.refuse(f'unknown {what} "{_printed(byte)}"', start)
+        return values[byte]
+
+    def flags(self, known: int) -> int:
+        start = self.position
+        flags = self.uint8()
+        if flags & ~known:
+            self.refuse(f"unknown flags {flags:#04x}", start)
+        return flags
+
+    def finish(self) -> None:
+        if self.position != len(self.data):
+            self.refuse("bytes behind the end of the message", self.position)
+
+
+def _invalid(data: bytes, problem: str, offset: int) -> InvalidMessage:
+    name = f'"{_printed(data[0])}"' if data else "without bytes"
+    return InvalidMessage(
+        f"invalid pgoutput message {name}: {problem} at offset {offset}",
+        detail=f"The message has {len(data)} bytes.",
+        rule="R1.2",
+    )
+
+
+def _printed(byte: int) -> str:
+    return ascii(chr(byte))[1:-1]
+
+
+def _begin(cursor: _Cursor, _xid: int | None) -> Message:
+    return Begin(cursor.lsn(), cursor.time(), cursor.uint32())
+
+
+def _commit(cursor: _Cursor, _xid: int | None) -> Message:
+    cursor.flags(0)
+    return Commit(cursor.lsn(), cursor.lsn(), cursor.time())
+
+
+def _origin(cursor: _Cursor, _xid: int | None) -> Message:
+    return Origin(cursor.lsn(), cursor.string())
+
+
+def _relation(cursor: _Cursor, xid: int | None) -> Message:
+    relation = cursor.relation()
+    name = cursor.qualified_name()
+    identity = cursor.one_of(_IDENTITIES, "replica identity")
+    start = cursor.position
+    columns = tuple(_relation_column(cursor) for _ in cursor.count(cursor.int16(), start))
+    return RelationMessage(xid, relation, name, identity, columns)
+
+
+def _relation_column(cursor: _Cursor) -> RelationColumn:
+    is_key = cursor.flags(_KEY_COLUMN) != 0
+    name = cursor.string()
+    return RelationColumn(name, type_oid=cursor.uint32(), typmod=cursor.int32(), is_key=is_key)
+
+
+def _type(cursor: _Cursor, xid: int | None) -> Message:
+    return TypeMessage(xid, cursor.uint32(), cursor.qualified_name())
+
+
+def _insert(cursor: _Cursor, xid: int | None) -> Message:
+    relation = cursor.relation()
+    cursor.one_of({_NEW_TUPLE: None}, "tuple")
+    return Insert(xid, relation, _tuple_data(cursor))
+
+
+def _update(cursor: _Cursor, xid: int | None) -> Message:
+    relation = cursor.relation()
+    old = None
+    old_kind = cursor.one_of({_NEW_TUPLE: None, **_OLD_TUPLES}, "tuple")
+    if old_kind is not None:
+        old = _tuple_data(cursor)
+        cursor.one_of({_NEW_TUPLE: None}, "tuple")
+    return Update(xid, relation, old_kind, old, _tuple_data(cursor))
+
+
+def _delete(cursor: _Cursor, xid: int | None) -> Message:
+    relation = cursor.relation()
+    old_kind = cursor.one_of(_OLD_TUPLES, "tuple")
+    return Delete(xid, relation, old_kind, _tuple_data(cursor))
+
+
+def _tuple_data(cursor: _Cursor) -> TupleData:
+    start = cursor.position
+    columns = [_value(cursor) for _ in cursor.count(cursor.int16(), start)]
+    return TupleData(tuple(kind for kind, _ in columns), tuple(value for _, value in columns))
+
+
+def _value(cursor: _Cursor) -> tuple[TupleKind, bytes | None]:
+    kind = cursor.one_of(_TUPLE_KINDS, "kind of value")
+    return kind, cursor.counted_bytes() if kind in {TupleKind.TEXT, TupleKind.BINARY} else None
+
+
+def _truncate(cursor: _Cursor, xid: int | None) -> Message:
+    start = cursor.position
+    relations = cursor.count(cursor.int32(), start)
+    flags = TruncateFlag(cursor.flags(sum(TruncateFlag)))
+    return Truncate(xid, flags, tuple(cursor.relation() for _ in relations))
+
+
+def _logical_message(cursor: _Cursor, xid: int | None) -> Message:
+    is_transactional = cursor.flags(_TRANSACTIONAL) != 0
+    return LogicalMessage(xid, is_transactional, cursor.lsn(), cursor.string(), cursor.counted_bytes())
+
+
+def _stream_start(cursor: _Cursor, _xid: int | None) -> Message:
+    return StreamStart(cursor.uint32(), is_first=cursor.flags(_FIRST_SEGMENT) != 0)
+
+
+def _stream_stop(_cursor: _Cursor, _xid: int | None) -> Message:
+    return StreamStop()
+
+
+def _stream_commit(cursor: _Cursor, _xid: int | None) -> Message:
+    xid = cursor.uint32()
+    cursor.flags(0)
+    return StreamCommit(xid, cursor.lsn(), cursor.lsn(), cursor.time())
+
+
+def _stream_abort(cursor: _Cursor, _xid: int | None) -> Message:
+    return StreamAbort(cursor.uint32(), cursor.uint32(), None, None)
+
+
+def _parallel_stream_abort(cursor: _Cursor, _xid: int | None) -> Message:
+    return StreamAbort(cursor.uint32(), cursor.uint32(), cursor.lsn(), cursor.time())
+
+
+def _begin_prepare(cursor: _Cursor, _xid: int | None) -> Message:
+    return BeginPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+
+
+def _prepare(cursor: _Cursor, _xid: int | None) -> Message:
+    cursor.flags(0)
+    return Prepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+
+
+def _commit_prepared(cursor: _Cursor, _xid: int | None) -> Message:
+    cursor.flags(0)
+    return CommitPrepared(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+
+
+def _rollback_prepared(cursor: _Cursor, _xid: int | None) -> Message:
+    cursor.flags(0)
+    return RollbackPrepared(
+        cursor.lsn(), cursor.lsn(), cursor.time(), cursor.time(), cursor.uint32(), cursor.string()
+    )
+
+
+def _stream_prepare(cursor: _Cursor, _xid: int | None) -> Message:
+    cursor.flags(0)
+    return StreamPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+
+
+_Reader: TypeAlias = Callable[[_Cursor, int | None], Message]
+
+_READERS: Final[dict[MessageType, _Reader]] = {
+    MessageType.BEGIN: _begin,
+    MessageType.COMMIT: _commit,
+    MessageType.ORIGIN: _origin,
+    MessageType.RELATION: _relation,
+    MessageType.TYPE: _type,
+    MessageType.INSERT: _insert,
+    MessageType.UPDATE: _update,
+    MessageType.DELETE: _delete,
+    MessageType.TRUNCATE: _truncate,
+    MessageType.MESSAGE: _logical_message,
+    MessageType.STREAM_START: _stream_start,
+    MessageType.STREAM_STOP: _stream_stop,
+    MessageType.STREAM_COMMIT: _stream_commit,
+    MessageType.STREAM_ABORT: _stream_abort,
+    MessageType.BEGIN_PREPARE: _begin_prepare,
+    MessageType.PREPARE: _prepare,
+    MessageType.COMMIT_PREPARED: _commit_prepared,
+    MessageType.ROLLBACK_PREPARED: _rollback_prepared,
+    MessageType.STREAM_PREPARE: _stream_prepare,
+}
+_PARALLEL_READERS: Final = {**_READERS, MessageType.STREAM_ABORT: _parallel_stream_abort}

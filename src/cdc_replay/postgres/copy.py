@@ -1,0 +1,189 @@
+"""COPY out of one server into another: bytes to bytes, values never become Python objects.
+
+COPY's text format is the one form that every type and every version has and that needs no conversion here:
+what `copy … to stdout` of one server writes, `copy … from stdin` of another reads, character for character
+(R7.7). Both sessions are pinned to UTF8, so that the bytes mean the same on both sides.
+
+libpq hands out one row at a time. The rows that it has received are joined into blocks here, because
+waiting for the socket and sending cost much more than a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import pq, sql
+
+from cdc_replay.errors import (
+    ApplyConflict,
+    CdcReplayError,
+    InvalidFilter,
+    PublisherNotReady,
+    ServerUnavailable,
+    SubscriberNotReady,
+)
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection, translated_errors
+
+BLOCK_BYTES: Final = 128 * 1024
+"""When a block of rows is sent on."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes of every block that was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """Where rows go: `relation` receives them, errors name `table`, which it is or stands for."""
+
+    relation: sql.Composable
+    table: QualifiedName
+    columns: tuple[str, ...]
+
+    @property
+    def statement(self) -> sql.Composed:
+        """The `copy … from stdin` that takes the rows."""
+        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        return sql.SQL("copy {} ({}) from stdin").format(self.relation, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How much one copy moved; `bytes` in COPY's text format."""
+
+    rows: int
+    bytes: int
+
+
+def copy_across(
+    source: Connection,
+    queries: Sequence[sql.Composable],
+    destination: Connection,
+    target: CopyTarget,
+    progress: Progress | None = None,
+) -> Copied:
+    """Copy the results of `queries` into `target`, one after another, within a single COPY there.
+
+    Both connections stay in the transaction that the caller has begun; nothing is committed here. The
+    columns of every query are those of the target by position.
+
+    Raises:
+        MissingPrivilege: if a role may not read or write the table; it names the table and the side.
+        InvalidFilter: if a query fails on a value, which only a row filter can cause.
+        PublisherNotReady: if the table is not there any more.
+        ApplyConflict: if the target refuses a row: a key that is there already, a constraint, a value that
+            its type does not take (R8.5).
+        SubscriberNotReady: if the target is not there any more.
+        ServerUnavailable: if a connection is lost.
+    """
+    size = 0
+    with writing(target.table), destination.cursor() as cursor:
+        with cursor.copy(target.statement) as into:
+            for query in queries:
+                for block in _read(source, query, target.table):
+                    into.write(block)
+                    size += len(block)
+                    if progress is not None:
+                        progress(len(block))
+        return Copied(cursor.rowcount, size)
+
+
+def _read(source: Connection, query: sql.Composable, table: QualifiedName) -> Iterator[bytearray]:
+    """The rows of `query` in COPY's text format, whole rows, several to a block."""
+    statement = sql.SQL("copy ({}) to stdout").format(query)
+    blocks = _blocks(source, statement)
+    while True:
+        with _reading(table):
+            block = next(blocks, None)
+        if block is None:
+            return
+        yield block
+
+
+def _blocks(source: Connection, statement: sql.Composed) -> Iterator[bytearray]:
+    with source.cursor() as cursor, cursor.copy(statement) as out:
+        received = source.pgconn.get_copy_data
+        while first := out.read():  # waits
+            block, size = bytearray(first), 1
+            while size > 0 and len(block) < BLOCK_BYTES:
+                size, row = received(1)  # 0: nothing more has arrived, -1: the end
+                block += row
+            yield block
+            if size < 0:
+                _finish(source)
+                return
+
+
+def _finish(source: Connection) -> None:
+    results: list[Any] = []
+    while (result := source.pgconn.get_result()) is not None:
+        results.append(result)
+    if results[0].status != pq.ExecStatus.COMMAND_OK:
+        raise pg.error_from_result(results[0])
+
+
+@contextlib.contextmanager
+def _reading(table: QualifiedName) -> Iterator[None]:
+    """Errors of the publisher, which name the table."""
+    what = f'cannot read table "{table}" of the publisher'
+    try:
+        with translated_errors(what):
+            yield
+    except pg.DataError as error:
+        raise InvalidFilter(
+            f"{what}: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+            hint="A row filter fails on a row: correct the row, or the filter of the publication.",
+            rule="R7.6",
+        ) from error
+    except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
+        raise PublisherNotReady(
+            f"{what}: {error.diag.message_primary}",
+            hint="The table changed while the command ran: run it again.",
+            rule="R7.6",
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(table: QualifiedName) -> Iterator[None]:
+    """Raise what a subscriber says when it does not take the rows of `table` as an error that names it.
+
+    Raises:
+        ApplyConflict, SubscriberNotReady, MissingPrivilege, ServerUnavailable: see `copy_across`.
+    """
+    what = f'cannot write table "{table}" of the subscriber'
+    try:
+        with translated_errors(what):
+            yield
+    except psycopg.Error as error:
+        if (ours := _refusal(what, error)) is None:
+            raise
+        raise ours from error
+
+
+def _refusal(what: str, error: psycopg.Error) -> CdcReplayError | None:
+    said = f"{what}: {error.diag.message_primary}"
+    detail = error.diag.message_detail
+    match error:
+        case pg.UniqueViolation() | pg.ExclusionViolation():
+            hint = (
+                "Remove the rows that are there already, or the rows of the publisher that have the same key."
+            )
+            return ApplyConflict(said, detail=detail, hint=hint, rule="R8.5")
+        case pg.IntegrityError() | pg.DataError():
+            hint = "Change the constraint or the type of the subscriber's column so that it takes the value."
+            return ApplyConflict(said, detail=detail, hint=hint, rule="R8.5")
+        case pg.UndefinedTable() | pg.UndefinedColumn() | pg.InvalidSchemaName():
+            hint = (
+                "Create the table on the subscriber with the published columns, then run the command again."
+            )
+            return SubscriberNotReady(said, detail=detail, hint=hint, rule="R8.1")
+        case pg.OperationalError():
+            return ServerUnavailable(said, detail=detail)
+        case _:
+            return None

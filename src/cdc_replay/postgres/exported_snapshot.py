@@ -1,0 +1,147 @@
+"""A snapshot is (LSN, data): the database exactly as it was at a known WAL position.
+
+Creating a logical slot exports a snapshot that holds precisely the transactions that the slot will not
+deliver (R1.34): those whose commit LSN is at or below the consistent point. The slot is temporary, it only
+finds the point. Any number of connections import the snapshot, one after another or at the same time, while
+the walsender that exported it stays open and idle; its next command would end the export.
+
+| reads under it        | for                                                           |
+|-----------------------|---------------------------------------------------------------|
+| the initial copy      | replay then applies what is after the consistent point (R7.9) |
+| validation at a fence | both sides are compared as of one position                    |
+
+Creating the slot waits for all transactions that are open at its start, prepared ones included (R1.35). A
+process that is killed leaves nothing behind: the server drops the slot and the export with the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.errors import MissingPrivilege, PublisherNotReady, ServerUnavailable
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.postgres.connection import Connection, connect, translated_errors
+
+logger = logging.getLogger(__name__)
+
+# The grammar of replication commands knows upper case only.
+EXPORT: Final = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
+
+MAY_REPLICATE: Final = """
+    select rolname::text, rolreplication or rolsuper from pg_catalog.pg_roles where rolname = current_user
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """What another connection, on any host, needs to read the database as of `consistent_point`.
+
+    A transaction is in the snapshot if and only if its commit LSN is at or below `consistent_point`.
+    """
+
+    dsn: str
+    consistent_point: Lsn
+    name: str
+
+    def __repr__(self) -> str:
+        # Without the DSN, which may hold a password.
+        return f"ExportedSnapshot(consistent_point={self.consistent_point}, name={self.name!r})"
+
+
+@contextlib.contextmanager
+def export_snapshot(dsn: str) -> Iterator[ExportedSnapshot]:
+    """Export a snapshot of the database for as long as the context is open.
+
+    Raises:
+        PublisherNotReady: if the server cannot create a logical slot now (wal_level, max_replication_slots).
+        MissingPrivilege: if the role lacks REPLICATION.
+        ServerUnavailable: if the server does not answer.
+    """
+    connection = _walsender(dsn)
+    try:
+        yield _export(connection, dsn)
+    finally:
+        connection.close()
+
+
+def _walsender(dsn: str) -> Connection:
+    try:
+        return connect(dsn, purpose="exported snapshot", replication=True)
+    except ServerUnavailable as error:
+        # libpq gives no SQLSTATE for a connection that is refused: an ordinary one can tell why.
+        with connect(dsn, purpose="privilege check") as ordinary:
+            ((user, allowed),) = ordinary.execute(MAY_REPLICATE).fetchall()
+        if allowed:
+            raise
+        raise MissingPrivilege(
+            f'role "{user}" cannot export a snapshot: it lacks the attribute REPLICATION',
+            hint=f'Run `alter role "{user}" replication` on the publisher as a superuser.',
+            rule="R1.34",
+        ) from error
+
+
+def _export(connection: Connection, dsn: str) -> ExportedSnapshot:
+    slot = sql.Identifier(f"cdc_replay_snapshot_{secrets.token_hex(8)}")
+    with translated_errors("cannot export a snapshot"), _not_ready_errors():
+        ((_, consistent_point, name, _),) = connection.execute(EXPORT.format(slot)).fetchall()
+    snapshot = ExportedSnapshot(dsn, Lsn.parse(consistent_point), name)
+    logger.info("exported snapshot %s at consistent point %s", name, consistent_point)
+    return snapshot
+
+
+@contextlib.contextmanager
+def _not_ready_errors() -> Iterator[None]:
+    try:
+        yield
+    except (pg.ConfigurationLimitExceeded, pg.ObjectNotInPrerequisiteState) as error:
+        raise PublisherNotReady(
+            f"cannot export a snapshot: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+            hint="Set wal_level to logical, and max_replication_slots to more than are in use.",
+            rule="R1.34",
+        ) from error
+
+
+def import_snapshot(snapshot: ExportedSnapshot, *, purpose: str) -> Connection:
+    """A connection inside a read-only transaction that sees the database as of the snapshot.
+
+    The transaction is repeatable read; it stays valid when the export ends, until it is committed or rolled
+    back. The caller closes the connection.
+
+    Raises:
+        PublisherNotReady: if the snapshot is no longer exported.
+        ServerUnavailable, MissingPrivilege: if the server cannot be reached, or refuses the role.
+    """
+    connection = connect(snapshot.dsn, purpose=purpose)
+    try:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        connection.autocommit = False
+        with translated_errors("cannot import a snapshot"), _gone_errors(snapshot):
+            connection.execute(sql.SQL("set transaction snapshot {}").format(snapshot.name))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _gone_errors(snapshot: ExportedSnapshot) -> Iterator[None]:
+    try:
+        yield
+    except (pg.InvalidParameterValue, pg.UndefinedObject, pg.ObjectNotInPrerequisiteState) as error:
+        raise PublisherNotReady(
+            f'snapshot "{snapshot.name}" is no longer exported: {error.diag.message_primary}',
+            detail=f"It was exported at {snapshot.consistent_point}; the process that exported it has ended.",
+            hint="Run the command again.",
+            rule="R1.34",
+        ) from error

@@ -1,0 +1,97 @@
+"""Which relation a change is published as (R2.2-R2.7, R2.11).
+
+A row changes in a leaf. Each publication of the set that publishes the leaf says under which identity it
+wants the change: the leaf's own (level 0), or, `publish_via_partition_root`, that of the highest ancestor
+it contains (level = distance from the leaf). The highest level wins for the whole set. The publications at
+that level are the *effective* ones: only they contribute row filters and column lists. The publish actions
+of all of them count.
+
+| set                                          | level | effective  | published as |
+|----------------------------------------------|-------|------------|--------------|
+| p: root, via root                            | 1     | p          | root         |
+| p: root, not via root                        | 0     | p          | leaf         |
+| p: root, via root; q: leaf                   | 1     | p          | root         |
+| p: all tables, not via root; q: root, via    | 1     | q          | root (R2.9)  |
+| p: root, via root; q: all tables, via root   | 1     | p and q    | root         |
+
+PostgreSQL's own name for the function is `get_rel_sync_entry` (pgoutput.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.relation import RelationId
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRoot:
+    """Under whose identity a relation's changes are published, and by which publications."""
+
+    table: Table
+    """The published relation: the relation itself or one of its ancestors."""
+    level: int
+    """0 for the relation itself, 1 for its parent, and so on."""
+    effective: tuple[Publication, ...]
+    """The publications at that level, in the order of the set (R2.6)."""
+    lower: tuple[Publication, ...]
+    """The others that publish the relation: they contribute actions only (R2.7)."""
+
+    @property
+    def actions(self) -> frozenset[PublishAction]:
+        """What is published for the relation by any publication of the set (R2.7)."""
+        return actions_of((*self.effective, *self.lower))
+
+
+def actions_of(publications: Iterable[Publication]) -> frozenset[PublishAction]:
+    """The publish actions of any of them."""
+    return frozenset(action for publication in publications for action in publication.actions)
+
+
+def contains(publication: Publication, table: Table) -> bool:
+    """Whether the publication lists the table, lists its own schema, or is FOR ALL TABLES (R2.2)."""
+    return (
+        publication.all_tables
+        or table.name.schema in publication.schemas
+        or table.id in publication.memberships
+    )
+
+
+def level_in(publication: Publication, table: Table, ancestors: Sequence[Table]) -> int | None:
+    """The level at which the publication publishes the table, None if it does not (R2.3, R2.4, R2.11).
+
+    `ancestors` are in order from the parent to the root.
+    """
+    if table.is_partitioned and not publication.via_root:
+        return None
+    levels = [
+        level for level, candidate in enumerate((table, *ancestors)) if contains(publication, candidate)
+    ]
+    if not levels:
+        return None
+    return levels[-1] if publication.via_root else 0
+
+
+def partition_root(
+    catalog: PublisherCatalog, publications: Sequence[Publication], relation: RelationId
+) -> PartitionRoot | None:
+    """How the set publishes changes of `relation`, None if it does not (R2.3-R2.7).
+
+    `relation` is a leaf; or, for TRUNCATE, a partitioned table, which only publications via root publish.
+    """
+    table = catalog.tables[relation]
+    if not table.is_publishable:
+        return None
+    ancestors = catalog.ancestors(relation)
+    levels = [(publication, level_in(publication, table, ancestors)) for publication in publications]
+    highest = max((level for _, level in levels if level is not None), default=None)
+    if highest is None:
+        return None
+    return PartitionRoot(
+        table=(table, *ancestors)[highest],
+        level=highest,
+        effective=tuple(publication for publication, level in levels if level == highest),
+        lower=tuple(publication for publication, level in levels if level is not None and level < highest),
+    )

@@ -1,0 +1,145 @@
+"""What a set of publications means: per leaf for the change stream, per table for the initial copy.
+
+The two differ, as they do in PostgreSQL (R7.5). The stream asks per leaf and per publish action (sections
+2, 3 and 6 of the rules). The initial copy asks per listed table, and does not look at the publish actions
+(R7.3):
+
+|                    | change stream: `PublishedRelation` | initial copy: `SyncedTable`       |
+|--------------------|------------------------------------|-----------------------------------|
+| one per            | leaf                               | table that the subscription lists |
+| publications heard | those at the highest level         | those that list this very table   |
+| row filter         | one OR per publish action          | one OR                            |
+
+Every stage uses these two answers and nothing else of the publisher's definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, RowFilter, Table
+from cdc_replay.model.relation import RelationId
+from cdc_replay.publication.column_list import in_order, published_columns, unlisted_columns
+from cdc_replay.publication.effective_filter import ROW_ACTIONS, any_of, effective_filters, filter_in
+from cdc_replay.publication.partition_root import contains, partition_root
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRelation:
+    """How the changes of one leaf are published to a subscription."""
+
+    leaf: RelationId
+    table: Table
+    """The published relation: the leaf or one of its ancestors."""
+    actions: frozenset[PublishAction]
+    filters: Mapping[PublishAction, tuple[RowFilter, ...] | None]
+    """For INSERT, UPDATE and DELETE: the filters to OR in this order; None: every row passes."""
+    columns: tuple[str, ...]
+    """The published columns, in attribute-number order of `table`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedTable:
+    """A table that the subscription lists, and what its initial copy holds."""
+
+    table: Table
+    leaves: tuple[Table, ...]
+    """The tables that store its rows, in order of name: itself unless it is partitioned."""
+    filters: tuple[RowFilter, ...] | None
+    """The filters to OR; None: every row is copied."""
+    columns: tuple[str, ...]
+    """The columns to copy, in attribute-number order of `table`."""
+
+
+def resolve(
+    catalog: PublisherCatalog, publications: Sequence[str], leaf: RelationId
+) -> PublishedRelation | None:
+    """How changes of `leaf` are published by the set, None if they are not (R2.1-R2.9, R3.2-R3.7, R6.3-R6.9).
+
+    Publications that do not exist contribute nothing (18; R1.19), see `restrictions.missing_publications`. A
+    partitioned table as `leaf` tells how a TRUNCATE of it is published (R2.11, R2.13).
+
+    Raises:
+        PublicationRefused: if PostgreSQL refuses to decode the relation for this set (R6.4, R6.9).
+    """
+    root = partition_root(catalog, catalog.existing(publications), leaf)
+    if root is None:
+        return None
+    if root.actions.isdisjoint(ROW_ACTIONS):
+        # R6.7: no row is ever sent, so column lists are not even read, and cannot disagree.
+        columns = in_order(root.table, unlisted_columns(root.table, generated=False))
+    else:
+        columns = published_columns(root.effective, root.table, catalog.server_version)
+    return PublishedRelation(
+        leaf=leaf,
+        table=root.table,
+        actions=root.actions,
+        filters=effective_filters(root.effective, root.table),
+        columns=columns,
+    )
+
+
+def synced_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[SyncedTable, ...]:
+    """The tables that the subscription lists, in order of name, each with its initial copy (R7.1-R7.6).
+
+    Where one publication lists a partitioned table via root and another its leaves, the root alone is
+    listed, as PostgreSQL 16 and later do; 15 copies such rows twice (R7.2). Publications that do not exist
+    contribute nothing (R7.11).
+
+    Raises:
+        PublicationRefused: if PostgreSQL refuses to create the subscription (R6.4, R6.9).
+    """
+    listed_in: dict[RelationId, list[Publication]] = {}
+    for publication in catalog.existing(publications):
+        for relation in listed_tables(catalog, publication):
+            listed_in.setdefault(relation, []).append(publication)
+    leaves = _leaves(catalog)
+    return tuple(
+        SyncedTable(
+            table=table,
+            leaves=leaves[table.id],
+            filters=any_of(filter_in(publication, table) for publication in listed_in[table.id]),
+            columns=published_columns(listed_in[table.id], table, catalog.server_version),
+        )
+        for table in sorted((catalog.tables[relation] for relation in listed_in), key=lambda t: t.name)
+        if not any(ancestor.id in listed_in for ancestor in catalog.ancestors(table.id))
+    )
+
+
+def listed_tables(catalog: PublisherCatalog, publication: Publication) -> frozenset[RelationId]:
+    """The tables that a subscription to this publication alone would list (R7.1)."""
+    is_listed = _is_listed_via_root if publication.via_root else _is_listed_as_leaf
+    return frozenset(
+        table.id
+        for table in catalog.tables.values()
+        if is_listed(publication, table, catalog.ancestors(table.id))
+    )
+
+
+def _is_listed_via_root(publication: Publication, table: Table, ancestors: Sequence[Table]) -> bool:
+    return (
+        table.is_publishable
+        and contains(publication, table)
+        and not any(contains(publication, ancestor) for ancestor in ancestors)
+    )
+
+
+def _is_listed_as_leaf(publication: Publication, table: Table, ancestors: Sequence[Table]) -> bool:
+    if table.is_partitioned:
+        return False
+    if table.is_publishable and contains(publication, table):
+        return True
+    # The leaves of a partitioned table are listed without a look at them: an unlogged one too, which is
+    # copied once and then never changes (GetPubPartitionOptionRelations).
+    return not publication.all_tables and any(contains(publication, ancestor) for ancestor in ancestors)
+
+
+def _leaves(catalog: PublisherCatalog) -> Mapping[RelationId, tuple[Table, ...]]:
+    """The storing tables of every table, in order of name."""
+    leaves: dict[RelationId, list[Table]] = {relation: [] for relation in catalog.tables}
+    for table in sorted(catalog.tables.values(), key=lambda t: t.name):
+        if not table.is_partitioned:
+            for holder in (table, *catalog.ancestors(table.id)):
+                leaves[holder.id].append(table)
+    return {relation: tuple(tables) for relation, tables in leaves.items()}

@@ -1,0 +1,45 @@
+"""Leaf columns → the published relation's columns, by name (R2.12).
+
+A partition may have its columns in another order than its root, and a relation version may lack a column that
+the subscription knows from another version. A position is an index into the leaf's tuple, or None where this
+version does not have the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from cdc_replay.model.relation import Relation
+
+Positions: TypeAlias = tuple[int | None, ...]
+
+NOT_SENT: Final = "-"
+"""The kind of a value whose column the relation version does not have."""
+
+
+def positions(relation: Relation, columns: Sequence[str]) -> Positions:
+    """Where the leaf's tuple holds each of `columns`."""
+    found = {name: index for index, name in enumerate(relation.column_names)}
+    return tuple(found.get(name) for name in columns)
+
+
+def values_at(values: Column, wanted: Positions, width: int) -> Column:
+    """The elements of a leaf's value array (of `width` elements) at the wanted positions, as an array."""
+    if wanted == tuple(range(width)):
+        return values
+    missing = F.lit(None).cast("string")
+    return F.array(*(missing if position is None else values[position] for position in wanted))
+
+
+def kinds_at(kinds: Column, wanted: Positions, width: int) -> Column:
+    """The characters of a leaf's kinds string at the wanted positions, `-` where there is no position."""
+    if wanted == tuple(range(width)):
+        return kinds
+    characters = (
+        F.lit(NOT_SENT) if position is None else F.substring(kinds, position + 1, 1) for position in wanted
+    )
+    return F.concat(*characters)

@@ -1,0 +1,262 @@
+"""CHANGES → ROUTED: filters, transformation, mapping and lists in PostgreSQL's order.
+
+For each change, as pgoutput does for each subscription:
+
+1. find its route (published relation, actions, target); without one, or at or before the target's applied
+   LSN: nothing;
+2. is the action published (R2.7)? For an UPDATE only that action counts, whatever it becomes (R4.1);
+3. the row filter of the action: the old row for a DELETE, the new one for an INSERT, both for an UPDATE;
+4. leaf columns to the published relation's columns, restricted by the column list.
+
+Everything is a Spark SQL expression, but for filters that only PostgreSQL can evaluate exactly: their answers
+are brought as arrays of booleans before step 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F
+
+from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.server import ServerCheck, evaluate_on_server
+from cdc_replay.filters.spark import filter_column
+from cdc_replay.model.change import ROUTED, ChangeKind
+from cdc_replay.model.publication import PublishAction, RowFilter
+from cdc_replay.model.subscription import OriginPolicy
+from cdc_replay.route.attribute_map import kinds_at, positions, values_at
+from cdc_replay.route.origin import origin_is_wanted
+from cdc_replay.route.per_route import per_route
+from cdc_replay.route.routes import Route, Routes
+from cdc_replay.route.truncate import truncate_is_sent
+from cdc_replay.route.update_transformation import filled_kinds, filled_values, update_outcome
+
+_LOOKUP = (
+    "route_relation_id bigint, route_relation_version bigint, route_catalog_lsn bigint, route int,"
+    " target int, applied_lsn bigint, inserts boolean, updates boolean, deletes boolean, truncates boolean"
+)
+_TRUNCATE_VERSION = 0
+"""TRUNCATE does not depend on the relation's version; its rows look up this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The frame, and its counts, which are there once an action has run on it.
+
+    `counts` holds `filtered_out`, `updates_to_insert` and `updates_to_delete`.
+    """
+
+    changes: DataFrame
+    counts: Observation
+
+
+def route(changes: DataFrame, routes: Routes, *, origin: OriginPolicy, publisher_dsn: str) -> Routed:
+    """What of `changes` (CHANGES) the subscription must see (ROUTED), in the published relations' columns.
+
+    Args:
+        changes: decoded changes of the window.
+        routes: from `plan_routes`; must not be empty.
+        origin: the subscription's option.
+        publisher_dsn: where filters are evaluated that Spark cannot answer exactly.
+    """
+    filters = _Filters(routes)
+    found = _with_route(changes, routes).where(origin_is_wanted(origin))
+    found = found.withColumn("new_filled", filled_values(F.col("old"), F.col("new"), F.col("new_kinds")))
+    if filters.checks:
+        found = evaluate_on_server(
+            found,
+            filters.checks,
+            publisher_dsn,
+            rows={"old": "old_verdicts", "new_filled": "new_verdicts"},
+        )
+    counts = Observation()
+    decided = found.withColumn("outcome", _outcome(routes, filters)).observe(
+        counts,
+        F.count_if(F.col("outcome").isNull()).alias("filtered_out"),
+        F.count_if(_became(ChangeKind.INSERT)).alias("updates_to_insert"),
+        F.count_if(_became(ChangeKind.DELETE)).alias("updates_to_delete"),
+    )
+    sent = decided.where(F.col("outcome").isNotNull())
+    return Routed(_published_columns(sent, routes), counts)
+
+
+def _with_route(changes: DataFrame, routes: Routes) -> DataFrame:
+    rows = []
+    for item in routes.routes:
+        actions = item.published.actions
+        published = [PublishAction.INSERT in actions, PublishAction.UPDATE in actions]
+        published += [PublishAction.DELETE in actions, truncate_is_sent(item.published)]
+        common = (item.number, item.target.index, item.target.applied_lsn.value, *published)
+        rows.append((item.relation.id, item.relation.version, item.catalog_lsn, *common))
+    # One row per leaf and catalog version is enough for TRUNCATE; any relation version serves.
+    of_leaf = {(row[0], row[2]): (row[0], _TRUNCATE_VERSION, *row[2:]) for row in rows}
+    lookup = changes.sparkSession.createDataFrame([*rows, *of_leaf.values()], _LOOKUP)
+    version = F.when(F.col("kind") == "T", F.lit(_TRUNCATE_VERSION)).otherwise(F.col("relation_version"))
+    return changes.join(
+        F.broadcast(lookup),
+        (F.col("relation_id") == F.col("route_relation_id"))
+        & (version == F.col("route_relation_version"))
+        & (F.col("catalog_lsn") == F.col("route_catalog_lsn")),
+    ).where(F.col("commit_lsn") > F.col("applied_lsn"))
+
+
+class _Filters:
+    """The row filters of the routes: compiled once each, those for the server numbered."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._compiled: dict[Hashable, SparkFilter | ServerFilter] = {}
+        self._numbers: dict[Hashable, int] = {}
+        members: dict[int, list[Route]] = {}
+        for item in routes.routes:
+            for each in _all_filters(item):
+                key = self._key(item, each)
+                if key not in self._compiled:
+                    self._compiled[key] = compile_filter(each, item.published.table)
+                if isinstance(self._compiled[key], ServerFilter):
+                    number = self._numbers.setdefault(key, len(self._numbers))
+                    members.setdefault(number, []).append(item)
+        self.checks = tuple(
+            self._check(key, number, members[number]) for key, number in self._numbers.items()
+        )
+
+    @staticmethod
+    def _key(item: Route, row_filter: RowFilter) -> Hashable:
+        # The same tree means the same only for the same columns at the same positions.
+        return (row_filter.node_tree, item.published.table, item.relation.column_names)
+
+    def _check(self, key: Hashable, number: int, items: list[Route]) -> ServerCheck:
+        compiled = self._compiled[key]
+        if not isinstance(compiled, ServerFilter):
+            raise TypeError(compiled)
+        held = items[0].relation.column_names
+        columns = tuple(
+            (column, held.index(column.name)) for column in compiled.columns if column.name in held
+        )
+        return ServerCheck(number, frozenset(item.number for item in items), compiled.sql, columns)
+
+    def passes(self, item: Route, action: PublishAction, row: str, verdicts: str) -> Column:
+        """Whether the row in the array column `row` passes the route's filter for `action`; never NULL."""
+        filters = item.published.filters[action]
+        if filters is None:
+            return F.lit(True)
+        answers = [self._answer(item, each, row, verdicts) for each in filters]
+        return F.coalesce(functools.reduce(operator.or_, answers), F.lit(False))
+
+    def _answer(self, item: Route, row_filter: RowFilter, row: str, verdicts: str) -> Column:
+        key = self._key(item, row_filter)
+        compiled = self._compiled[key]
+        if isinstance(compiled, ServerFilter):
+            return F.col(verdicts)[self._numbers[key]]
+        held = item.relation.column_names
+
+        def value_of(name: str) -> Column:
+            return F.col(row)[held.index(name)] if name in held else F.lit(None).cast("string")
+
+        return filter_column(compiled, value_of)
+
+    def group(self, item: Route, action: PublishAction) -> Hashable:
+        """Routes with the same group have the same expression for `action`."""
+        filters = item.published.filters[action]
+        return None if filters is None else tuple(self._key(item, each) for each in filters)
+
+
+def _all_filters(item: Route) -> tuple[RowFilter, ...]:
+    actions = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
+    return tuple(each for action in actions for each in item.published.filters[action] or ())
+
+
+def _outcome(routes: Routes, filters: _Filters) -> Column:
+    """The kind of change that the subscription sees; NULL for nothing."""
+
+    def passes(action: PublishAction, row: str, verdicts: str) -> Column:
+        return per_route(
+            routes.routes,
+            number=lambda item: item.number,
+            key=lambda item: filters.group(item, action),
+            build=lambda item: filters.passes(item, action, row, verdicts),
+        )
+
+    kind = F.col("kind")
+    new_passes = passes(PublishAction.UPDATE, "new_filled", "new_verdicts")
+    old_passes = F.when(F.col("old").isNull(), new_passes).otherwise(
+        passes(PublishAction.UPDATE, "old", "old_verdicts")
+    )
+    inserted = F.col("inserts") & passes(PublishAction.INSERT, "new_filled", "new_verdicts")
+    # R3.10: without an old tuple a DELETE is never sent.
+    deleted = (
+        F.col("deletes") & F.col("old").isNotNull() & passes(PublishAction.DELETE, "old", "old_verdicts")
+    )
+    return (
+        F.when((kind == "I") & inserted, F.lit("I"))
+        .when((kind == "D") & deleted, F.lit("D"))
+        .when((kind == "U") & F.col("updates"), update_outcome(old_passes, new_passes))
+        .when((kind == "T") & F.col("truncates"), F.lit("T"))
+    )
+
+
+def _became(kind: ChangeKind) -> Column:
+    return (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("outcome") == kind.value)
+
+
+def _published_columns(sent: DataFrame, routes: Routes) -> DataFrame:
+    stays_update = F.col("outcome") == "U"
+    has_new, has_old = F.col("outcome").isin("I", "U"), F.col("outcome").isin("U", "D")
+    filled = filled_kinds(F.col("old"), F.col("old_kinds"), F.col("new_kinds"))
+    row = F.when(stays_update, F.col("new")).otherwise(F.col("new_filled"))
+    row_kinds = F.when(stays_update, F.col("new_kinds")).otherwise(filled)
+    search_row = F.coalesce(F.col("old"), F.col("new_filled"))
+    no_array = F.lit(None).cast("array<string>")
+    columns = {
+        "kind": F.col("outcome"),
+        "transformed": (F.col("kind") == "U") & ~stays_update,
+        "search_key": F.when(has_old, _search_key(routes, search_row)).otherwise(no_array),
+        "new_key": F.when(has_new, _identity(routes, F.col("new_filled"))).otherwise(no_array),
+        "values": F.when(has_new, _mapped(routes, values_at, row)).otherwise(no_array),
+        "kinds": F.when(has_new, _mapped(routes, kinds_at, row_kinds)),
+    }
+    return sent.select(*(columns.get(name, F.col(name)).alias(name) for name in ROUTED.names))
+
+
+def _mapped(routes: Routes, build: Callable[..., Column], source: Column) -> Column:
+    """The leaf's array or kinds string in the order of the target's columns."""
+
+    def shape(item: Route) -> tuple[tuple[int | None, ...], int]:
+        return positions(item.relation, item.target.columns), len(item.relation.columns)
+
+    return per_route(
+        routes.routes,
+        number=lambda item: item.number,
+        key=shape,
+        build=lambda item: build(source, *shape(item)),
+    )
+
+
+def _identity(routes: Routes, source: Column) -> Column:
+    def shape(item: Route) -> tuple[tuple[int | None, ...], int]:
+        return positions(item.relation, item.target.identity), len(item.relation.columns)
+
+    return per_route(
+        routes.routes,
+        number=lambda item: item.number,
+        key=shape,
+        build=lambda item: values_at(source, *shape(item)),
+    )
+
+
+def _search_key(routes: Routes, source: Column) -> Column:
+    """The identity columns of the row to find, or an error where the publisher does not send them (R8.7)."""
+    refused = [item for item in routes.routes if item.refusal is not None]
+    key = _identity(routes, source)
+    if not refused:
+        return key
+    refusal = per_route(
+        refused,
+        number=lambda item: item.number,
+        key=lambda item: item.refusal,
+        build=lambda item: F.raise_error(F.lit(item.refusal)).cast("array<string>"),
+    )
+    return F.when(F.col("route").isin([item.number for item in refused]), refusal).otherwise(key)

@@ -1,0 +1,15 @@
+"""Which relation of a TRUNCATE message reaches a subscription (R2.13).
+
+Row filters do not matter (R3.12). A relation passes iff TRUNCATE is published for it and it is its own
+published relation: a leaf whose changes go out under an ancestor is never truncated alone.
+"""
+
+from __future__ import annotations
+
+from cdc_replay.model.publication import PublishAction
+from cdc_replay.publication.resolve import PublishedRelation
+
+
+def truncate_is_sent(published: PublishedRelation) -> bool:
+    """Whether a TRUNCATE of the leaf goes to the subscriber."""
+    return PublishAction.TRUNCATE in published.actions and published.table.id == published.leaf

@@ -1,0 +1,196 @@
+"""Copy chunks of tables from the publisher to the subscriber: what a Spark task does, on an executor.
+
+A task opens one connection to each side and copies its chunks one after another. Every chunk is a
+transaction of the subscriber, which depends on how many chunks the table has:
+
+| chunks | transaction                                                            | readers then see   |
+|--------|------------------------------------------------------------------------|--------------------|
+| one    | claim, delete if it is a resync, COPY into the target, state `Ready`   | the complete table |
+| more   | COPY into the chunk's staging table (`staging.py`); the driver ends it | nothing yet        |
+
+Claim: before it writes to a target, a transaction takes the table's advisory lock and looks at its state.
+Only the state with which the run began allows the copy. A task that Spark runs twice, or that outlives its
+killed driver, therefore copies nothing twice: whoever comes second finds the table ready and leaves it
+alone.
+
+What goes wrong with one table is a value in its result, not an exception: the other tables of the task, and
+of the job, are copied all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from psycopg import sql
+
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Ready, TableState
+from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.copy import CopyTarget, copy_across
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.snapshot.staging import create_staging, staging_table
+from cdc_replay.subscriber.state import set_table_state, stable_hash, table_states
+
+
+@dataclass(frozen=True, slots=True)
+class CopySetting:
+    """What all chunks of a run have in common; picklable.
+
+    `replace`: the target's rows are deleted by the transaction that brings the new ones.
+    """
+
+    subscription: str
+    snapshot: ExportedSnapshot
+    subscriber_dsn: str
+    replace: bool
+
+    @property
+    def purpose(self) -> str:
+        """What the connections are for."""
+        return f"snapshot {self.subscription}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """A table of the subscriber that receives a copy.
+
+    `begun` is the state that allows the copy: another one means that someone else has completed it.
+    """
+
+    name: QualifiedName
+    columns: tuple[str, ...]
+    is_partitioned: bool
+    begun: TableState
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The target in SQL."""
+        return sql.Identifier(self.name.schema, self.name.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCopy:
+    """One chunk: the queries that return its rows, and the staging table; None goes into the target."""
+
+    table: TableCopy
+    number: int
+    queries: tuple[sql.Composed, ...]
+    bytes: int
+    staging: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedChunk:
+    """A chunk that is on the subscriber. `bytes` of COPY text; no rows if it was complete already."""
+
+    table: QualifiedName
+    number: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedChunk:
+    """A chunk that is not on the subscriber, and why."""
+
+    table: QualifiedName
+    number: int
+    error: CdcReplayError
+
+
+ChunkResult: TypeAlias = CopiedChunk | FailedChunk
+
+
+def copy_chunks(setting: CopySetting, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
+    """Copy the chunks one after another; one result for each. Runs on an executor, may be repeated."""
+    try:
+        with (
+            closing(import_snapshot(setting.snapshot, purpose=setting.purpose)) as source,
+            closing(subscriber_connection(setting)) as destination,
+        ):
+            for chunk in chunks:
+                yield _attempt(setting, chunk, source, destination)
+    except CdcReplayError as error:  # a connection could not be opened
+        for chunk in chunks:
+            yield FailedChunk(chunk.table.name, chunk.number, error)
+
+
+def subscriber_connection(setting: CopySetting) -> Connection:
+    """A connection to the subscriber that behaves as an apply worker (R8.13).
+
+    Raises:
+        MissingPrivilege: if the role may not set session_replication_role.
+        ServerUnavailable: if the server does not answer.
+    """
+    connection = connect(setting.subscriber_dsn, purpose=setting.purpose)
+    try:
+        with translated_errors("cannot write as a replication worker does"):
+            connection.execute("set session_replication_role = replica")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _attempt(
+    setting: CopySetting, chunk: ChunkCopy, source: Connection, destination: Connection
+) -> ChunkResult:
+    began = time.monotonic()
+    try:
+        # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
+        with source.transaction():
+            rows, size = _copy(setting, chunk, source, destination)
+    except CdcReplayError as error:
+        return FailedChunk(chunk.table.name, chunk.number, error)
+    return CopiedChunk(chunk.table.name, chunk.number, rows, size, time.monotonic() - began)
+
+
+def _copy(
+    setting: CopySetting, chunk: ChunkCopy, source: Connection, destination: Connection
+) -> tuple[int, int]:
+    table = chunk.table
+    with destination.transaction():
+        if chunk.staging is not None:
+            create_staging(destination, chunk.staging, table.identifier, table.columns)
+            target = CopyTarget(staging_table(chunk.staging), table.name, table.columns)
+        elif claim(destination, setting.subscription, table):
+            target = CopyTarget(table.identifier, table.name, table.columns)
+            if setting.replace:
+                empty(destination, table)
+        else:
+            return 0, 0
+        copied = copy_across(source, chunk.queries, destination, target)
+        failpoint("snapshot.mid_copy")
+        if chunk.staging is None:
+            ready = Ready(setting.snapshot.consistent_point)
+            set_table_state(destination, setting.subscription, table.name, ready)
+    if chunk.staging is None:
+        failpoint("snapshot.after_table")
+    return copied.rows, copied.bytes
+
+
+def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
+    """Whether this transaction is the one that completes the table; others wait here until it ends."""
+    connection.execute(
+        "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
+    )
+    return table_states(connection, subscription).get(table.name) == table.begun
+
+
+def empty(connection: Connection, table: TableCopy) -> None:
+    """Delete the rows that the new ones replace; readers see them until the transaction commits.
+
+    Writers wait from here on, so that no row slips in between. Inheritance children keep theirs.
+    """
+    only = sql.SQL("" if table.is_partitioned else "only ")
+    with translated_errors(f'cannot replace the rows of table "{table.name}" of the subscriber'):
+        lock = sql.SQL("lock table {}{} in share row exclusive mode").format(only, table.identifier)
+        connection.execute(lock)
+        connection.execute(sql.SQL("delete from {}{}").format(only, table.identifier))

@@ -1,0 +1,363 @@
+"""What the subscriber knows about itself: schema `cdc_replay` in its database.
+
+The subscriber is the only place where progress is kept, because only there rows and progress can be one
+commit (R8.17). Whoever changes rows changes the state in the same transaction; a crash never parts them.
+
+| table              | a row is                                                                       |
+|--------------------|--------------------------------------------------------------------------------|
+| subscription       | a subscription, the publisher it is bound to, and why it is parked, if it is   |
+| subscription_table | the state of one table of it (`model.table_state`)                             |
+| result             | what one command ended with; the last `RESULTS_KEPT` of each command stay      |
+
+The functions work on an open connection and never commit a transaction that the caller has opened. Those that
+only read answer "nothing known" where the schema does not exist yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, assert_never
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
+from cdc_replay.postgres.connection import Connection, translated_errors
+
+SCHEMA: Final = "cdc_replay"
+
+RESULTS_KEPT: Final = 20
+"""Results kept per subscription and command."""
+
+_INSTALL: Final = (
+    "create schema if not exists cdc_replay",
+    """
+    create table if not exists cdc_replay.subscription (
+        name text primary key,
+        publisher_system_identifier text not null,
+        publications text[] not null,
+        parked_at pg_lsn,
+        parked_reason text,
+        created timestamptz not null default pg_catalog.now(),
+        check ((parked_at is null) = (parked_reason is null))
+    )
+    """,
+    """
+    create table if not exists cdc_replay.subscription_table (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        schema_name text not null,
+        table_name text not null,
+        state text not null check (state in ('pending', 'copying', 'ready', 'parked')),
+        lsn pg_lsn,
+        reason text,
+        primary key (subscription, schema_name, table_name),
+        check ((state = 'pending') = (lsn is null)),
+        check ((state = 'parked') = (reason is not null))
+    )
+    """,
+    """
+    create table if not exists cdc_replay.result (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        command text not null,
+        number bigint generated always as identity,
+        finished timestamptz not null default pg_catalog.clock_timestamp(),
+        result jsonb not null,
+        primary key (subscription, command, number)
+    )
+    """,
+)
+
+_SET_TABLE_STATE: Final = """
+    insert into cdc_replay.subscription_table (subscription, schema_name, table_name, state, lsn, reason)
+    values (%s, %s, %s, %s, %s, %s)
+    on conflict (subscription, schema_name, table_name)
+    do update set state = excluded.state, lsn = excluded.lsn, reason = excluded.reason
+"""
+
+_ADVANCE_TABLES: Final = """
+    insert into cdc_replay.subscription_table (subscription, schema_name, table_name, state, lsn)
+    select %s, schema_name, table_name, 'ready', %s
+    from unnest(%s::text[], %s::text[]) as advanced (schema_name, table_name)
+    on conflict (subscription, schema_name, table_name)
+    do update set state = excluded.state, lsn = excluded.lsn, reason = null
+"""
+
+_REMEMBER: Final = """
+    insert into cdc_replay.subscription (name, publisher_system_identifier, publications)
+    values (%s, %s, %s)
+    on conflict (name) do update set publications = excluded.publications
+    where subscription.publisher_system_identifier = excluded.publisher_system_identifier
+    returning name
+"""
+
+_FORGET_OLD_RESULTS: Final = """
+    delete from cdc_replay.result
+    where subscription = %(subscription)s and command = %(command)s and number <= (
+        select number from cdc_replay.result
+        where subscription = %(subscription)s and command = %(command)s
+        order by number desc offset %(kept)s limit 1
+    )
+"""
+
+_LOCK_HOLDER: Final = """
+    select activity.pid, activity.application_name
+    from pg_locks
+    join pg_stat_activity as activity using (pid)
+    where locktype = 'advisory' and granted and objsubid = 1
+        and pg_locks.database = (select oid from pg_database where datname = current_database())
+        and classid::bigint = (%(key)s::bigint >> 32) & 4294967295
+        and objid::bigint = %(key)s::bigint & 4294967295
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """A subscription as its subscriber knows it; `parked_at` and `parked_reason` go together."""
+
+    name: str
+    publisher_system_identifier: str
+    publications: tuple[str, ...]
+    parked_at: Lsn | None
+    parked_reason: str | None
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedResult:
+    """What a command ended with, as its JSON object."""
+
+    command: str
+    finished: datetime
+    result: Mapping[str, object]
+
+
+def install(connection: Connection) -> None:
+    """Create the schema and its tables where they are missing; safe to run at the same time as others.
+
+    Raises:
+        MissingPrivilege: if the role may not create a schema in this database.
+    """
+    if is_installed(connection):
+        return
+    with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
+        # `if not exists` alone fails where another session creates the same schema right now.
+        connection.execute("select pg_advisory_xact_lock(%s)", (_advisory_key("install", ""),))
+        for statement in _INSTALL:
+            connection.execute(statement)
+
+
+def is_installed(connection: Connection) -> bool:
+    """Whether this database has the schema with all its tables."""
+    row = connection.execute("select to_regclass('cdc_replay.result') is not null").fetchone()
+    return row is not None and bool(row[0])
+
+
+@contextlib.contextmanager
+def lock(connection: Connection, subscription: str) -> Iterator[None]:
+    """Hold the subscription for the duration: one process at a time changes its rows and its state.
+
+    The lock belongs to the session, so that it is gone with the process, however that ends.
+
+    Raises:
+        SubscriptionBusy: if another session holds it.
+    """
+    key = _advisory_key("subscription", subscription)
+    row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
+    if row is None or not row[0]:
+        raise SubscriptionBusy(
+            f'another process is working on subscription "{subscription}"',
+            detail=_lock_holder(connection, key),
+            hint="Wait until it has finished; runs of one subscription never overlap.",
+        )
+    try:
+        yield
+    finally:
+        # Where the connection is lost or in a failed transaction, its end releases the lock.
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("select pg_advisory_unlock(%s)", (key,))
+
+
+def remember_subscription(
+    connection: Connection, subscription: str, publisher_system_identifier: str, publications: Iterable[str]
+) -> None:
+    """Bind the subscription to its publisher, or take over its changed list of publications.
+
+    Raises:
+        SubscriberNotReady: if the subscription is bound to another publisher cluster.
+    """
+    values = (subscription, publisher_system_identifier, list(publications))
+    if connection.execute(_REMEMBER, values).fetchone() is not None:
+        return
+    known = subscription_record(connection, subscription)
+    raise SubscriberNotReady(
+        f'subscription "{subscription}" belongs to another publisher',
+        detail=f"The subscriber's rows come from the cluster with system identifier"
+        f" {known.publisher_system_identifier if known else 'unknown'},"
+        f" the configuration leads to {publisher_system_identifier}.",
+        hint=f"Correct the configuration, or run `cdc-replay teardown {subscription}` and start again.",
+    )
+
+
+def subscription_record(connection: Connection, subscription: str) -> SubscriptionRecord | None:
+    """What is known of the subscription; None if it has never been set up here."""
+    if not is_installed(connection):
+        return None
+    row = connection.execute(
+        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created"
+        " from cdc_replay.subscription where name = %s",
+        (subscription,),
+    ).fetchone()
+    if row is None:
+        return None
+    name, system_identifier, publications, parked_at, parked_reason, created = row
+    return SubscriptionRecord(
+        name,
+        system_identifier,
+        tuple(publications),
+        None if parked_at is None else Lsn.parse(parked_at),
+        parked_reason,
+        created,
+    )
+
+
+def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:
+    """The state of every table of the subscription, by name; empty where nothing is known."""
+    if not is_installed(connection):
+        return {}
+    rows = connection.execute(
+        "select schema_name, table_name, state, lsn::text, reason from cdc_replay.subscription_table"
+        " where subscription = %s order by schema_name, table_name",
+        (subscription,),
+    )
+    return {QualifiedName(schema, name): _state(*stored) for schema, name, *stored in rows}
+
+
+def set_table_state(
+    connection: Connection, subscription: str, name: QualifiedName, state: TableState
+) -> None:
+    """Store the state of one table of a remembered subscription, new or known."""
+    stored = _stored(state)
+    connection.execute(_SET_TABLE_STATE, (subscription, name.schema, name.name, *stored))
+
+
+def advance_tables(
+    connection: Connection, subscription: str, names: Iterable[QualifiedName], applied_lsn: Lsn
+) -> None:
+    """Make all these tables `Ready(applied_lsn)` in one statement."""
+    schemas, tables = [], []
+    for name in names:
+        schemas.append(name.schema)
+        tables.append(name.name)
+    connection.execute(_ADVANCE_TABLES, (subscription, str(applied_lsn), schemas, tables))
+
+
+def forget_table(connection: Connection, subscription: str, name: QualifiedName) -> None:
+    """Drop the table from the subscription; its rows stay (R7.13)."""
+    connection.execute(
+        "delete from cdc_replay.subscription_table"
+        " where subscription = %s and schema_name = %s and table_name = %s",
+        (subscription, name.schema, name.name),
+    )
+
+
+def park(connection: Connection, subscription: str, at: Lsn, reason: str) -> None:
+    """Stop replaying the subscription until it is unparked; `at` is the position that it could not pass."""
+    connection.execute(
+        "update cdc_replay.subscription set parked_at = %s, parked_reason = %s where name = %s",
+        (str(at), reason, subscription),
+    )
+
+
+def unpark(connection: Connection, subscription: str) -> None:
+    """Let the subscription be replayed again."""
+    connection.execute(
+        "update cdc_replay.subscription set parked_at = null, parked_reason = null where name = %s",
+        (subscription,),
+    )
+
+
+def record_result(
+    connection: Connection, subscription: str, command: str, result: Mapping[str, object]
+) -> None:
+    """Keep what a command ended with, in the transaction of the work itself, and forget very old results."""
+    connection.execute(
+        "insert into cdc_replay.result (subscription, command, result) values (%s, %s, %s)",
+        (subscription, command, Jsonb(dict(result))),
+    )
+    connection.execute(
+        _FORGET_OLD_RESULTS, {"subscription": subscription, "command": command, "kept": RESULTS_KEPT}
+    )
+
+
+def last_result(connection: Connection, subscription: str, command: str) -> RecordedResult | None:
+    """The newest result of the command for this subscription."""
+    if not is_installed(connection):
+        return None
+    row = connection.execute(
+        "select command, finished, result from cdc_replay.result"
+        " where subscription = %s and command = %s order by number desc limit 1",
+        (subscription, command),
+    ).fetchone()
+    return None if row is None else RecordedResult(*row)
+
+
+def remove_subscription(connection: Connection, subscription: str) -> None:
+    """Forget the subscription with all that belongs to it; with the last one the schema goes.
+
+    The rows of the subscribed tables stay.
+    """
+    if not is_installed(connection):
+        return
+    with connection.transaction():
+        connection.execute("select pg_advisory_xact_lock(%s)", (_advisory_key("install", ""),))
+        connection.execute("delete from cdc_replay.subscription where name = %s", (subscription,))
+        left = connection.execute("select exists (select from cdc_replay.subscription)").fetchone()
+        if left is not None and not left[0]:
+            connection.execute("drop schema cdc_replay cascade")
+
+
+def stable_hash(subscription: str) -> int:
+    """A signed 64-bit number for the name, the same in every process and release."""
+    return _advisory_key("subscription", subscription)
+
+
+def _advisory_key(purpose: str, name: str) -> int:
+    digest = hashlib.sha256(f"cdc_replay {purpose} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _lock_holder(connection: Connection, key: int) -> str | None:
+    row = connection.execute(_LOCK_HOLDER, {"key": key}).fetchone()
+    return None if row is None else f'It is server process {row[0]} ("{row[1]}") of the subscriber.'
+
+
+def _stored(state: TableState) -> tuple[str, str | None, str | None]:
+    match state:
+        case Pending():
+            return "pending", None, None
+        case Copying(consistent_point):
+            return "copying", str(consistent_point), None
+        case Ready(applied_lsn):
+            return "ready", str(applied_lsn), None
+        case Parked(applied_lsn, reason):
+            return "parked", str(applied_lsn), reason
+    assert_never(state)
+
+
+def _state(word: str, lsn: str | None, reason: str | None) -> TableState:
+    match word, lsn, reason:
+        case "copying", str(), _:
+            return Copying(Lsn.parse(lsn))
+        case "ready", str(), _:
+            return Ready(Lsn.parse(lsn))
+        case "parked", str(), str():
+            return Parked(Lsn.parse(lsn), reason)
+        case _:
+            return Pending()

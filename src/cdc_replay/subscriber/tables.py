@@ -1,0 +1,223 @@
+"""The subscriber's tables as targets: columns, identity, and what is missing.
+
+A target is the plain or partitioned table with the published relation's schema and name (R8.1). Rows are
+found by its own identity (R8.6): the replica identity index where the table names one, else the primary key
+unless it is deferrable, else nothing. Equality is that of the index's operator class, by qualified operator:
+with an empty search path (R8.13) a plain `=` would compare a type of an extension, such as citext, as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.errors import SubscriberNotReady
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+
+_TABLES: Final = """
+    select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
+        row_security_active(class.oid),
+        coalesce(
+            (select indexrelid from pg_index
+             where indrelid = class.oid and indisreplident and indisvalid and class.relreplident = 'i'),
+            (select indexrelid from pg_index
+             where indrelid = class.oid and indisprimary and indimmediate and indisvalid)
+        )
+    from unnest(%s::text[], %s::text[]) as wanted (schema_name, table_name)
+    join pg_namespace as namespace on namespace.nspname = wanted.schema_name
+    join pg_class as class on class.relnamespace = namespace.oid and class.relname = wanted.table_name
+    where class.relkind in ('r', 'p')
+"""
+
+_COLUMNS: Final = """
+    with recursive base_type (attrelid, attnum, type_oid, typmod) as (
+        select attrelid, attnum, atttypid, atttypmod
+        from pg_attribute
+        where attrelid = any(%s) and attnum > 0 and not attisdropped
+        union all
+        select attrelid, attnum, typbasetype, typtypmod
+        from base_type join pg_type on pg_type.oid = type_oid
+        where typtype = 'd'
+    )
+    select attribute.attrelid, attribute.attname,
+        format_type(attribute.atttypid, attribute.atttypmod),
+        format_type(base_type.type_oid, base_type.typmod),
+        collation_namespace.nspname, pg_collation.collname,
+        attribute.attnotnull,
+        pg_get_expr(attrdef.adbin, attrdef.adrelid),
+        attribute.attgenerated <> '', attribute.attidentity
+    from pg_attribute as attribute
+    join base_type using (attrelid, attnum)
+    join pg_type on pg_type.oid = base_type.type_oid and pg_type.typtype <> 'd'
+    left join pg_attrdef as attrdef
+        on attrdef.adrelid = attribute.attrelid and attrdef.adnum = attribute.attnum
+    left join pg_collation on pg_collation.oid = attribute.attcollation
+    left join pg_namespace as collation_namespace on collation_namespace.oid = pg_collation.collnamespace
+    order by attribute.attrelid, attribute.attnum
+"""
+
+# Strategy 3 of btree is equality; a replica identity index and a primary key are always btree.
+_IDENTITIES: Final = """
+    select pg_index.indexrelid, attribute.attname, operator_namespace.nspname, pg_operator.oprname
+    from pg_index
+    cross join unnest(pg_index.indkey::int2[], pg_index.indclass::oid[])
+        with ordinality as part (attnum, opclass, position)
+    join pg_attribute as attribute
+        on attribute.attrelid = pg_index.indrelid and attribute.attnum = part.attnum
+    join pg_opclass on pg_opclass.oid = part.opclass
+    join pg_amop on pg_amop.amopfamily = pg_opclass.opcfamily and pg_amop.amopstrategy = 3
+        and pg_amop.amoplefttype = pg_opclass.opcintype and pg_amop.amoprighttype = pg_opclass.opcintype
+    join pg_operator on pg_operator.oid = pg_amop.amopopr
+    join pg_namespace as operator_namespace on operator_namespace.oid = pg_operator.oprnamespace
+    where pg_index.indexrelid = any(%s) and part.position <= pg_index.indnkeyatts
+    order by pg_index.indexrelid, part.position
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualityOperator:
+    """A qualified operator that tells whether two values of a key column are the same key."""
+
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target.
+
+    `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which takes
+    NULL whatever the domain says. `collation` is (schema, name), None for types without one. `identity` is
+    `pg_attribute.attidentity`. `equality` is set for the columns of the table's identity.
+    """
+
+    name: str
+    type_sql: str
+    base_type_sql: str
+    collation: tuple[str, str] | None
+    not_null: bool
+    default_sql: str | None
+    is_generated: bool
+    identity: str
+    equality: EqualityOperator | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """A table that receives changes; by `identity` its rows are found, () where it has none."""
+
+    name: QualifiedName
+    oid: int
+    is_partitioned: bool
+    row_security: bool
+    """Row-level security restricts this session on the table (R8.21)."""
+    columns: tuple[TargetColumn, ...]
+    identity: tuple[str, ...]
+
+    def column(self, name: str) -> TargetColumn:
+        """The column of that name.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+
+def read_target_tables(
+    connection: Connection, names: Iterable[QualifiedName]
+) -> dict[QualifiedName, TargetTable]:
+    """Those of `names` that exist as plain or partitioned tables, by name, as of now."""
+    wanted = list(names)
+    values = ([name.schema for name in wanted], [name.name for name in wanted])
+    tables = connection.execute(_TABLES, values).fetchall()
+    identities = _read_identities(connection, [index for *_, index in tables if index is not None])
+    columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
+    found = {}
+    for schema, table, oid, is_partitioned, row_security, index in tables:
+        identity = identities.get(index, {})
+        found[QualifiedName(schema, table)] = TargetTable(
+            QualifiedName(schema, table),
+            oid,
+            is_partitioned,
+            row_security,
+            tuple(_target_column(row, identity) for row in columns.get(oid, ())),
+            tuple(identity),
+        )
+    return found
+
+
+def check_targets(
+    wanted: Mapping[QualifiedName, tuple[str, ...]], found: Mapping[QualifiedName, TargetTable]
+) -> None:
+    """Every wanted table is there and can take the published columns `wanted` gives for it (R8.1, R6.10).
+
+    Raises:
+        SubscriberNotReady: otherwise, with everything that is missing or in the way.
+    """
+    faults = [fault for name, columns in wanted.items() for fault in _faults(name, columns, found.get(name))]
+    if faults:
+        raise SubscriberNotReady(
+            f"the subscriber cannot receive {len({name for name, _ in faults})} of the published tables",
+            detail="\n".join(f"{_quoted(name)}: {fault}" for name, fault in faults),
+            hint="Create what is missing with the publisher's names (case-sensitive), then run it again.",
+            rule="R8.1",
+        )
+
+
+def _faults(
+    name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
+) -> list[tuple[QualifiedName, str]]:
+    if table is None:
+        return [(name, "the table does not exist as a plain or partitioned table")]
+    by_name = {column.name: column for column in table.columns}
+    faults = []
+    if table.row_security:
+        faults.append((name, "row-level security is enabled and the role does not bypass it"))
+    if missing := [column for column in columns if column not in by_name]:
+        faults.append((name, "missing " + _listed(missing)))
+    if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
+        faults.append((name, "published, but generated on the subscriber: " + _listed(generated)))
+    return faults
+
+
+def _listed(columns: list[str]) -> str:
+    word = "column" if len(columns) == 1 else "columns"
+    return f"{word} " + ", ".join(f'"{column}"' for column in columns)
+
+
+def _quoted(name: QualifiedName) -> str:
+    return f'table "{name.schema}"."{name.name}"'
+
+
+def _read_identities(connection: Connection, indexes: list[int]) -> dict[int, dict[str, EqualityOperator]]:
+    identities: dict[int, dict[str, EqualityOperator]] = {}
+    for index, column, schema, operator in connection.execute(_IDENTITIES, (indexes,)):
+        identities.setdefault(index, {})[column] = EqualityOperator(schema, operator)
+    return identities
+
+
+def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tuple[object, ...]]]:
+    columns: dict[int, list[tuple[object, ...]]] = {}
+    for oid, *rest in connection.execute(_COLUMNS, (oids,)):
+        columns.setdefault(oid, []).append(tuple(rest))
+    return columns
+
+
+def _target_column(row: tuple[object, ...], identity: Mapping[str, EqualityOperator]) -> TargetColumn:
+    name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, generated, kind = row
+    return TargetColumn(
+        str(name),
+        str(type_sql),
+        str(base_type_sql),
+        None if collation is None else (str(collation_schema), str(collation)),
+        bool(not_null),
+        None if default_sql is None else str(default_sql),
+        bool(generated),
+        str(kind),
+        identity.get(str(name)),
+    )

@@ -1,0 +1,352 @@
+"""Compare one table of the two sides of a fence.
+
+    digests of all buckets, both servers at once
+      equal    → the content is equal
+      unequal  → the rows of those buckets, from both servers in the order of their hashes, merged like two sorted
+                 lists: what one side has alone, or more often, is a difference
+
+The merge holds one key at a time, so memory does not grow with the number of differences; only the first keys of each
+kind are kept, all are counted. Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed, and the
+counts are lower bounds.
+
+A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
+
+Which columns: those that are published and exist on both sides. Where the subscriber need not mirror the
+publisher (`ValidatedTable.full` is False), only keys are compared, because values may differ rightly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.errors import MissingPrivilege
+from cdc_replay.postgres.connection import translated_errors
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.validate import digest
+from cdc_replay.validate.digest import NO_ROWS, BucketDigest, HashedRow, Side
+from cdc_replay.validate.fence import Fence
+from cdc_replay.validate.verdict import Difference, DifferenceKind
+
+logger = logging.getLogger(__name__)
+
+MOST_LISTED_ROWS: Final = 5_000_000
+"""Rows of one side that are read, at most about, to list differences."""
+
+TABLE_ERRORS: Final = (
+    MissingPrivilege,
+    psycopg.DataError,
+    psycopg.InternalError,
+    psycopg.NotSupportedError,
+    psycopg.ProgrammingError,
+)
+"""What concerns one table only: a missing privilege, a value that the other type refuses, a damaged page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedTable:
+    """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
+
+    `full`: the publications publish all four actions with one filter. Otherwise the subscriber may differ rightly
+    (it keeps rows whose DELETE is not published), and `note` says why.
+    """
+
+    table: SyncedTable
+    target: TargetTable
+    full: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketComparison:
+    """One bucket of both sides."""
+
+    number: int
+    publisher: BucketDigest
+    subscriber: BucketDigest
+
+    @property
+    def is_equal(self) -> bool:
+        """Both sides have the same rows in it."""
+        return (self.publisher.rows, self.publisher.digest) == (self.subscriber.rows, self.subscriber.digest)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Differences as they are found: all counted, the first `limit` of each kind kept."""
+
+    limit: int
+    counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
+    keys: dict[DifferenceKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in DifferenceKind})
+    exact: bool = True
+
+    def add(self, kind: DifferenceKind, count: int, key: str) -> None:
+        """Count `count` rows of `key`."""
+        if count == 0:
+            return
+        self.counts[kind] += count
+        if len(self.keys[kind]) < self.limit:
+            self.keys[kind].append(key)
+
+    @property
+    def first(self) -> tuple[Difference, ...]:
+        """The kept differences, by kind."""
+        return tuple(Difference(kind, key) for kind, keys in self.keys.items() for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Keys that occur more than once on the subscriber: how many, and the first."""
+
+    count: int
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFilter:
+    """Rows of the subscriber that the filter shuts out: how many, and the first keys.
+
+    `unknown` is set where the subscriber cannot evaluate the filter, and says why.
+    """
+
+    count: int
+    first: tuple[str, ...]
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that was observed of one table. `duplicates` is None without a key, `outside` without a filter."""
+
+    buckets: tuple[BucketComparison, ...]
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    differences: Tally
+    duplicates: Duplicates | None
+    outside: OutsideFilter | None
+
+    @property
+    def publisher_rows(self) -> int:
+        """Rows on the publisher that pass the filter."""
+        return sum(bucket.publisher.rows for bucket in self.buckets)
+
+    @property
+    def subscriber_rows(self) -> int:
+        """Rows on the subscriber."""
+        return sum(bucket.subscriber.rows for bucket in self.buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """The table could not be compared; `reason` says why."""
+
+    reason: str
+
+
+def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Comparison | NotCompared:
+    """Compare one table; `listed_keys` differences of each kind are kept.
+
+    An error that concerns only this table is an outcome, so that the other tables are still compared.
+
+    Raises:
+        ServerUnavailable: if a server is lost.
+    """
+    name = validated.table.table.name
+    if (reason := fence.why_not_at_fence(name)) is not None:
+        return NotCompared(reason)
+    try:
+        # Savepoints: the transactions, and with them the snapshots, survive a statement that fails.
+        with (
+            translated_errors(f'cannot compare table "{name}"'),
+            fence.publisher.transaction(),
+            fence.subscriber.transaction(),
+        ):
+            return _compare(fence, validated, listed_keys)
+    except TABLE_ERRORS as error:
+        logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
+        return NotCompared(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        return error.diag.message_primary or str(error)
+    return str(error)
+
+
+def _compare(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Comparison:
+    columns = compared_columns(validated)
+    key = compared_key(validated, columns)
+    if key and not validated.full:
+        columns = key
+    publisher, subscriber, unknown = _sides(fence, validated, key, columns)
+    buckets = _compare_buckets(publisher, subscriber)
+    return Comparison(
+        buckets=buckets,
+        key=key,
+        columns=columns,
+        differences=_list_differences(publisher, subscriber, buckets, listed_keys),
+        duplicates=_duplicates(subscriber, listed_keys) if key else None,
+        outside=_outside(validated, subscriber, buckets, unknown, listed_keys),
+    )
+
+
+def compared_columns(validated: ValidatedTable) -> tuple[str, ...]:
+    """The published columns that the subscriber's table has."""
+    there = {column.name for column in validated.target.columns}
+    return tuple(name for name in validated.table.columns if name in there)
+
+
+def compared_key(validated: ValidatedTable, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns by which rows of the two sides belong together, empty if there are none.
+
+    The replica identity's key where the publisher has one, else its primary key, else the subscriber's identity;
+    only if all its columns are compared.
+    """
+    table = validated.table.table
+    for key in (table.key_columns, table.primary_key, validated.target.identity):
+        if key and set(key) <= set(columns):
+            return tuple(key)
+    return ()
+
+
+def _sides(
+    fence: Fence, validated: ValidatedTable, key: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[Side, Side, str | None]:
+    synced, target = validated.table, validated.target
+    converted = digest.conversions(synced.table, target, columns)
+    here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
+    # The filter may read columns that are not compared; a column of the same name that is not published is not one.
+    exposed = compared_columns(validated)
+    there = digest.subscriber_rows(target.name, exposed, is_partitioned=target.is_partitioned)
+    subscriber = Side(fence.subscriber, there, key, columns)
+    unknown = None
+    if synced.filters is not None:
+        outside = digest.outside_filter(synced.filters)
+        if (unknown := _why_not_evaluated(subscriber, outside)) is None:
+            subscriber = Side(fence.subscriber, there, key, columns, outside)
+    return Side(fence.publisher, here, key, columns), subscriber, unknown
+
+
+def _why_not_evaluated(subscriber: Side, outside: sql.Composable) -> str | None:
+    # The server is asked whether it knows the names, operators and collations: nobody knows better.
+    query = sql.SQL("select {} from ({}) as rows limit 0").format(outside, subscriber.rows)
+    try:
+        with subscriber.connection.transaction():
+            subscriber.connection.execute(query)
+    except pg.InsufficientPrivilege:
+        raise
+    except psycopg.ProgrammingError as error:
+        return error.diag.message_primary or str(error)
+    return None
+
+
+def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:
+    with ThreadPoolExecutor(1) as other:
+        future = other.submit(digest.bucket_digests, publisher)
+        there = digest.bucket_digests(subscriber)
+        here = future.result()
+    return tuple(
+        BucketComparison(number, here.get(number, NO_ROWS), there.get(number, NO_ROWS))
+        for number in sorted(here.keys() | there.keys())
+    )
+
+
+def _list_differences(
+    publisher: Side, subscriber: Side, buckets: Sequence[BucketComparison], listed_keys: int
+) -> Tally:
+    tally = Tally(listed_keys)
+    unequal = [bucket for bucket in buckets if not bucket.is_equal]
+    listed = _within_bounds(unequal)
+    tally.exact = len(listed) == len(unequal)
+    if listed:
+        logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
+        here = digest.rows_of_buckets(publisher, listed)
+        there = digest.rows_of_buckets(subscriber, listed)
+        for publisher_rows, subscriber_rows in _by_key(here, there):
+            _compare_key(tally, publisher.key, publisher_rows, subscriber_rows)
+    return tally
+
+
+def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:
+    read = itertools.accumulate(max(bucket.publisher.rows, bucket.subscriber.rows) for bucket in unequal)
+    return [
+        bucket.number
+        for position, (bucket, rows) in enumerate(zip(unequal, read, strict=True))
+        if position == 0 or rows <= MOST_LISTED_ROWS
+    ]
+
+
+def _by_key(
+    here: Iterable[HashedRow], there: Iterable[HashedRow]
+) -> Iterator[tuple[list[HashedRow], list[HashedRow]]]:
+    """The rows of both sides, one key at a time. Both are in the order of the keys' hashes."""
+    tagged = heapq.merge(
+        ((row.key_hash, 0, row) for row in here),
+        ((row.key_hash, 1, row) for row in there),
+        key=lambda item: (item[0], item[1]),
+    )
+    for _, rows in itertools.groupby(tagged, key=lambda item: item[0]):
+        sides: tuple[list[HashedRow], list[HashedRow]] = ([], [])
+        for _, side, row in rows:
+            sides[side].append(row)
+        yield sides
+
+
+def _compare_key(
+    tally: Tally, key: tuple[str, ...], here: Sequence[HashedRow], there: Sequence[HashedRow]
+) -> None:
+    """Count the differences of one key: what only one side has, paired as far as both have something."""
+    missing = _surplus(here, there)
+    unexpected = _surplus((row for row in there if not row.outside_filter), here)
+    outside = _surplus((row for row in there if row.outside_filter), here)
+    if missing + unexpected + outside == 0:
+        return
+    shown = show_key(key, (here or there)[0].shown)
+    different = min(missing, unexpected + outside)
+    # A row that is there with other values is one difference, whether or not those pass the filter.
+    paired_outside = min(different, outside)
+    tally.add(DifferenceKind.DIFFERENT, different, shown)
+    tally.add(DifferenceKind.MISSING, missing - different, shown)
+    tally.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, shown)
+    tally.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), shown)
+
+
+def _surplus(rows: Iterable[HashedRow], others: Iterable[HashedRow]) -> int:
+    counts = {other.row_hash: other.count for other in others}
+    return sum(max(0, row.count - counts.get(row.row_hash, 0)) for row in rows)
+
+
+def show_key(key: Sequence[str], values: Sequence[str]) -> str:
+    """A key as people read it: `id=5, region=nsw`; a row without key as its text."""
+    if not key:
+        return values[0]
+    return ", ".join(f"{name}={value}" for name, value in zip(key, values, strict=True))
+
+
+def _duplicates(subscriber: Side, listed_keys: int) -> Duplicates:
+    count, first = digest.duplicate_keys(subscriber, listed_keys)
+    return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
+
+
+def _outside(
+    validated: ValidatedTable,
+    subscriber: Side,
+    buckets: Sequence[BucketComparison],
+    unknown: str | None,
+    listed_keys: int,
+) -> OutsideFilter | None:
+    if validated.table.filters is None:
+        return None
+    count = sum(bucket.subscriber.outside_filter for bucket in buckets)
+    first = digest.rows_outside_filter(subscriber, listed_keys) if count else []
+    return OutsideFilter(count, tuple(show_key(subscriber.key, shown) for shown in first), unknown)

@@ -1,0 +1,249 @@
+"""Digests of a table's content, computed by each server where the rows are.
+
+Every row has two hashes: of its key, and of all compared columns. The key's hash puts the row into one of `BUCKETS`
+buckets; a bucket's digest is the sum of its rows' hashes, so it depends on neither order nor plan. Equal digests
+mean equal buckets; only rows of unequal buckets are listed, as hashes and keys.
+
+What makes the hashes comparable between servers:
+
+- A value's text is what its type's output function writes (`row(…)::text` calls it), not what a cast to text
+  makes of it: that is what travels in the change stream and in COPY, and it keeps NULL and '' apart. Sessions are
+  pinned (R1.11), and the hash is of UTF8 whatever the database's encoding is.
+- Where the subscriber's column has another type, the publisher's text is given to that type's input function first,
+  as replication does (`json` → `jsonb` changes the text, and must not count as a difference).
+
+The publisher's rows are those that the initial copy takes: the filters of the listed relation, any of them true
+(R7.4), the table alone or the whole partitioned table (R7.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from cdc_replay.model.publication import RowFilter, Table
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.tables import TargetTable
+
+BUCKETS: Final = 256
+"""Number of buckets per table: how finely a difference is located before rows are listed."""
+
+LONGEST_KEY: Final = 200
+"""Characters shown of one key value; a row without key is shown by its text."""
+
+KEEPS_TEXT: Final = ("text", "character varying")
+"""Types whose input functions leave every text as it is."""
+
+HASHED_ROWS: Final = """
+    select md5(convert_to(row({key})::text, 'UTF8')) as key_hash,
+           md5(convert_to(row({columns})::text, 'UTF8')) as row_hash,
+           array[{shown}] as shown,
+           {outside} as outside
+    from ({rows}) as rows
+    offset 0
+"""
+"""One row per row of a side. OFFSET 0 keeps the planner from computing each hash once per use."""
+
+BUCKET_DIGESTS: Final = """
+    select ('x' || left(key_hash, 2))::bit(8)::int as bucket,
+           count(*),
+           sum(('x' || left(row_hash, 16))::bit(64)::bigint)::text,
+           sum(('x' || right(row_hash, 16))::bit(64)::bigint)::text,
+           count(*) filter (where outside)
+    from ({hashed}) as hashed
+    group by bucket
+    order by bucket
+"""
+
+ROWS_OF_BUCKETS: Final = """
+    select key_hash, row_hash, count(*), min(shown), bool_or(outside)
+    from ({hashed}) as hashed
+    where ('x' || left(key_hash, 2))::bit(8)::int = any ({buckets})
+    group by key_hash, row_hash
+    order by key_hash collate pg_catalog."C", row_hash collate pg_catalog."C"
+"""
+
+KEYS_THAT_OCCUR_AGAIN: Final = "select {key} from ({rows}) as rows group by {key} having count(*) > 1"
+
+DUPLICATE_KEYS: Final = """
+    select count(*) over (), shown
+    from ({hashed}) as hashed
+    order by key_hash collate pg_catalog."C"
+    limit {limit}
+"""
+
+ROWS_OUTSIDE_FILTER: Final = """
+    select min(shown)
+    from ({hashed}) as hashed
+    where outside
+    group by key_hash
+    order by key_hash collate pg_catalog."C"
+    limit {limit}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How one server reads its half of a table.
+
+    `rows` is a query with exactly the compared columns, under the publisher's names. `outside` is a boolean
+    expression over them: true for a row that the filter shuts out.
+    """
+
+    connection: Connection
+    rows: sql.Composable
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    outside: sql.Composable = sql.SQL("false")
+
+    def hashed(self) -> sql.Composed:
+        """`HASHED_ROWS` of this side. A table without key is keyed by its whole rows."""
+        key = _names(self.key or self.columns)
+        return sql.SQL(HASHED_ROWS).format(
+            key=key, columns=_names(self.columns), shown=self._shown(), outside=self.outside, rows=self.rows
+        )
+
+    def _shown(self) -> sql.Composable:
+        longest = sql.Literal(LONGEST_KEY)
+        if not self.key:
+            return sql.SQL("left(row({})::text, {})").format(_names(self.columns), longest)
+        values = (
+            sql.SQL("left(format('%s', {}), {})").format(sql.Identifier(name), longest) for name in self.key
+        )
+        return sql.SQL(", ").join(values)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketDigest:
+    """Number of rows of one bucket, the sum of their hashes, and how many of them the filter shuts out."""
+
+    rows: int
+    digest: tuple[str, str]
+    outside_filter: int
+
+
+NO_ROWS: Final = BucketDigest(0, ("0", "0"), 0)
+"""A bucket that no row is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashedRow:
+    """`count` equal rows: hashes in hexadecimal, and the key's values as shown to people."""
+
+    key_hash: str
+    row_hash: str
+    count: int
+    shown: tuple[str, ...]
+    outside_filter: bool
+
+
+def publisher_rows(
+    table: Table,
+    columns: Sequence[str],
+    filters: Sequence[RowFilter] | None,
+    converted: dict[str, str],
+) -> sql.Composed:
+    """The query of the publisher's rows that the subscriber should hold.
+
+    `converted` gives, by column, the type of the subscriber to whose input function the text goes.
+    """
+    selected = sql.SQL(", ").join(
+        sql.SQL("{} as {}").format(_converted(name, converted.get(name)), sql.Identifier(name))
+        for name in columns
+    )
+    return sql.SQL("select {} from {}{}").format(
+        selected, _from(table.name, is_partitioned=table.is_partitioned), _where(filters)
+    )
+
+
+def subscriber_rows(name: QualifiedName, columns: Sequence[str], *, is_partitioned: bool) -> sql.Composed:
+    """The query of all rows of the subscriber's table."""
+    return sql.SQL("select {} from {}").format(_names(columns), _from(name, is_partitioned=is_partitioned))
+
+
+def outside_filter(filters: Sequence[RowFilter]) -> sql.Composed:
+    """A row is outside where no filter is true; NULL does not match (R3.1, R7.4)."""
+    return sql.SQL("({}) is not true").format(_any_of(filters))
+
+
+def conversions(table: Table, target: TargetTable, columns: Sequence[str]) -> dict[str, str]:
+    """By column, the built-in type of the subscriber that differs from the publisher's.
+
+    A type that a user created on the subscriber may be unknown to the publisher: such texts are compared as they are.
+    A domain's values are those of the type below it.
+    """
+    found: dict[str, str] = {}
+    for name in columns:
+        there = target.column(name).base_type_sql
+        # Only types of pg_catalog are written without their schema.
+        converts = "." not in there and not there.startswith(KEEPS_TEXT)
+        if converts and table.column(name).type_sql != there:
+            found[name] = there
+    return found
+
+
+def bucket_digests(side: Side) -> dict[int, BucketDigest]:
+    """The digest of each bucket that has rows, by bucket number."""
+    query = sql.SQL(BUCKET_DIGESTS).format(hashed=side.hashed())
+    return {
+        bucket: BucketDigest(rows, (high, low), outside)
+        for bucket, rows, high, low, outside in side.connection.execute(query)
+    }
+
+
+def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
+    """The rows of some buckets, by hash of the key, then of the row; the server's memory holds them, not ours."""
+    query = sql.SQL(ROWS_OF_BUCKETS).format(hashed=side.hashed(), buckets=sql.Literal(list(buckets)))
+    with side.connection.cursor("rows_of_buckets") as cursor:
+        cursor.itersize = 10_000
+        for key_hash, row_hash, count, shown, outside in cursor.execute(query):
+            yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
+
+
+def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
+    """How many keys occur more than once, and the values of the first of them.
+
+    Equal is what the server's own operator says, so that an index on the key can answer.
+    """
+    again = sql.SQL(KEYS_THAT_OCCUR_AGAIN).format(key=_names(side.key), rows=side.rows)
+    keys = Side(side.connection, again, side.key, side.key)
+    query = sql.SQL(DUPLICATE_KEYS).format(hashed=keys.hashed(), limit=sql.Literal(limit))
+    found = side.connection.execute(query).fetchall()
+    total = found[0][0] if found else 0
+    return total, [tuple(shown) for _, shown in found]
+
+
+def rows_outside_filter(side: Side, limit: int) -> list[tuple[str, ...]]:
+    """The key values of the first rows that the filter shuts out."""
+    query = sql.SQL(ROWS_OUTSIDE_FILTER).format(hashed=side.hashed(), limit=sql.Literal(limit))
+    return [tuple(shown) for (shown,) in side.connection.execute(query)]
+
+
+def _names(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+def _from(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
+    only = sql.SQL("" if is_partitioned else "only ")
+    return sql.SQL("{}{}").format(only, sql.Identifier(name.schema, name.name))
+
+
+def _where(filters: Sequence[RowFilter] | None) -> sql.Composable:
+    return sql.SQL("") if filters is None else sql.SQL(" where {}").format(_any_of(filters))
+
+
+def _any_of(filters: Sequence[RowFilter]) -> sql.Composed:
+    # The server wrote this text itself (pg_get_expr), and it is the only way to have it evaluated exactly.
+    return sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(row_filter.sql)) for row_filter in filters)
+
+
+def _converted(name: str, type_sql: str | None) -> sql.Composable:
+    column = sql.Identifier(name)
+    if type_sql is None:
+        return column
+    # num_nulls looks at the value itself: `is null` is also true of a row of NULLs.
+    return sql.SQL("case when num_nulls({0}) = 0 then format('%s', {0})::{1} end").format(column, sql.SQL(type_sql))

@@ -1,0 +1,212 @@
+"""Our Expectations: what must hold of each table of a subscription, judged by Great Expectations.
+
+They look at one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great Expectations
+runs no SQL: a user's row filter may contain `%`, which a query asset doubles. The frame has, per table, one row per
+bucket and one row that sums up (`bucket` is -1 there):
+
+| column                                             | rows    |                                               |
+|----------------------------------------------------|---------|-----------------------------------------------|
+| relation, bucket                                   | all     | the table's name; the bucket's number or -1   |
+| publisher_rows, subscriber_rows                    | buckets | number of rows                                |
+| publisher_digest, subscriber_digest                | buckets | sum of the rows' hashes                       |
+| outside_filter                                     | buckets | rows on the subscriber that the filter shuts out |
+| missing, unexpected, outside, different, duplicates | summary | number of differing rows, of duplicate keys  |
+| keys                                               | summary | JSON: the first keys of each kind, by name    |
+| error                                              | summary | why the table could not be compared, or None  |
+
+A table that could not be compared makes the metric raise: Great Expectations records that as an exception, which
+`report` shows as an error, not as a difference.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
+from cdc_replay.validate.verdict import CheckKind, DifferenceKind
+
+METRIC: Final = "cdc_replay.table_comparison"
+
+SUMMARY: Final = -1
+"""The bucket of the row that sums a table up."""
+
+COUNTS: Final = ("missing", "unexpected", "outside", "different", "duplicates")
+"""Columns of the summary row that count."""
+
+LISTED: Final = 20
+"""Keys of one kind in an Expectation's result."""
+
+
+class TableNotCompared(Exception):
+    """The frame says that a table could not be compared, or it lacks the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """One table's rows of the frame, added up."""
+
+    publisher_rows: int
+    subscriber_rows: int
+    unequal_buckets: int
+    missing: int
+    unexpected: int
+    outside: int
+    different: int
+    duplicates: int
+    outside_filter: int
+    keys: dict[str, list[str]]
+
+
+def table_comparison(frame: Any, relation: str) -> TableComparison:
+    """Add up the rows of `relation` in the frame described above.
+
+    Raises:
+        TableNotCompared: if the frame has no summary of the table, or its `error` is set.
+    """
+    rows = frame[frame["relation"] == relation]
+    summaries = rows[rows["bucket"] == SUMMARY].to_dict("records")
+    if len(summaries) != 1:
+        raise TableNotCompared(f"{relation} is not in the comparison")
+    summary = summaries[0]
+    if summary["error"] is not None:
+        raise TableNotCompared(summary["error"])
+    buckets = rows[rows["bucket"] != SUMMARY]
+    unequal = (buckets["publisher_rows"] != buckets["subscriber_rows"]) | (
+        buckets["publisher_digest"] != buckets["subscriber_digest"]
+    )
+    counts = {name: int(summary[name]) for name in COUNTS}
+    return TableComparison(
+        publisher_rows=int(buckets["publisher_rows"].sum()),
+        subscriber_rows=int(buckets["subscriber_rows"].sum()),
+        unequal_buckets=int(unequal.sum()),
+        outside_filter=int(buckets["outside_filter"].sum()),
+        keys=json.loads(summary["keys"]),
+        **counts,
+    )
+
+
+def _evaluate(
+    execution_engine: Any, metric_domain_kwargs: Any, metric_value_kwargs: Any, **_: Any
+) -> TableComparison:
+    frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type="table")
+    return table_comparison(frame, metric_value_kwargs["relation"])
+
+
+class TableComparisonMetric(TableMetricProvider):  # type: ignore[misc] # no types for Great Expectations
+    """`table_comparison` as the metric that all our Expectations read."""
+
+    metric_name = METRIC
+    value_keys = ("relation",)
+    _pandas = metric_value(engine=PandasExecutionEngine)(_evaluate)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """An Expectation's outcome: what was observed in words, and the keys of the `unexpected` of `rows` rows."""
+
+    success: bool
+    observed: str
+    unexpected: int = 0
+    rows: int = 0
+    keys: tuple[str, ...] = ()
+
+    def as_result(self) -> dict[str, Any]:
+        """The form of Great Expectations; Data Docs show the keys as a table."""
+        result: dict[str, Any] = {"observed_value": self.observed}
+        if self.keys:
+            result["element_count"] = self.rows
+            result["unexpected_count"] = self.unexpected
+            result["unexpected_percent"] = 100 * self.unexpected / max(self.rows, self.unexpected)
+            result["partial_unexpected_list"] = list(self.keys[:LISTED])
+        return {"success": self.success, "result": result}
+
+
+class ComparisonExpectation(BatchExpectation):  # type: ignore[misc] # no types for Great Expectations
+    """Base of our Expectations: `relation` is the table's name as in the frame."""
+
+    relation: str
+
+    metric_dependencies = (METRIC,)
+    success_keys = ("relation",)
+    args_keys = ("relation",)
+    kind: ClassVar[CheckKind]
+
+    def _validate(
+        self, metrics: dict[str, TableComparison], runtime_configuration: Any = None, execution_engine: Any = None
+    ) -> dict[str, Any]:
+        del runtime_configuration, execution_engine  # as Great Expectations passes them
+        return self.judge(metrics[METRIC]).as_result()
+
+    @classmethod
+    def judge(cls, found: TableComparison) -> Judgement:
+        """Whether the Expectation holds of one table."""
+        raise NotImplementedError
+
+
+class ExpectRowCountToEqualPublisher(ComparisonExpectation):
+    """The subscriber has as many rows as the publisher has rows that pass the effective filter."""
+
+    kind = CheckKind.ROW_COUNT
+
+    @classmethod
+    def judge(cls, found: TableComparison) -> Judgement:
+        """Compare the sums over the buckets."""
+        equal = found.publisher_rows == found.subscriber_rows
+        return Judgement(equal, f"publisher {found.publisher_rows:,}, subscriber {found.subscriber_rows:,}")
+
+
+class ExpectContentToEqualPublisher(ComparisonExpectation):
+    """Every bucket of keys has the publisher's rows: nothing missing, nothing unexpected, nothing different."""
+
+    kind = CheckKind.CONTENT
+
+    @classmethod
+    def judge(cls, found: TableComparison) -> Judgement:
+        """Compare digests; the counts and keys say what the unequal ones come from."""
+        counts = {
+            DifferenceKind.MISSING: found.missing,
+            DifferenceKind.UNEXPECTED: found.unexpected,
+            DifferenceKind.OUTSIDE_FILTER: found.outside,
+            DifferenceKind.DIFFERENT: found.different,
+        }
+        said = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items() if count)
+        keys = [f"{kind.value}: {key}" for kind in counts for key in found.keys.get(kind.value, ())]
+        return Judgement(
+            success=found.unequal_buckets == 0,
+            observed=said or f"all {found.publisher_rows:,} rows are equal",
+            unexpected=sum(counts.values()),
+            rows=max(found.publisher_rows, found.subscriber_rows),
+            keys=tuple(keys),
+        )
+
+
+class ExpectKeysToBeUnique(ComparisonExpectation):
+    """No key occurs more than once on the subscriber."""
+
+    kind = CheckKind.UNIQUE_KEY
+
+    @classmethod
+    def judge(cls, found: TableComparison) -> Judgement:
+        """Look at the number of duplicate keys."""
+        observed = f"{found.duplicates:,} duplicate keys" if found.duplicates else "no duplicate key"
+        keys = tuple(found.keys.get("duplicates", ()))
+        return Judgement(found.duplicates == 0, observed, found.duplicates, found.subscriber_rows, keys)
+
+
+class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
+    """The effective filter is true of every row on the subscriber.
+
+    Rows of which it is not are what a changed filter leaves behind (R9.12, R11.7), or damage.
+    """
+
+    kind = CheckKind.ROW_FILTER
+
+    @classmethod
+    def judge(cls, found: TableComparison) -> Judgement:
+        """Look at the number of rows that the subscriber itself finds outside."""
+        count = found.outside_filter
+        observed = f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
+        keys = tuple(found.keys.get("outside_filter", ()))
+        return Judgement(count == 0, observed, count, found.subscriber_rows, keys)

@@ -1,0 +1,80 @@
+"""Both sides at one WAL position, while the publisher goes on writing.
+
+| step | who      | what                                                                                   |
+|------|----------|----------------------------------------------------------------------------------------|
+| 1    | command  | exports a snapshot of the publisher: the database exactly at consistent point L (R1.34) |
+| 2    | command  | captures and replays up to L, holding the subscription's lock                           |
+| 3    | `open_fence` | imports the snapshot, opens a snapshot of the subscriber                            |
+
+After step 2 the subscriber is the filtered publisher at L and nobody else applies to it; the two snapshots of step
+3 therefore hold the same state, whatever is written on the publisher meanwhile. That step 2 has really ended at L is
+not taken on trust: the tables' states are read inside the subscriber's snapshot, and a table that is not at L
+is reported, not compared.
+
+Both transactions are read only, so a crash at any point leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Ready, TableState, describe
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.subscriber.state import table_states
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A repeatable-read transaction on each side, both as of `lsn`; `states` are the subscriber's, inside it."""
+
+    lsn: Lsn
+    publisher: Connection
+    subscriber: Connection
+    states: Mapping[QualifiedName, TableState]
+
+    def why_not_at_fence(self, table: QualifiedName) -> str | None:
+        """None if the subscriber's table is exactly at the fence, else what it is instead."""
+        match self.states.get(table):
+            case None:
+                return "the table is not part of the subscription yet; run `cdc-replay refresh`"
+            case Ready(applied_lsn) if applied_lsn == self.lsn:
+                return None
+            case state:
+                return f"the table is not at the fence {self.lsn}: {describe(state)}"
+
+
+@contextlib.contextmanager
+def open_fence(snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: str) -> Iterator[Fence]:
+    """Open both sides at the snapshot's consistent point; they are closed with the context.
+
+    The caller has replayed the subscription up to that point and holds its lock.
+
+    Raises:
+        PublisherNotReady: if the snapshot is no longer exported.
+        ServerUnavailable, MissingPrivilege: if a server cannot be reached, or refuses the role.
+    """
+    purpose = f"validate {subscription}"
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(contextlib.closing(import_snapshot(snapshot, purpose=purpose)))
+        subscriber = stack.enter_context(contextlib.closing(_open_subscriber(subscriber_dsn, purpose)))
+        for connection in (publisher, subscriber):
+            # A policy must not hide rows from the comparison: the server refuses such a read instead.
+            connection.execute("set local row_security = off")
+        yield Fence(
+            snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription)
+        )
+
+
+def _open_subscriber(dsn: str, purpose: str) -> Connection:
+    connection = connect(dsn, purpose=purpose)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    connection.autocommit = False
+    return connection

@@ -1,0 +1,44 @@
+"""Great Expectations, imported in one place.
+
+Its telemetry is decided by the environment at import, and its import warns about deprecations of its own, which
+concern nobody who runs a validation.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+os.environ["GX_ANALYTICS_ENABLED"] = "false"
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import great_expectations
+    from great_expectations.checkpoint import UpdateDataDocsAction
+    from great_expectations.core import ExpectationSuite, ExpectationValidationResult, ValidationDefinition
+    from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.data_context import FileDataContext
+    from great_expectations.execution_engine import PandasExecutionEngine
+    from great_expectations.expectations.expectation import BatchExpectation
+    from great_expectations.expectations.metadata_types import FailureSeverity
+    from great_expectations.expectations.metrics.metric_provider import metric_value
+    from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
+
+get_context = great_expectations.get_context
+Checkpoint = great_expectations.Checkpoint
+
+__all__ = [
+    "BatchExpectation",
+    "Checkpoint",
+    "ExpectationSuite",
+    "ExpectationValidationResult",
+    "FailureSeverity",
+    "FileDataContext",
+    "PandasExecutionEngine",
+    "RunIdentifier",
+    "TableMetricProvider",
+    "UpdateDataDocsAction",
+    "ValidationDefinition",
+    "get_context",
+    "metric_value",
+]

@@ -1,0 +1,93 @@
+"""Targets: by which columns rows are found (R8.6), and what is missing (R8.1, R6.10)."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.postgres import Database
+
+from cdc_replay.errors import SubscriberNotReady
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import connect
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+
+def read(database: Database, *names: str) -> dict[str, TargetTable]:
+    with connect(database.dsn, purpose="test") as connection:
+        found = read_target_tables(connection, [QualifiedName("public", name) for name in names])
+    return {name.name: table for name, table in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("definition", "identity"),
+    [
+        ("create table t (a int, b int, primary key (b, a))", ("b", "a")),
+        ("create table t (a int primary key deferrable, b int)", ()),
+        ("create table t (a int primary key, b int); alter table t replica identity full", ("a",)),
+        ("create table t (a int primary key, b int); alter table t replica identity nothing", ("a",)),
+        (
+            "create table t (a int primary key, b int not null);"
+            " create unique index i on t (b) include (a); alter table t replica identity using index i",
+            ("b",),
+        ),
+        ("create table t (a int, b int not null unique)", ()),
+        ("create table t (a int, b int, primary key (a)) partition by hash (a)", ("a",)),
+    ],
+)
+def test_rows_are_found_by_replica_identity_index_or_primary_key(
+    subscriber: Database, definition: str, identity: tuple[str, ...]
+) -> None:
+    subscriber.run(definition)
+    assert read(subscriber, "t")["t"].identity == identity
+
+
+def test_columns_say_what_the_table_says(subscriber: Database) -> None:
+    subscriber.run(
+        """
+        create domain public.short as varchar(5) not null;
+        create domain public.shorter as public.short check (value <> '');
+        create table t (
+            id int generated always as identity primary key,
+            gone int,
+            d public.shorter,
+            n numeric(10,2) default 1.5,
+            c text collate "C" not null,
+            g int generated always as (id + 1) stored
+        );
+        alter table t drop column gone
+        """
+    )
+    table = read(subscriber, "t")["t"]
+    assert [column.name for column in table.columns] == ["id", "d", "n", "c", "g"]
+    key, domain, number, text, generated = table.columns
+    assert (key.identity, key.equality) != ("", None)
+    assert key.identity == "a"
+    assert (domain.type_sql, domain.base_type_sql) == ("public.shorter", "character varying(5)")
+    assert (number.type_sql, number.default_sql, number.not_null) == ("numeric(10,2)", "1.5", False)
+    assert (text.collation, text.not_null) == (("pg_catalog", "C"), True)
+    assert generated.is_generated
+    assert not key.is_generated
+
+
+def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
+    subscriber.run(
+        'create table t (id int primary key, g int generated always as (id) stored); create table "We""ird" (a int);'
+        " create view v as select 1 as id"
+    )
+    wanted = {
+        QualifiedName("public", "t"): ("id", "g", "x", "Y"),
+        QualifiedName("public", "v"): ("id",),
+        QualifiedName("public", "gone"): ("id",),
+        QualifiedName("public", 'We"ird'): ("a",),
+    }
+    with connect(subscriber.dsn, purpose="test") as connection:
+        found = read_target_tables(connection, wanted)
+    with pytest.raises(SubscriberNotReady) as raised:
+        check_targets(wanted, found)
+    assert raised.value.message == "the subscriber cannot receive 3 of the published tables"
+    assert raised.value.detail is not None
+    assert raised.value.detail.splitlines() == [
+        'table "public"."t": missing columns "x", "Y"',
+        'table "public"."t": published, but generated on the subscriber: column "g"',
+        'table "public"."v": the table does not exist as a plain or partitioned table',
+        'table "public"."gone": the table does not exist as a plain or partitioned table',
+    ]

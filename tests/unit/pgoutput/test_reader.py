@@ -1,0 +1,234 @@
+"""The reference reader understands every message, and refuses everything else (R1.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.pgoutput.wire import encode, mutants, streamable, unstreamable, xids
+
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName, RelationColumn, RelationId, ReplicaIdentity
+from cdc_replay.pgoutput import messages as m
+from cdc_replay.pgoutput.reader import decode, relation_of, relation_version, without_stream_xid
+
+ONE_SECOND_AFTER_EPOCH = 946_684_801_000_000
+
+EXAMPLES: dict[m.MessageType, tuple[str, m.Message]] = {
+    m.MessageType.BEGIN: (
+        "42 0000000016b37480 00000000000f4240 000002bc",
+        m.Begin(Lsn(0x16B37480), ONE_SECOND_AFTER_EPOCH, 700),
+    ),
+    m.MessageType.COMMIT: (
+        "43 00 0000000000000001 0000000000000002 00000000000f4240",
+        m.Commit(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH),
+    ),
+    m.MessageType.ORIGIN: ("4f 0000000000000000 70675f3100", m.Origin(Lsn(0), "pg_1")),
+    m.MessageType.RELATION: (
+        # schema "" is pg_catalog; replica identity d; one key column "id" of type int4
+        "52 00004000 00 7400 64 0001 01 696400 00000017 ffffffff",
+        m.RelationMessage(
+            None,
+            RelationId(16384),
+            QualifiedName("pg_catalog", "t"),
+            ReplicaIdentity.DEFAULT,
+            (RelationColumn("id", 23, -1, is_key=True),),
+        ),
+    ),
+    m.MessageType.TYPE: (
+        "59 00004001 7300 636f6c6f7200",
+        m.TypeMessage(None, 16385, QualifiedName("s", "color")),
+    ),
+    m.MessageType.INSERT: (
+        "49 00004000 4e 0003 74 00000002 3432 6e 74 00000000",
+        m.Insert(
+            None,
+            RelationId(16384),
+            m.TupleData((m.TupleKind.TEXT, m.TupleKind.NULL, m.TupleKind.TEXT), (b"42", None, b"")),
+        ),
+    ),
+    m.MessageType.UPDATE: (
+        "55 00004000 4b 0001 74 00000001 31 4e 0001 75",
+        m.Update(
+            None,
+            RelationId(16384),
+            m.OldTuple.KEY,
+            m.TupleData((m.TupleKind.TEXT,), (b"1",)),
+            m.TupleData((m.TupleKind.UNCHANGED,), (None,)),
+        ),
+    ),
+    m.MessageType.DELETE: (
+        "44 00004000 4f 0001 62 00000001 ff",
+        m.Delete(None, RelationId(16384), m.OldTuple.FULL, m.TupleData((m.TupleKind.BINARY,), (b"\xff",))),
+    ),
+    m.MessageType.TRUNCATE: (
+        "54 00000002 03 00004000 00004001",
+        m.Truncate(
+            None,
+            m.TruncateFlag.CASCADE | m.TruncateFlag.RESTART_IDENTITY,
+            (RelationId(16384), RelationId(16385)),
+        ),
+    ),
+    m.MessageType.MESSAGE: (
+        "4d 01 0000000000000009 7000 00000002 00ff",
+        m.LogicalMessage(None, is_transactional=True, lsn=Lsn(9), prefix="p", content=b"\x00\xff"),
+    ),
+    m.MessageType.STREAM_START: ("53 000002bc 01", m.StreamStart(700, is_first=True)),
+    m.MessageType.STREAM_STOP: ("45", m.StreamStop()),
+    m.MessageType.STREAM_COMMIT: (
+        "63 000002bc 00 0000000000000001 0000000000000002 00000000000f4240",
+        m.StreamCommit(700, Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH),
+    ),
+    m.MessageType.STREAM_ABORT: ("41 000002bc 000002bd", m.StreamAbort(700, 701, None, None)),
+    m.MessageType.BEGIN_PREPARE: (
+        "62 0000000000000001 0000000000000002 00000000000f4240 000002bc 6700",
+        m.BeginPrepare(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH, 700, "g"),
+    ),
+    m.MessageType.PREPARE: (
+        "50 00 0000000000000001 0000000000000002 00000000000f4240 000002bc 6700",
+        m.Prepare(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH, 700, "g"),
+    ),
+    m.MessageType.COMMIT_PREPARED: (
+        "4b 00 0000000000000001 0000000000000002 00000000000f4240 000002bc 6700",
+        m.CommitPrepared(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH, 700, "g"),
+    ),
+    m.MessageType.ROLLBACK_PREPARED: (
+        "72 00 0000000000000001 0000000000000002 00000000000f4240 00000000000f4240 000002bc 6700",
+        m.RollbackPrepared(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH, ONE_SECOND_AFTER_EPOCH, 700, "g"),
+    ),
+    m.MessageType.STREAM_PREPARE: (
+        "70 00 0000000000000001 0000000000000002 00000000000f4240 000002bc 6700",
+        m.StreamPrepare(Lsn(1), Lsn(2), ONE_SECOND_AFTER_EPOCH, 700, "g"),
+    ),
+}
+
+any_form = st.sampled_from([(False, False), (True, False), (False, True), (True, True)])
+
+
+@pytest.mark.parametrize("kind", m.MessageType)
+def test_every_message_of_the_table_is_read(kind: m.MessageType) -> None:
+    """R1.2, one message per line of the table."""
+    data, message = EXAMPLES[kind]
+    assert decode(bytes.fromhex(data)) == message
+
+
+@given(st.data(), any_form)
+def test_a_message_that_was_written_is_read_back(data: st.DataObject, form: tuple[bool, bool]) -> None:
+    """R1.2, R1.3, R1.9: in a streamed block and outside, with `streaming = parallel` and without."""
+    in_stream, parallel = form
+    message = data.draw(streamable(xids if in_stream else st.none()) | unstreamable(parallel=parallel))
+    written = encode(message, in_stream=in_stream)
+    assert decode(written, in_stream=in_stream, streaming_parallel=parallel) == message
+
+
+@given(st.data(), any_form)
+def test_a_message_without_its_end_and_one_with_more_than_its_end_are_refused(
+    data: st.DataObject, form: tuple[bool, bool]
+) -> None:
+    """R1.2: every proper prefix, and one byte too many."""
+    in_stream, parallel = form
+    message = data.draw(streamable(xids if in_stream else st.none()) | unstreamable(parallel=parallel))
+    written = encode(message, in_stream=in_stream)
+    for end in range(len(written)):
+        with pytest.raises(InvalidMessage):
+            decode(written[:end], in_stream=in_stream, streaming_parallel=parallel)
+    with pytest.raises(InvalidMessage, match=f"bytes behind the end of the message at offset {len(written)}"):
+        decode(written + b"\0", in_stream=in_stream, streaming_parallel=parallel)
+
+
+def test_damaged_bytes_are_refused_or_are_another_message() -> None:
+    """R1.2: whatever is accepted is exactly one message, so that writing it gives the same bytes."""
+    randomness = random.Random(20130101)
+    accepted = 0
+    for data, _ in EXAMPLES.values():
+        for mutant in mutants(bytes.fromhex(data), randomness, 1000):
+            with contextlib.suppress(InvalidMessage):
+                assert encode(decode(mutant)) == mutant
+                accepted += 1
+    assert 0 < accepted < 10_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset"),
+    [
+        (m.MessageType.COMMIT, 1),
+        (m.MessageType.PREPARE, 1),
+        (m.MessageType.STREAM_PREPARE, 1),
+        (m.MessageType.COMMIT_PREPARED, 1),
+        (m.MessageType.ROLLBACK_PREPARED, 1),
+        (m.MessageType.STREAM_COMMIT, 5),
+        (m.MessageType.STREAM_START, 5),
+        (m.MessageType.TRUNCATE, 5),
+        (m.MessageType.MESSAGE, 1),
+        (m.MessageType.RELATION, 11),
+    ],
+)
+def test_unknown_flags_are_refused(kind: m.MessageType, offset: int) -> None:
+    """R1.2: the flags bytes of C, P, p, K, r, c must be 0; the others have one known bit, T has two."""
+    data = bytearray.fromhex(EXAMPLES[kind][0])
+    data[offset] = 4
+    with pytest.raises(InvalidMessage, match=f"unknown flags 0x04 at offset {offset}"):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ("", "message ends too early at offset 0"),
+        ("58", 'unknown message type "X" at offset 0'),
+        ("49 00004000 4b 0000", 'unknown tuple "K" at offset 5'),
+        ("55 00004000 41 0000", 'unknown tuple "A" at offset 5'),
+        ("55 00004000 4b 0000 4f 0000", 'unknown tuple "O" at offset 8'),
+        ("44 00004000 4e 0000", 'unknown tuple "N" at offset 5'),
+        ("49 00004000 4e ffff", "negative count -1 at offset 6"),
+        ("49 00004000 4e 0001 78", 'unknown kind of value "x" at offset 8'),
+        ("49 00004000 4e 0001 74 80000000", "negative length -2147483648 at offset 9"),
+        ("49 00004000 4e 0001 74 00000002 31", "message ends too early at offset 13"),
+        ("54 ffffffff 00", "negative count -1 at offset 1"),
+        ("4d 00 0000000000000000 00 ffffffff", "negative length -1 at offset 11"),
+        ("4f 0000000000000000 7067", "string without end at offset 9"),
+        ("4f 0000000000000000 ff00", "string is not UTF-8 at offset 9"),
+        ("52 00004000 00 7400 78 0000", 'unknown replica identity "x" at offset 8'),
+        ("52 00004000 00 7400 64 fffe", "negative count -2 at offset 9"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_offset(data: str, problem: str) -> None:
+    with pytest.raises(InvalidMessage) as refused:
+        decode(bytes.fromhex(data))
+    assert problem in refused.value.message
+
+
+def test_a_relation_is_known_by_the_bytes_of_its_message() -> None:
+    data = bytes.fromhex(EXAMPLES[m.MessageType.RELATION][0])
+    relation = relation_of(data)
+    (version,) = struct.unpack(">q", hashlib.blake2b(data).digest()[:8])
+    assert relation.version == relation_version(data) == version
+    assert relation.id == 16384
+    assert relation.name == QualifiedName("pg_catalog", "t")
+    assert relation.column_names == ("id",)
+    assert relation_version(data[:-1] + b"\x08") != version
+
+
+def test_only_a_relation_message_describes_a_relation() -> None:
+    with pytest.raises(InvalidMessage, match="not a Relation message"):
+        relation_of(bytes.fromhex(EXAMPLES[m.MessageType.INSERT][0]))
+
+
+@given(streamable(xids))
+def test_a_streamed_message_without_its_xid_is_the_ordinary_one(message: m.Message) -> None:
+    """R1.9: the transaction id is all that differs."""
+    xid, ordinary = without_stream_xid(encode(message, in_stream=True))
+    assert xid == decode(encode(message, in_stream=True), in_stream=True).xid  # type: ignore[union-attr]
+    assert ordinary == encode(message)
+
+
+def test_a_message_that_never_carries_an_xid_has_none_to_take_out() -> None:
+    """R1.9: B, C, O, E and the others have fields of their own."""
+    with pytest.raises(InvalidMessage, match="message without transaction id at offset 0"):
+        without_stream_xid(bytes.fromhex(EXAMPLES[m.MessageType.COMMIT][0]))
