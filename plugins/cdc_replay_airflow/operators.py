@@ -163,7 +163,7 @@ class ReportOperator(CommandOperator):
         if wanted is None or reached < Lsn.parse(wanted):
             raise ResultOutdated(
                 f'subscription "{self.subscription}" has no result of this run',
-                detail=f"Its last result ends at {reached}, the run was to reach {wanted or "the log's end"}.",
+                detail=f"Its last result ends at {reached}, the run was to reach {wanted or 'a later LSN'}.",
                 hint=f'See the log of task "{self.replay_task_id}"; the next run goes on from {reached}.',
             )
 

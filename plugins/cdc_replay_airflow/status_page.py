@@ -39,7 +39,7 @@ PAGE: Final = """<!doctype html>
 
 
 class CurrentStatus:
-    """The status, asked again when it is older than `FRESH_SECONDS`; one caller asks, the others wait for it."""
+    """The status, asked again when older than `FRESH_SECONDS`; one caller asks, the others wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

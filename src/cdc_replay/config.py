@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -122,7 +122,7 @@ class PublisherConfig:
 
     name: str
     conn_id: str | None
-    dsn_text: str | None
+    dsn_text: str | None = field(repr=False)
     slot: str
     change_log: str
     streaming: bool
@@ -136,7 +136,7 @@ class SubscriptionConfig:
 
     subscription: Subscription
     conn_id: str | None
-    dsn_text: str | None
+    dsn_text: str | None = field(repr=False)
     group: str
 
     @property

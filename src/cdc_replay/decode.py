@@ -100,7 +100,7 @@ def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
             hint="The segment's checksums are right, so this is what was captured: report it, with the"
             " publisher's version and the message.",
             rule=error.rule,
-        ) from error
+        ) from None  # Spark's text shows a cause first, which does not name the segment.
 
 
 def _batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,1 +1,1 @@
-
+"""The durable copy of the change stream."""

@@ -1,26 +1,25 @@
 """The change log of one publisher: every committed change since the slot was created, in commit order.
 
-    <uri>/changes      Delta table of messages (`model.change.LOG`); its header and its end LSN are in the commits
+    <uri>/changes      Delta table of messages (`model.change.LOG`); header and end LSN are in its commits
     <uri>/relations    Delta table: the shapes that relations have had, by version
     <uri>/catalogs     Delta table: the publisher's catalog, by the position from which it is in force
     <uri>/prepared     content of prepared transactions whose outcome is not known yet
 
-A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalog`, then
-`commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers open the log and see it
-as of that moment; segments are never changed, so they need no lock. The log holds what is in `(start, end]`.
+A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalog`,
+then `commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers open the
+log and see it as of that moment; segments are never changed, so they need no lock. The log holds what is in
+`(start, end]`.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_replay.changelog.prepared import PreparedTransactions
 from cdc_replay.changelog.segment import (
@@ -29,8 +28,8 @@ from cdc_replay.changelog.segment import (
     RowGroup,
     Segment,
     SegmentWriter,
-    damaged,
     plan_row_groups,
+    read_columns,
 )
 from cdc_replay.changelog.side_tables import (
     CATALOG_SCHEMA,
@@ -101,6 +100,15 @@ class LogSummary:
     transactions: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedCommit:
+    """A transaction of the log; `commit_time` is microseconds since 1970-01-01 UTC (R9.14)."""
+
+    commit_lsn: Lsn
+    commit_time: int
+    xid: int
+
+
 class ChangeLog:
     """A change log as of when it was opened; see the module for the life of a pull."""
 
@@ -152,7 +160,7 @@ class ChangeLog:
         if not cls.exists(uri):
             raise ChangeLogMissing(
                 f'there is no change log at "{uri}"',
-                hint="Run `cdc-replay setup` for the publisher, or correct `change_log` in the configuration.",
+                hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             )
         location = Location.of(uri)
         changes = DurableTable.open(location / "changes")
@@ -247,22 +255,44 @@ class ChangeLog:
             for group in self._row_groups(segment, window)
         )
 
+    def commits(self, window: Window) -> Iterator[LoggedCommit]:
+        """The transactions of `window` in commit order; a message outside of any is none (R9.13).
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        for table in self._columns(window, ("commit_lsn", "commit_time", "xid", "seq")):
+            first = pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
+            for row in table.filter(first).to_pylist():
+                yield LoggedCommit(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
+
+    def relation_versions(self, window: Window) -> frozenset[int]:
+        """The versions of the relations that the changes in `window` are of.
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        found: set[int] = set()
+        for table in self._columns(window, ("relation_version",)):
+            found.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
+        return frozenset(found)
+
     def summary(self, window: Window) -> LogSummary:
-        """Counts of the messages and transactions in `window`; reads one small column.
+        """Counts of the messages and transactions in `window`; reads small columns only.
 
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
         messages = transactions = 0
-        last = None
-        for group in self.segments(window):
-            lsns = _commit_lsns(group, window)
-            if len(lsns) == 0:
-                continue
-            messages += len(lsns)
-            transactions += int(np.count_nonzero(np.diff(lsns))) + int(lsns[0] != last)
-            last = lsns[-1]
+        for table in self._columns(window, ("commit_time", "seq")):
+            first = pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
+            messages += table.num_rows
+            transactions += pc.sum(first).as_py() or 0
         return LogSummary(messages, transactions)
+
+    def _columns(self, window: Window, names: Sequence[str]) -> Iterator[pa.Table]:
+        for group in self.segments(window):
+            yield read_columns(group, names, window)
 
     def _row_groups(self, segment: Segment, window: Window) -> tuple[RowGroup, ...]:
         file = self._location / "changes" / segment.name
@@ -274,18 +304,6 @@ class ChangeLog:
                 hint=RESTORE,
             )
         return plan_row_groups(file, window)
-
-
-def _commit_lsns(group: RowGroup, window: Window) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    file = Location.of(group.uri)
-    try:
-        with file.filesystem.open_input_file(file.path) as source:
-            reader = pq.ParquetFile(source, page_checksum_verification=True)
-            column = reader.read_row_group(group.index, columns=["commit_lsn"])["commit_lsn"]
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(group.uri, group.index, error) from error
-    inside = pc.and_(pc.greater(column, window.after.value), pc.less_equal(column, window.upto.value))
-    return np.asarray(column.filter(inside).to_numpy(), dtype=np.int64)
 
 
 def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

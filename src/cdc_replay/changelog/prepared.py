@@ -1,13 +1,14 @@
 """Prepared transactions that wait for their outcome, one file each.
 
 The slot sends the content of a prepared transaction once, at PREPARE; COMMIT PREPARED comes alone, perhaps
-many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record, until
-the outcome is known. Writing is idempotent: the same transaction always has the same file name and content.
+many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record,
+until the outcome is known. Writing is idempotent: the same transaction always has the same file name and
+content.
 
-| crash after                             | what the next pull does                                             |
-|-----------------------------------------|---------------------------------------------------------------------|
-| the file, before the commit of its pull | the slot sends the transaction again and the file is overwritten    |
-| the commit of the outcome's pull        | the slot sends the outcome again: skipped, and the file is forgotten|
+| crash after                             | what the next pull does                                          |
+|-----------------------------------------|------------------------------------------------------------------|
+| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten    |
+| the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is forgotten |
 """
 
 from __future__ import annotations
@@ -51,17 +52,13 @@ class PreparedTransactions:
     def __init__(self, folder: Location) -> None:
         self._folder = folder
 
-    def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> None:
-        """Store the content of a transaction, durably. One without content needs no file (R9.9)."""
+    def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
+        """Store the content of a transaction, durably; False if it has none, then nothing waits (R9.9)."""
         make_folder(self._folder)
         with SegmentWriter(self._folder, key.file_name) as writer:
             for batch in batches:
                 writer.write(batch)
-
-    def find(self, xid: int, before: Lsn) -> PreparedKey | None:
-        """The transaction of `xid` that was prepared last before `before`, None if none waits."""
-        keys = (key for key in self.waiting() if key.xid == xid and key.end_lsn <= before)
-        return max(keys, default=None)
+        return writer.segment is not None
 
     def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
         """What `keep` was given.
@@ -80,7 +77,7 @@ class PreparedTransactions:
                 file.filesystem.delete_file(file.path)
 
     def waiting(self) -> tuple[PreparedKey, ...]:
-        """All transactions that are kept."""
+        """All transactions that are kept; of one xid, the last one prepared comes last."""
         selector = fs.FileSelector(self._folder.path, allow_not_found=True)
         found = self._folder.filesystem.get_file_info(selector)
         return tuple(sorted(PreparedKey.of_file(info.base_name) for info in found))

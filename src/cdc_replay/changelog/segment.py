@@ -10,12 +10,13 @@ Every page that is read is compared with its checksum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_replay.changelog.storage import Location, sync_file, sync_folder
@@ -160,13 +161,7 @@ def read_row_group(group: RowGroup) -> pa.RecordBatch:
     Raises:
         ChangeLogDamaged: if the file is missing, truncated, or a page does not match its checksum.
     """
-    file = Location.of(group.uri)
-    try:
-        with file.filesystem.open_input_file(file.path) as source:
-            reader = pq.ParquetFile(source, page_checksum_verification=True)
-            table = reader.read_row_group(group.index, use_threads=False)
-    except (OSError, pa.ArrowException, IndexError) as error:
-        raise damaged(group.uri, group.index, error) from error
+    table = _read(group, None)
     if table.num_rows != group.rows or table.schema != LOG_SCHEMA:
         raise ChangeLogDamaged(
             f'segment "{group.uri}" does not hold what was written to it',
@@ -175,6 +170,28 @@ def read_row_group(group: RowGroup) -> pa.RecordBatch:
             hint=RESTORE,
         )
     return table.combine_chunks().to_batches()[0]
+
+
+def read_columns(group: RowGroup, names: Sequence[str], window: Window) -> pa.Table:
+    """Some columns of a row group's messages, of the transactions in `window` only.
+
+    Raises:
+        ChangeLogDamaged: as for `read_row_group`.
+    """
+    table = _read(group, ["commit_lsn", *names])
+    lsns = table["commit_lsn"]
+    inside = pc.and_(pc.greater(lsns, window.after.value), pc.less_equal(lsns, window.upto.value))
+    return table.filter(inside).select(list(names))
+
+
+def _read(group: RowGroup, names: Sequence[str] | None) -> pa.Table:
+    file = Location.of(group.uri)
+    try:
+        with file.filesystem.open_input_file(file.path) as source:
+            reader = pq.ParquetFile(source, page_checksum_verification=True)
+            return reader.read_row_group(group.index, columns=names, use_threads=False)
+    except (OSError, pa.ArrowException, IndexError) as error:
+        raise damaged(group.uri, group.index, error) from error
 
 
 def damaged(uri: str, row_group: int | None, error: Exception) -> ChangeLogDamaged:

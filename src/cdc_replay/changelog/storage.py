@@ -1,7 +1,8 @@
 """Where a change log lives: a local folder or an object store, behind one file system interface.
 
-An object store makes a file durable when its upload completes. A local folder does not: a file is durable once
-it *and* the folder that names it are flushed, which is what `sync_file` and `sync_folder` do, and only there.
+An object store makes a file durable when its upload completes. A local folder does not: a file is durable
+once it *and* the folder that names it are flushed, which is what `sync_file` and `sync_folder` do, and only
+there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One Delta table of the change log, whose commits are durable when they return.
 
-A commit is one JSON file in `_delta_log` whose name is the next version number. It is created only if no such
-file exists, so of two writers one is refused. The writer library flushes nothing on a local folder (it renames
-and links), so the commit file and its folder are flushed here. The order is what makes a crash harmless:
+A commit is one JSON file in `_delta_log` whose name is the next version number. It is created only if no
+such file exists, so of two writers one is refused. The writer library flushes nothing on a local folder (it
+renames and links), so the commit file and its folder are flushed here. The order is what makes a crash
+harmless:
 
 | durable       | a process that dies now leaves                                                |
 |---------------|-------------------------------------------------------------------------------|
@@ -92,7 +93,7 @@ class DurableTable:
         except TableNotFoundError as error:
             raise ChangeLogMissing(
                 f'there is no change log table at "{location.uri}"',
-                hint="Run `cdc-replay setup` for the publisher, or correct `change_log` in the configuration.",
+                hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             ) from error
         except DeltaError as error:
             raise ChangeLogDamaged(

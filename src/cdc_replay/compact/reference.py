@@ -1,25 +1,30 @@
 """The fold of one lineage, as a readable state machine; `compact.runs` must give the same.
 
-A *lineage* is the set of changes that can touch the same subscriber row: those of one key, or of several keys that
-UPDATEs have linked by moving a row from one to the other. Its changes come in commit order. The subscriber's rows
-are not read: a row that the window has not touched yet is *unknown*, it is there or it is not.
+A *lineage* is the set of changes that can touch the same subscriber row: those of one key, or of several
+keys that UPDATEs have linked by moving a row from one to the other. Its changes come in commit order. The
+subscriber's rows are not read: a row that the window has not touched yet is *unknown*, it is there or it is
+not.
 
-| slot of a key | INSERT                        | UPDATE                         | DELETE                      |
-|---------------|-------------------------------|--------------------------------|-----------------------------|
-| unknown       | inserted; a row there is a    | that row, if it is there, is   | DELETE of that row          |
-|               | conflict that apply finds     | changed; else `update_missing` |                             |
-| base row      | inserted, if the base row is  | changed further                | DELETE of the base row      |
-|               | not there; else a conflict    |                                |                             |
-| inserted row  | `insert_exists`, known here   | changed further                | nothing is left; NOTHING if |
-|               |                               |                                | absence is to be checked    |
-| absent        | inserted                      | `update_missing`, known here   | `delete_missing`, known here|
+| slot of a key | INSERT                    | UPDATE                       | DELETE                      |
+|---------------|---------------------------|------------------------------|-----------------------------|
+| unknown       | inserted; a row there is  | the row, if it is there, is  | DELETE of the row           |
+|               | a conflict for apply      | changed; `update_missing`    |                             |
+| base row      | inserted, if the base row | changed further              | DELETE of the base row      |
+|               | is not there              |                              |                             |
+| inserted row  | `insert_exists`, for sure | changed further              | NOTHING if absence is still |
+|               |                           |                              | to be checked               |
+| absent        | inserted                  | `update_missing`, for sure   | `delete_missing`, for sure  |
 
-Columns that an UPDATE does not send (`u`, `-`) keep what the window sent earlier, else what the subscriber has. An
-UPDATE that moves a row to another key takes the row along, with all that was not sent: swaps and chains of keys
-end as one UPDATE per row, from its first key to its last. After a TRUNCATE every key is absent.
+Columns that an UPDATE does not send (`u`, `-`) keep what the window sent earlier, else what the subscriber
+has. An UPDATE that moves a row to another key takes the row along, with all that was not sent: swaps and
+chains of keys end as one UPDATE per row, from its first key to its last. After a TRUNCATE every key is
+absent.
 
-Under REPLICA IDENTITY FULL without a key (R8.10) a "key" is a whole row and a slot holds any number of equal rows;
-each change takes exactly one of them, rows that the window itself brought first.
+Where the policy is `skip`, an INSERT that finds a subscriber's row is skipped with all that the window does
+to that row until it deletes it.
+
+Under REPLICA IDENTITY FULL without a key (R8.10) a "key" is a whole row and a slot holds any number of equal
+rows; each change takes exactly one of them, rows that the window itself brought first.
 """
 
 from __future__ import annotations
@@ -214,9 +219,7 @@ class MultisetFold:
             self._put(change.new_key, _Row(None, change.values, change.kinds))
             return
         missing = (
-            ConflictKind.UPDATE_MISSING
-            if change.kind is ChangeKind.UPDATE
-            else ConflictKind.DELETE_MISSING
+            ConflictKind.UPDATE_MISSING if change.kind is ChangeKind.UPDATE else ConflictKind.DELETE_MISSING
         )
         if (row := self._take(change.search_key)) is None:
             self.conflicts[missing] += change.weight
@@ -226,9 +229,7 @@ class MultisetFold:
             self._put(change.new_key, row)
         elif row.base_key is not None:
             self._removed.append(
-                NetChange(
-                    NetKind.DELETE, row.base_key, update_missing=row.update_missing, delete_missing=1
-                )
+                NetChange(NetKind.DELETE, row.base_key, update_missing=row.update_missing, delete_missing=1)
             )
 
     def net(self) -> Iterator[NetChange]:

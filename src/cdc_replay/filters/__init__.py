@@ -1,1 +1,1 @@
-
+"""Row filters, exactly: in Spark where that gives PostgreSQL's answer, else by PostgreSQL."""

@@ -1,8 +1,9 @@
 """Constants as a server stores them → values.
 
-A datum is the memory of a server process: its byte order, its encoding, its struct layout. Little-endian is assumed,
-and checked where the form is redundant. Text that is not plain ASCII is left to the server, because its characters
-depend on the database's encoding, which the stored tree does not tell. What is not understood is None, never a guess.
+A datum is the memory of a server process: its byte order, its encoding, its struct layout. Little-endian is
+assumed, and checked where the form is redundant. Text that is not plain ASCII is left to the server, because
+its characters depend on the database's encoding, which the stored tree does not tell. What is not understood
+is None, never a guess.
 
 | type                  | memory                                                                             |
 |-----------------------|------------------------------------------------------------------------------------|
@@ -14,7 +15,7 @@ depend on the database's encoding, which the stored tree does not tell. What is 
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,9 @@ from typing import Final
 
 from cdc_replay.filters.expression import Array, Constant, Expression, Type
 
-_EPOCH: Final = datetime.date(2000, 1, 1)
+_EPOCH: Final = dt.date(2000, 1, 1)
 _BY_VALUE: Final = struct.Struct("<q")
+_ARRAY_START: Final = struct.Struct("<4i")
 _ARRAY_HEADER: Final = struct.Struct("<6i")  # varlena, dimensions, NULLs' offset, type, length, lower bound
 
 
@@ -63,7 +65,7 @@ def _decode_date(type_oid: int, datum: bytes) -> Expression | None:
     if not isinstance(number, Constant) or not isinstance(number.value, int):
         return None
     try:
-        day = _EPOCH + datetime.timedelta(days=number.value)
+        day = _EPOCH + dt.timedelta(days=number.value)
     except OverflowError:  # infinity, BC, or after 9999
         return None
     return Constant(type_oid, day.isoformat())
@@ -75,9 +77,9 @@ def _decode_uuid(type_oid: int, datum: bytes) -> Expression | None:
 
 def _decode_array(_type_oid: int, datum: bytes) -> Expression | None:
     """An array of one dimension without NULLs, or an empty one."""
-    if len(datum) < 16 or datum[0] & 3:
+    if len(datum) < _ARRAY_START.size or datum[0] & 3:
         return None
-    _, dimensions, nulls, element = struct.unpack_from("<4i", datum)
+    _, dimensions, nulls, element = _ARRAY_START.unpack_from(datum)
     if dimensions == 0:
         return Array(())
     if dimensions != 1 or nulls != 0:

@@ -1,9 +1,9 @@
 """A row filter as a typed expression tree.
 
-The nodes are those of PostgreSQL's parse tree that a row filter may have (R5.2) and that some rule speaks about,
-with everything resolved: operators and functions by oid, types, collations. Built-in oids are the same in every
-database and every version. What is not modelled is `Unmodelled`; it still says which columns it reads, so that a filter
-which is not understood can be evaluated by PostgreSQL.
+The nodes are those of PostgreSQL's parse tree that a row filter may have (R5.2) and that some rule speaks
+about, with everything resolved: operators and functions by oid, types, collations. Built-in oids are the same
+in every database and every version. What is not modelled is `Unmodelled`; it still says which columns it
+reads, so that a filter which is not understood can be evaluated by PostgreSQL.
 """
 
 from __future__ import annotations
@@ -217,17 +217,15 @@ Expression: TypeAlias = (
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
-    """The direct arguments, in the order of evaluation."""
+    """The direct arguments, in the order of evaluation; the elements of an array that is compared with."""
     match expression:
         case Column() | Constant() | Unmodelled():
             return ()
         case Array(elements):
             return elements
         case ArrayComparison(left=left, array=array):
-            return (left, array)
-        case NullTest(argument=argument) | TruthTest(argument=argument):
-            return (argument,)
-        case Relabel(argument=argument) | Collate(argument=argument):
+            return (left, *(array.elements if isinstance(array, Array) else (array,)))
+        case NullTest(argument) | TruthTest(argument) | Relabel(argument) | Collate(argument):
             return (argument,)
         case Case(branches, otherwise):
             return (*(part for branch in branches for part in branch), otherwise)

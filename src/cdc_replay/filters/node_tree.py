@@ -10,10 +10,11 @@ The text is that of `outfuncs.c`:
 | `4 [ 10 0 0 0 0 0 0 0 ]`        | a datum: its length, and its bytes as signed numbers            |
 | `\(`                            | a backslash takes the special meaning from the next character   |
 
-Reading has two steps. `read_node` knows this syntax and no node at all, and works without recursion, so any tree that a
-server has stored is readable. `parse` then translates the nodes that it knows by name and turns every other one, and
-whatever is nested too deeply to be worth translating, into `Unmodelled`. Names of nodes and fields differ between
-versions (15 wrote COALESCE where 16 writes COALESCEEXPR), fields come and go; only those that matter are asked for.
+Reading has two steps. `read_node` knows this syntax and no node at all, and works without recursion, so any
+tree that a server has stored is readable. `parse` then translates the nodes that it knows by name and turns
+every other one, and whatever is nested too deeply to be worth translating, into `Unmodelled`. Names of nodes
+and fields differ between versions (15 wrote COALESCE where 16 writes COALESCEEXPR), fields come and go; only
+those that matter are asked for.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from cdc_replay.filters.expression import (
 )
 
 MAX_DEPTH: Final = 60
-"""Deeper trees than any that a person writes are not translated: both translations recurse, and so does Spark."""
+"""Trees deeper than any that a person writes are not translated: that recurses, and so does Spark."""
 
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _NULL: Final = "<>"
@@ -201,9 +202,7 @@ def _translate(node: Node, depth: int) -> Expression:
 
 
 def _attnums(node: Node) -> frozenset[int]:
-    return frozenset(
-        each.number("varattno") for each in _nodes_below(node) if each.name == "VAR"
-    )
+    return frozenset(each.number("varattno") for each in _nodes_below(node) if each.name == "VAR")
 
 
 def _nodes_below(node: Node) -> Iterator[Node]:

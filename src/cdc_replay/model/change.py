@@ -31,7 +31,7 @@ class NetKind(enum.Enum):
     DELETE = "D"
     """Delete the row at `base_key`."""
     NOTHING = "N"
-    """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end whatever the policy."""
+    """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end."""
 
 
 class ConflictKind(enum.Enum):

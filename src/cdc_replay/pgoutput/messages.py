@@ -296,17 +296,16 @@ class StreamPrepare:
     gid: str
 
 
+StreamedMessage: TypeAlias = (
+    RelationMessage | TypeMessage | Insert | Update | Delete | Truncate | LogicalMessage
+)
+"""The messages of the types `IN_STREAM`."""
+
 Message: TypeAlias = (
     Begin
     | Commit
     | Origin
-    | RelationMessage
-    | TypeMessage
-    | Insert
-    | Update
-    | Delete
-    | Truncate
-    | LogicalMessage
+    | StreamedMessage
     | StreamStart
     | StreamStop
     | StreamCommit

@@ -88,9 +88,9 @@ class EqualityOperator:
 class TargetColumn:
     """A column of a target.
 
-    `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which takes
-    NULL whatever the domain says. `collation` is (schema, name), None for types without one. `identity` is
-    `pg_attribute.attidentity`. `equality` is set for the columns of the table's identity.
+    `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which
+    takes NULL whatever the domain says. `collation` is (schema, name), None for types without one.
+    `identity` is `pg_attribute.attidentity`. `equality` is set for the columns of the table's identity.
     """
 
     name: str

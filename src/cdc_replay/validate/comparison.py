@@ -2,12 +2,13 @@
 
     digests of all buckets, both servers at once
       equal    → the content is equal
-      unequal  → the rows of those buckets, from both servers in the order of their hashes, merged like two sorted
+      unequal  → the rows of those buckets, from both servers in the order of their hashes, merged like two
+      sorted
                  lists: what one side has alone, or more often, is a difference
 
-The merge holds one key at a time, so memory does not grow with the number of differences; only the first keys of each
-kind are kept, all are counted. Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed, and the
-counts are lower bounds.
+The merge holds one key at a time, so memory does not grow with the number of differences; only the first keys
+of each kind are kept, all are counted. Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed,
+and the counts are lower bounds.
 
 A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
 
@@ -57,8 +58,8 @@ TABLE_ERRORS: Final = (
 class ValidatedTable:
     """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
 
-    `full`: the publications publish all four actions with one filter. Otherwise the subscriber may differ rightly
-    (it keeps rows whose DELETE is not published), and `note` says why.
+    `full`: the publications publish all four actions with one filter. Otherwise the subscriber may differ
+    rightly (it keeps rows whose DELETE is not published), and `note` says why.
     """
 
     table: SyncedTable
@@ -87,7 +88,9 @@ class Tally:
 
     limit: int
     counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
-    keys: dict[DifferenceKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in DifferenceKind})
+    keys: dict[DifferenceKind, list[str]] = field(
+        default_factory=lambda: {kind: [] for kind in DifferenceKind}
+    )
     exact: bool = True
 
     def add(self, kind: DifferenceKind, count: int, key: str) -> None:
@@ -126,7 +129,10 @@ class OutsideFilter:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was observed of one table. `duplicates` is None without a key, `outside` without a filter."""
+    """Everything that was observed of one table.
+
+    `duplicates` is None for a table without key, `outside` for one without filter.
+    """
 
     buckets: tuple[BucketComparison, ...]
     key: tuple[str, ...]
@@ -209,8 +215,8 @@ def compared_columns(validated: ValidatedTable) -> tuple[str, ...]:
 def compared_key(validated: ValidatedTable, columns: Sequence[str]) -> tuple[str, ...]:
     """The columns by which rows of the two sides belong together, empty if there are none.
 
-    The replica identity's key where the publisher has one, else its primary key, else the subscriber's identity;
-    only if all its columns are compared.
+    The replica identity's key where the publisher has one, else its primary key, else the subscriber's
+    identity; only if all its columns are compared.
     """
     table = validated.table.table
     for key in (table.key_columns, table.primary_key, validated.target.identity):
@@ -225,7 +231,8 @@ def _sides(
     synced, target = validated.table, validated.target
     converted = digest.conversions(synced.table, target, columns)
     here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
-    # The filter may read columns that are not compared; a column of the same name that is not published is not one.
+    # The filter may read columns that are not compared; a column of the same name that is not published is
+    # not one.
     exposed = compared_columns(validated)
     there = digest.subscriber_rows(target.name, exposed, is_partitioned=target.is_partitioned)
     subscriber = Side(fence.subscriber, there, key, columns)

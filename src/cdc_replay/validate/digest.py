@@ -1,19 +1,19 @@
 """Digests of a table's content, computed by each server where the rows are.
 
-Every row has two hashes: of its key, and of all compared columns. The key's hash puts the row into one of `BUCKETS`
-buckets; a bucket's digest is the sum of its rows' hashes, so it depends on neither order nor plan. Equal digests
-mean equal buckets; only rows of unequal buckets are listed, as hashes and keys.
+Every row has two hashes: of its key, and of all compared columns. The key's hash puts the row into one of
+`BUCKETS` buckets; a bucket's digest is the sum of its rows' hashes, so it depends on neither order nor plan.
+Equal digests mean equal buckets; only rows of unequal buckets are listed, as hashes and keys.
 
 What makes the hashes comparable between servers:
 
 - A value's text is what its type's output function writes (`row(…)::text` calls it), not what a cast to text
-  makes of it: that is what travels in the change stream and in COPY, and it keeps NULL and '' apart. Sessions are
-  pinned (R1.11), and the hash is of UTF8 whatever the database's encoding is.
-- Where the subscriber's column has another type, the publisher's text is given to that type's input function first,
-  as replication does (`json` → `jsonb` changes the text, and must not count as a difference).
+  makes of it: that is what travels in the change stream and in COPY, and it keeps NULL and '' apart. Sessions
+  are pinned (R1.11), and the hash is of UTF8 whatever the database's encoding is.
+- Where the subscriber's column has another type, the publisher's text is given to that type's input function
+  first, as replication does (`json` → `jsonb` changes the text, and must not count as a difference).
 
-The publisher's rows are those that the initial copy takes: the filters of the listed relation, any of them true
-(R7.4), the table alone or the whole partitioned table (R7.6).
+The publisher's rows are those that the initial copy takes: the filters of the listed relation, any of them
+true (R7.4), the table alone or the whole partitioned table (R7.6).
 """
 
 from __future__ import annotations
@@ -91,20 +91,21 @@ class Side:
     """How one server reads its half of a table.
 
     `rows` is a query with exactly the compared columns, under the publisher's names. `outside` is a boolean
-    expression over them: true for a row that the filter shuts out.
+    expression over them: true for a row that the filter shuts out; None where no row is.
     """
 
     connection: Connection
     rows: sql.Composable
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    outside: sql.Composable = sql.SQL("false")
+    outside: sql.Composable | None = None
 
     def hashed(self) -> sql.Composed:
         """`HASHED_ROWS` of this side. A table without key is keyed by its whole rows."""
         key = _names(self.key or self.columns)
+        outside = self.outside or sql.SQL("false")
         return sql.SQL(HASHED_ROWS).format(
-            key=key, columns=_names(self.columns), shown=self._shown(), outside=self.outside, rows=self.rows
+            key=key, columns=_names(self.columns), shown=self._shown(), outside=outside, rows=self.rows
         )
 
     def _shown(self) -> sql.Composable:
@@ -173,8 +174,8 @@ def outside_filter(filters: Sequence[RowFilter]) -> sql.Composed:
 def conversions(table: Table, target: TargetTable, columns: Sequence[str]) -> dict[str, str]:
     """By column, the built-in type of the subscriber that differs from the publisher's.
 
-    A type that a user created on the subscriber may be unknown to the publisher: such texts are compared as they are.
-    A domain's values are those of the type below it.
+    A type that a user created on the subscriber may be unknown to the publisher: such texts are compared as
+    they are. A domain's values are those of the type below it.
     """
     found: dict[str, str] = {}
     for name in columns:
@@ -196,7 +197,7 @@ def bucket_digests(side: Side) -> dict[int, BucketDigest]:
 
 
 def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
-    """The rows of some buckets, by hash of the key, then of the row; the server's memory holds them, not ours."""
+    """The rows of some buckets, by hash of the key, then of the row; read through a cursor."""
     query = sql.SQL(ROWS_OF_BUCKETS).format(hashed=side.hashed(), buckets=sql.Literal(list(buckets)))
     with side.connection.cursor("rows_of_buckets") as cursor:
         cursor.itersize = 10_000
@@ -246,4 +247,6 @@ def _converted(name: str, type_sql: str | None) -> sql.Composable:
     if type_sql is None:
         return column
     # num_nulls looks at the value itself: `is null` is also true of a row of NULLs.
-    return sql.SQL("case when num_nulls({0}) = 0 then format('%s', {0})::{1} end").format(column, sql.SQL(type_sql))
+    return sql.SQL("case when num_nulls({0}) = 0 then format('%s', {0})::{1} end").format(
+        column, sql.SQL(type_sql)
+    )

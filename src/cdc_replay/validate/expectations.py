@@ -1,28 +1,32 @@
 """Our Expectations: what must hold of each table of a subscription, judged by Great Expectations.
 
-They look at one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great Expectations
-runs no SQL: a user's row filter may contain `%`, which a query asset doubles. The frame has, per table, one row per
-bucket and one row that sums up (`bucket` is -1 there):
+They look at one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great
+Expectations runs no SQL: a user's row filter may contain `%`, which a query asset doubles. The frame has, per
+table, one row per bucket and one row that sums up (`bucket` is -1 there):
 
-| column                                             | rows    |                                               |
-|----------------------------------------------------|---------|-----------------------------------------------|
-| relation, bucket                                   | all     | the table's name; the bucket's number or -1   |
-| publisher_rows, subscriber_rows                    | buckets | number of rows                                |
-| publisher_digest, subscriber_digest                | buckets | sum of the rows' hashes                       |
-| outside_filter                                     | buckets | rows on the subscriber that the filter shuts out |
-| missing, unexpected, outside, different, duplicates | summary | number of differing rows, of duplicate keys  |
-| keys                                               | summary | JSON: the first keys of each kind, by name    |
-| error                                              | summary | why the table could not be compared, or None  |
+| column                                  | rows    |                                              |
+|-----------------------------------------|---------|----------------------------------------------|
+| relation, bucket                        | all     | the table's name; the bucket's number or -1  |
+| publisher_rows, subscriber_rows         | buckets | number of rows                               |
+| publisher_digest, subscriber_digest     | buckets | sum of the rows' hashes                      |
+| outside_filter                          | buckets | subscriber's rows that the filter shuts out  |
+| missing, unexpected, outside, different | summary | number of differing rows, by kind            |
+| duplicates                              | summary | number of keys that occur again              |
+| keys                                    | summary | JSON: the first keys of each kind, by name   |
+| error                                   | summary | why the table could not be compared, or None |
 
-A table that could not be compared makes the metric raise: Great Expectations records that as an exception, which
-`report` shows as an error, not as a difference.
+A table that could not be compared makes the metric raise: Great Expectations records that as an exception,
+which `report` shows as an error, not as a difference.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
+
+import pandas as pd
 
 from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
 from cdc_replay.validate.verdict import CheckKind, DifferenceKind
@@ -59,7 +63,7 @@ class TableComparison:
     keys: dict[str, list[str]]
 
 
-def table_comparison(frame: Any, relation: str) -> TableComparison:
+def table_comparison(frame: pd.DataFrame, relation: str) -> TableComparison:
     """Add up the rows of `relation` in the frame described above.
 
     Raises:
@@ -88,7 +92,10 @@ def table_comparison(frame: Any, relation: str) -> TableComparison:
 
 
 def _evaluate(
-    execution_engine: Any, metric_domain_kwargs: Any, metric_value_kwargs: Any, **_: Any
+    execution_engine: PandasExecutionEngine,
+    metric_domain_kwargs: Mapping[str, object],
+    metric_value_kwargs: Mapping[str, str],
+    **_: object,
 ) -> TableComparison:
     frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type="table")
     return table_comparison(frame, metric_value_kwargs["relation"])
@@ -104,7 +111,7 @@ class TableComparisonMetric(TableMetricProvider):  # type: ignore[misc] # no typ
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """An Expectation's outcome: what was observed in words, and the keys of the `unexpected` of `rows` rows."""
+    """An Expectation's outcome: what was observed, and the keys of the `unexpected` among `rows` rows."""
 
     success: bool
     observed: str
@@ -134,7 +141,10 @@ class ComparisonExpectation(BatchExpectation):  # type: ignore[misc] # no types 
     kind: ClassVar[CheckKind]
 
     def _validate(
-        self, metrics: dict[str, TableComparison], runtime_configuration: Any = None, execution_engine: Any = None
+        self,
+        metrics: dict[str, TableComparison],
+        runtime_configuration: object = None,
+        execution_engine: object = None,
     ) -> dict[str, Any]:
         del runtime_configuration, execution_engine  # as Great Expectations passes them
         return self.judge(metrics[METRIC]).as_result()
@@ -158,7 +168,7 @@ class ExpectRowCountToEqualPublisher(ComparisonExpectation):
 
 
 class ExpectContentToEqualPublisher(ComparisonExpectation):
-    """Every bucket of keys has the publisher's rows: nothing missing, nothing unexpected, nothing different."""
+    """Every bucket of keys has the publisher's rows: nothing missing, unexpected or different."""
 
     kind = CheckKind.CONTENT
 
@@ -207,6 +217,8 @@ class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
     def judge(cls, found: TableComparison) -> Judgement:
         """Look at the number of rows that the subscriber itself finds outside."""
         count = found.outside_filter
-        observed = f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
+        observed = (
+            f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
+        )
         keys = tuple(found.keys.get("outside_filter", ()))
         return Judgement(count == 0, observed, count, found.subscriber_rows, keys)

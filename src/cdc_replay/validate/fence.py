@@ -1,15 +1,15 @@
 """Both sides at one WAL position, while the publisher goes on writing.
 
-| step | who      | what                                                                                   |
-|------|----------|----------------------------------------------------------------------------------------|
-| 1    | command  | exports a snapshot of the publisher: the database exactly at consistent point L (R1.34) |
-| 2    | command  | captures and replays up to L, holding the subscription's lock                           |
-| 3    | `open_fence` | imports the snapshot, opens a snapshot of the subscriber                            |
+| step | who          | what                                                              |
+|------|--------------|-------------------------------------------------------------------|
+| 1    | command      | exports a snapshot of the publisher at consistent point L (R1.34) |
+| 2    | command      | captures and replays up to L, holding the subscription's lock     |
+| 3    | `open_fence` | imports that snapshot, and opens one of the subscriber            |
 
-After step 2 the subscriber is the filtered publisher at L and nobody else applies to it; the two snapshots of step
-3 therefore hold the same state, whatever is written on the publisher meanwhile. That step 2 has really ended at L is
-not taken on trust: the tables' states are read inside the subscriber's snapshot, and a table that is not at L
-is reported, not compared.
+After step 2 the subscriber is the filtered publisher at L and nobody else applies to it; the two snapshots of
+step 3 therefore hold the same state, whatever is written on the publisher meanwhile. That step 2 has really
+ended at L is not taken on trust: the tables' states are read inside the subscriber's snapshot, and a table
+that is not at L is reported, not compared.
 
 Both transactions are read only, so a crash at any point leaves nothing behind.
 """
@@ -32,7 +32,10 @@ from cdc_replay.subscriber.state import table_states
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A repeatable-read transaction on each side, both as of `lsn`; `states` are the subscriber's, inside it."""
+    """A repeatable-read transaction on each side, both as of `lsn`.
+
+    `states` are the states of the subscription's tables, as the subscriber's transaction sees them.
+    """
 
     lsn: Lsn
     publisher: Connection
@@ -67,9 +70,7 @@ def open_fence(snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: st
         for connection in (publisher, subscriber):
             # A policy must not hide rows from the comparison: the server refuses such a read instead.
             connection.execute("set local row_security = off")
-        yield Fence(
-            snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription)
-        )
+        yield Fence(snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription))
 
 
 def _open_subscriber(dsn: str, purpose: str) -> Connection:

@@ -1,7 +1,7 @@
 """Great Expectations, imported in one place.
 
-Its telemetry is decided by the environment at import, and its import warns about deprecations of its own, which
-concern nobody who runs a validation.
+Its telemetry is decided by the environment at import, and its import warns about deprecations of its own,
+which concern nobody who runs a validation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from great_expectations.core import ExpectationSuite, ExpectationValidationResult, ValidationDefinition
     from great_expectations.core.run_identifier import RunIdentifier
     from great_expectations.data_context import FileDataContext
+    from great_expectations.data_context.types.resource_identifiers import ValidationResultIdentifier
     from great_expectations.execution_engine import PandasExecutionEngine
     from great_expectations.expectations.expectation import BatchExpectation
     from great_expectations.expectations.metadata_types import FailureSeverity
@@ -39,6 +40,7 @@ __all__ = [
     "TableMetricProvider",
     "UpdateDataDocsAction",
     "ValidationDefinition",
+    "ValidationResultIdentifier",
     "get_context",
     "metric_value",
 ]

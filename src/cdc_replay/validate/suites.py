@@ -1,11 +1,11 @@
 """A suite per subscription, and the data frame that it judges, from what was observed.
 
-| check      | Expectation                    | in the suite for                                                |
-|------------|--------------------------------|-----------------------------------------------------------------|
-| row count  | ExpectRowCountToEqualPublisher | every table                                                     |
-| content    | ExpectContentToEqualPublisher  | every table                                                     |
-| unique key | ExpectKeysToBeUnique           | tables with a key                                               |
-| row filter | ExpectRowsToSatisfyRowFilter   | filtered tables whose filter the subscriber can evaluate        |
+| check      | Expectation                    | in the suite for                                |
+|------------|--------------------------------|-------------------------------------------------|
+| row count  | ExpectRowCountToEqualPublisher | every table                                     |
+| content    | ExpectContentToEqualPublisher  | every table                                     |
+| unique key | ExpectKeysToBeUnique           | tables with a key                               |
+| row filter | ExpectRowsToSatisfyRowFilter   | tables whose filter the subscriber can evaluate |
 
 Expectations of tables that the subscriber need not mirror have severity `info`, all others `critical`.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
@@ -61,7 +61,7 @@ class ObservedTable:
         return str(self.validated.table.table.name)
 
     def checks(self) -> tuple[CheckKind, ...]:
-        """The checks that can be made of this table. One that was not compared keeps those that fail for it."""
+        """The checks that can be made; a table that was not compared keeps two, which then fail for it."""
         checks = [CheckKind.ROW_COUNT, CheckKind.CONTENT]
         if isinstance(self.observed, Comparison):
             if self.observed.duplicates is not None:
@@ -71,8 +71,8 @@ class ObservedTable:
         return tuple(checks)
 
 
-def build_suite(name: str, tables: Sequence[ObservedTable]) -> Any:
-    """The `ExpectationSuite` of a subscription."""
+def build_suite(name: str, tables: Sequence[ObservedTable]) -> ExpectationSuite:
+    """The suite of a subscription."""
     return ExpectationSuite(
         name=name, expectations=[_expectation(table, kind) for table in tables for kind in table.checks()]
     )
@@ -98,7 +98,9 @@ def _describe(validated: ValidatedTable, kind: CheckKind) -> str:
         case CheckKind.ROW_COUNT:
             return "the row count equals the publisher's"
         case CheckKind.CONTENT:
-            return "the content equals the publisher's" if validated.full else "the keys equal the publisher's"
+            return (
+                "the content equals the publisher's" if validated.full else "the keys equal the publisher's"
+            )
         case CheckKind.UNIQUE_KEY:
             return "no key occurs twice"
         case CheckKind.ROW_FILTER:

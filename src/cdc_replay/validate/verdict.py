@@ -1,8 +1,8 @@
 """What a validation finds: plain values, without Great Expectations.
 
 A table is judged by checks. For a table that the subscriber must mirror, a check that fails or cannot be made
-fails the validation. For one whose publications withhold actions, the same observations are made and shown, but
-native replication would differ in the same way, so they decide nothing.
+fails the validation. For one whose publications withhold actions, the same observations are made and shown,
+but native replication would differ in the same way, so they decide nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Check:
 class TableVerdict:
     """What was found in one table.
 
-    `differences` are the first of each kind, `counts` how many there are of each kind; where `counts_exact` is
-    False there are more. `method` says how the content was compared, `notes` what limits the comparison.
+    `differences` are the first of each kind, `counts` how many there are of each kind; where `counts_exact`
+    is False there are more. `method` says how the content was compared, `notes` what limits the comparison.
     Row counts are None where the table could not be read.
     """
 

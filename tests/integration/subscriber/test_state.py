@@ -6,7 +6,6 @@ import threading
 
 import psycopg
 import pytest
-from fixtures.postgres import Database
 
 from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
 from cdc_replay.model.lsn import Lsn
@@ -14,6 +13,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
+from fixtures.postgres import Database
 
 WEIRD = QualifiedName('We"ird', "or; der's")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.postgres import Database
 
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from fixtures.postgres import Database
 
 
 def read(database: Database, *names: str) -> dict[str, TargetTable]:
@@ -25,8 +25,11 @@ def read(database: Database, *names: str) -> dict[str, TargetTable]:
         ("create table t (a int primary key, b int); alter table t replica identity full", ("a",)),
         ("create table t (a int primary key, b int); alter table t replica identity nothing", ("a",)),
         (
-            "create table t (a int primary key, b int not null);"
-            " create unique index i on t (b) include (a); alter table t replica identity using index i",
+            """
+            create table t (a int primary key, b int not null);
+            create unique index i on t (b) include (a);
+            alter table t replica identity using index i
+            """,
             ("b",),
         ),
         ("create table t (a int, b int not null unique)", ()),
@@ -70,8 +73,11 @@ def test_columns_say_what_the_table_says(subscriber: Database) -> None:
 
 def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
     subscriber.run(
-        'create table t (id int primary key, g int generated always as (id) stored); create table "We""ird" (a int);'
-        " create view v as select 1 as id"
+        """
+        create table t (id int primary key, g int generated always as (id) stored);
+        create table "We""ird" (a int);
+        create view v as select 1 as id
+        """
     )
     wanted = {
         QualifiedName("public", "t"): ("id", "g", "x", "Y"),

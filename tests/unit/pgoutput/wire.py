@@ -1,4 +1,4 @@
-"""Messages → bytes, written from R1.1 to R1.9 alone; random messages; LOG batches and what they must decode to."""
+"""Messages → bytes, written from R1.1 to R1.9; random messages; LOG batches and what they must decode to."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ EPOCH = 946_684_800_000_000  # R1.1: 946 684 800 s before PostgreSQL's
 
 def encode(message: m.Message, *, in_stream: bool = False) -> bytes:
     """The bytes of a message; those that may be streamed carry their `xid` if `in_stream`."""
-    body = _BODIES[type(message)](message)
-    xid = struct.pack(">I", getattr(message, "xid")) if in_stream and message.type in m.IN_STREAM else b""  # noqa: B009
-    return message.type.value.encode() + xid + body
+    xid = b""
+    if in_stream and isinstance(message, m.StreamedMessage):
+        assert message.xid is not None
+        xid = struct.pack(">I", message.xid)
+    return message.type.value.encode() + xid + _BODIES[type(message)](message)
 
 
 def text(value: str) -> bytes:
@@ -118,7 +120,7 @@ _BODIES: dict[type, Callable[[Any], bytes]] = {
 }
 
 lsns = st.integers(0, 2**64 - 1).map(Lsn)
-times = st.integers(-(2**63) + EPOCH, 2**63 - 1).map(lambda value: value)
+times = st.integers(-(2**63) + EPOCH, 2**63 - 1)
 oids = st.integers(0, 2**32 - 1).map(RelationId)
 xids = st.integers(0, 2**32 - 1)
 texts = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8)
@@ -132,8 +134,7 @@ def tuples(columns: int | None = None, *, binary: bool = True) -> st.SearchStrat
     column = st.sampled_from(kinds).flatmap(
         lambda kind: st.tuples(st.just(kind), values if kind in sent else st.none())
     )
-    sizes = {} if columns is None else {"min_size": columns}
-    rows = st.lists(column, max_size=5 if columns is None else columns, **sizes)
+    rows = st.lists(column, min_size=columns or 0, max_size=5 if columns is None else columns)
     return rows.map(lambda row: m.TupleData(tuple(k for k, _ in row), tuple(v for _, v in row)))
 
 
@@ -142,7 +143,7 @@ def row_changes(
     relation: st.SearchStrategy[RelationId] = oids,
     row: st.SearchStrategy[m.TupleData] | None = None,
 ) -> st.SearchStrategy[m.Insert | m.Update | m.Delete]:
-    row = row or tuples()
+    row = tuples() if row is None else row
     old = st.sampled_from(m.OldTuple)
     return st.one_of(
         st.builds(m.Insert, xid, relation, row),
@@ -152,7 +153,7 @@ def row_changes(
     )
 
 
-def streamable(xid: st.SearchStrategy[int | None]) -> st.SearchStrategy[m.Message]:
+def streamable(xid: st.SearchStrategy[int | None]) -> st.SearchStrategy[m.StreamedMessage]:
     """Messages that carry an xid inside a streamed block (R1.9)."""
     column = st.builds(RelationColumn, texts, xids, st.integers(-(2**31), 2**31 - 1), st.booleans())
     columns = st.lists(column, max_size=4).map(tuple)
@@ -271,6 +272,8 @@ def log_of_stream(stream: Sequence[tuple[str, int, bytes]]) -> tuple[pa.RecordBa
                 transaction.append(
                     log_row(data, xid=xid, seq=len(transaction), lsn=Lsn.parse(lsn).value, **nothing)
                 )
+            case _:
+                pass
     return log_batch(rows), relations
 
 
@@ -311,6 +314,10 @@ def reference_changes(
                     change | empty | {"truncate_flags": int(flags), "relation_id": relation}
                     for relation in relations
                 ]
+            case m.LogicalMessage():
+                pass
+            case other:
+                raise AssertionError(other)
     return changes
 
 

@@ -1,0 +1,252 @@
+"""Columns of messages: one batch of the peek, and rows of the log made of it without a loop over messages.
+
+The loop of `transactions` looks at control messages only. What lies between two of them is a *run*:
+consecutive messages I, U, D, T, M of one transaction. A run is three numbers until whole columns are made
+of many runs at once.
+
+A message of a streamed block carries the transaction id of its (sub)transaction (R1.9). It is cut out here,
+so that everything behind this module, the log included, sees the same bytes whether a transaction was
+streamed or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_replay.changelog.segment import LOG_SCHEMA
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.pgoutput.messages import IN_STREAM, MessageType
+from cdc_replay.postgres.replication import RawMessages
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+BODY_SCHEMA: Final = pa.schema(
+    [
+        ("subxid", pa.int64()),
+        ("lsn", pa.int64()),
+        ("kind", pa.string()),
+        ("relation_id", pa.int64()),
+        ("relation_version", pa.int64()),
+        ("message", pa.binary()),
+    ]
+)
+"""A message of a transaction whose end is not known yet; `subxid` is 0 outside of streamed blocks."""
+
+
+def _table_of(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
+    """Which first bytes are of these kinds."""
+    known = {kind if isinstance(kind, str) else kind.value for kind in kinds}
+    return np.array([chr(byte) in known for byte in range(256)])
+
+
+_DATA: Final = _table_of("IUDTM")
+_ROW_CHANGES: Final = _table_of("IUD")
+_WITH_XID: Final = _table_of(IN_STREAM)
+_STREAM_START: Final = ord(MessageType.STREAM_START.value)
+_STREAM_STOP: Final = ord(MessageType.STREAM_STOP.value)
+_XID_END: Final = 1 + 4
+_RELATION_END: Final = 1 + 4
+# The default of `stop`, the largest number there is, overflows in Arrow's arithmetic.
+_NO_END: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RelationVersions:
+    """Which version of each relation is in force at some point of the stream."""
+
+    versions: Mapping[int, int] = field(default_factory=dict)
+
+    def with_version(self, relation_id: int, version: int) -> RelationVersions:
+        """The same with one relation's version replaced."""
+        if self.versions.get(relation_id) == version:
+            return self
+        return RelationVersions({**self.versions, relation_id: version})
+
+    def with_all(self, other: RelationVersions) -> RelationVersions:
+        """The same with all versions of `other` replaced."""
+        return RelationVersions({**self.versions, **other.versions})
+
+    def of(self, relation_ids: Ints) -> Ints:
+        """The versions of relations.
+
+        Raises:
+            InvalidMessage: if one was never described (R1.13).
+        """
+        known = np.fromiter(sorted(self.versions), dtype=np.int64, count=len(self.versions))
+        versions = np.array([self.versions[relation_id] for relation_id in known.tolist()], dtype=np.int64)
+        places = np.searchsorted(known, relation_ids)
+        found = places < len(known)
+        found[found] = known[places[found]] == relation_ids[found]
+        if not found.all():
+            unknown = int(relation_ids[~found][0])
+            raise InvalidMessage(
+                f"a change names relation {unknown}, which no Relation message has described", rule="R1.13"
+            )
+        return versions[places]
+
+
+class Run(NamedTuple):
+    """Messages `[start, stop)` of a chunk, all data, and the relation versions in force for them."""
+
+    start: int
+    stop: int
+    relations: RelationVersions
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A batch of messages as columns; `data` has no transaction ids of streamed blocks any more."""
+
+    lsn: Ints
+    xid: Ints
+    subxid: Ints
+    kinds: npt.NDArray[np.uint8]
+    data: pa.BinaryArray
+
+    @classmethod
+    def of(cls, raw: RawMessages, *, in_stream: bool) -> Chunk:
+        """The messages of a peek; `in_stream` says that they start inside a streamed block.
+
+        Raises:
+            InvalidMessage: if one is too short for its kind.
+        """
+        content, offsets = _buffers(raw.data)
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        if not (lengths > 0).all():
+            raise InvalidMessage("empty pgoutput message", rule="R1.1")
+        kinds = content[starts]
+        depth = np.cumsum(kinds == _STREAM_START) - np.cumsum(kinds == _STREAM_STOP) + int(in_stream)
+        streamed = (depth > 0) & _WITH_XID[kinds]
+        if not streamed.any():
+            return cls(raw.lsn, raw.xid, np.zeros(len(kinds), dtype=np.int64), kinds, raw.data)
+        if (lengths[streamed] < _XID_END).any():
+            raise InvalidMessage("streamed message without transaction id", rule="R1.9")
+        subxid = np.where(streamed, _uint32(content, starts, streamed), 0)
+        cut = pc.binary_join_element_wise(
+            pc.binary_slice(raw.data, start=0, stop=1),
+            pc.binary_slice(raw.data, start=_XID_END, stop=_NO_END),
+            b"",
+        )
+        return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), cut, raw.data))
+
+    def controls(self) -> list[int]:
+        """The positions of the messages that are not data, in order."""
+        return np.flatnonzero(~_DATA[self.kinds]).tolist()
+
+    def message(self, position: int) -> bytes:
+        """One message."""
+        return bytes(self.data[position].as_buffer())
+
+    def body(self, runs: Sequence[Run]) -> pa.RecordBatch:
+        """The messages of `runs` as rows of `BODY_SCHEMA`.
+
+        Raises:
+            InvalidMessage: if a change is of a relation that was never described.
+        """
+        places = _positions([run.start for run in runs], [run.stop for run in runs])
+        kinds = self.kinds[places]
+        of_row = _ROW_CHANGES[kinds]
+        messages = self.data.take(pa.array(places))
+        relation_ids = _relation_ids(messages, of_row)
+        parts, start = [], 0
+        for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
+            together = list(same)
+            stop = start + sum(run.stop - run.start for run in together)
+            part = np.zeros(stop - start, dtype=np.int64)
+            chosen = of_row[start:stop]
+            part[chosen] = together[0].relations.of(relation_ids[start:stop][chosen])
+            parts.append(part)
+            start = stop
+        columns = [
+            pa.array(self.subxid[places]),
+            pa.array(self.lsn[places]),
+            _letters(kinds),
+            pa.array(relation_ids, mask=~of_row),
+            pa.array(np.concatenate(parts), mask=~of_row),
+            messages,
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
+
+
+class Stamp(NamedTuple):
+    """What a transaction's end adds to each of its rows; `commit_time` is None outside of transactions."""
+
+    commit_lsn: Lsn
+    commit_time: int | None
+    xid: int
+    origin: str | None
+
+
+def stamped(body: pa.RecordBatch, stamp: Stamp, first_seq: int) -> pa.RecordBatch:
+    """Rows of the log: a part of one transaction, whose first message has the ordinal `first_seq`."""
+    return log_rows(body, [stamp], [body.num_rows], first_seq)
+
+
+def log_rows(
+    body: pa.RecordBatch, stamps: Sequence[Stamp], counts: Sequence[int], first_seq: int = 0
+) -> pa.RecordBatch:
+    """Rows of the log: whole transactions, one after another, of `counts` messages each.
+
+    `first_seq` is the ordinal of the first row, for the rest of a transaction whose beginning was written.
+    """
+    repeats = np.array(counts, dtype=np.int64)
+    starts = np.cumsum(repeats) - repeats
+    which = pa.array(np.repeat(np.arange(len(counts)), repeats))
+    seq = np.arange(body.num_rows) - np.repeat(starts, repeats) + first_seq
+    columns = [
+        pa.array([stamp.commit_lsn.value for stamp in stamps], pa.int64()).take(which),
+        pa.array([stamp.commit_time for stamp in stamps], pa.int64()).take(which),
+        pa.array([stamp.xid for stamp in stamps], pa.int64()).take(which),
+        pa.array([stamp.origin for stamp in stamps], pa.string()).take(which),
+        pa.array(seq.astype(np.int32)),
+        *(body[name] for name in ("lsn", "kind", "relation_id", "relation_version", "message")),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
+
+
+def _positions(starts: Sequence[int], stops: Sequence[int]) -> Ints:
+    """All positions of the ranges, one after another."""
+    begin = np.array(starts, dtype=np.int64)
+    lengths = np.array(stops, dtype=np.int64) - begin
+    before = np.cumsum(lengths) - lengths
+    positions: Ints = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(begin - before, lengths)
+    return positions
+
+
+def _buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
+    """The bytes of a binary array and where each value starts in them; the last offset is the end."""
+    _, offsets, content = data.buffers()
+    places = np.frombuffer(offsets, dtype=np.int32, count=len(data) + 1, offset=data.offset * 4)
+    return np.frombuffer(content or b"", dtype=np.uint8), places.astype(np.int64)
+
+
+def _uint32(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
+    """The unsigned number behind the first byte of the messages that are chosen, 0 for the others."""
+    numbers = np.zeros(len(starts), dtype=np.int64)
+    chosen = starts[where]
+    for byte in range(1, _RELATION_END):
+        numbers[where] = numbers[where] << 8 | content[chosen + byte]
+    return numbers
+
+
+def _relation_ids(messages: pa.BinaryArray, of_row: npt.NDArray[np.bool_]) -> Ints:
+    content, offsets = _buffers(messages)
+    if (np.diff(offsets)[of_row] < _RELATION_END).any():
+        raise InvalidMessage("change without relation", rule="R1.2")
+    return _uint32(content, offsets[:-1], of_row)
+
+
+def _letters(kinds: npt.NDArray[np.uint8]) -> pa.StringArray:
+    offsets = np.arange(len(kinds) + 1, dtype=np.int32)
+    return pa.StringArray.from_buffers(
+        len(kinds), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(kinds))
+    )

@@ -1,0 +1,352 @@
+"""Messages of one peek → rows of the log: committed transactions only, in commit order.
+
+| on the wire            | what becomes of it                                                           |
+|------------------------|------------------------------------------------------------------------------|
+| B … C                  | a transaction, whole and committed (R9.1)                                    |
+| S … E S … E c          | collected by xid until c; interleaved with others (R9.5)                     |
+| A(top, sub)            | the rows of `sub` are left out at c; all of it if the two are equal          |
+| S … without c, A, p    | dropped: the next peek sends the transaction again, perhaps as B … C (R1.26) |
+| b … P, S … E p         | kept aside, durably, until its outcome (R9.8)                                |
+| K                      | what was kept is a transaction at K's position; if nothing was, none (R9.9)  |
+| r                      | what was kept is forgotten                                                   |
+| M outside of all these | a row of its own, at the message's end LSN (R9.13)                           |
+| R                      | the shape of the rows behind it; in a stream, of its own until c (R1.16)     |
+| O                      | the transaction's origin (R1.12)                                             |
+| Y                      | nothing: types are known from the catalog                                    |
+
+Transactions that end at or before the log's end are in it already and are left out (R1.30). Rows are
+numbered in their transaction after aborted subtransactions are left out, so a streamed transaction has the
+same rows as one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_replay.capture.rows import Chunk, RelationVersions, Run, Stamp, log_rows, stamped
+from cdc_replay.capture.spool import Spool
+from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.relation import Relation
+from cdc_replay.pgoutput import messages as m
+from cdc_replay.pgoutput.reader import decode, relation_of
+from cdc_replay.postgres.replication import RawMessages
+
+_MESSAGE: Final = ord(m.MessageType.MESSAGE.value)
+_RELATION: Final = ord(m.MessageType.RELATION.value)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction between its first and its last message."""
+
+    xid: int
+    relations: RelationVersions
+    origin: str | None = None
+    runs: list[Run] = field(default_factory=list)
+    """Of the chunk at hand; what earlier chunks held is in `spool`."""
+    spool: Spool = field(default_factory=Spool)
+    aborted: set[int] = field(default_factory=set)
+
+    def spill(self, chunk: Chunk) -> None:
+        """Take the rows of a chunk that is about to go."""
+        if self.runs:
+            self.spool.append(chunk.body(self.runs))
+            self.runs = []
+
+    @property
+    def is_plain(self) -> bool:
+        """All rows are in the chunk at hand, and all of them count."""
+        return self.spool.is_empty and not self.aborted
+
+    def bodies(self) -> Iterator[pa.RecordBatch]:
+        """The rows that were not rolled back; all of them must have been spilled."""
+        aborted = pa.array(sorted(self.aborted), pa.int64())
+        for body in self.spool.drain():
+            yield body.filter(pc.invert(pc.is_in(body["subxid"], aborted))) if self.aborted else body
+
+
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    """A transaction that is complete: its rows are in `open`, or waited under `prepared`."""
+
+    stamp: Stamp
+    open: _Open | None = None
+    prepared: PreparedKey | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What went into the log; bytes are those of the messages."""
+
+    transactions: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+class Assembler:
+    """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
+
+    `after` is the end of the log; `prepared` is where prepared transactions wait.
+    """
+
+    def __init__(self, after: Lsn, prepared: PreparedTransactions) -> None:
+        self.end_lsn = ZERO
+        """The end of the last transaction that is complete, whether it was new or not."""
+        self.relations: dict[int, Relation] = {}
+        """All relation shapes that were sent, by version."""
+        self.resolved: list[PreparedKey] = []
+        """Prepared transactions that need not wait any more, once this pull is committed."""
+        self.tally = Tally()
+        self._after = after
+        self._prepared = prepared
+        self._waiting = {key.xid: key for key in prepared.waiting()}
+        self._global = RelationVersions()
+        self._open: _Open | None = None
+        self._in_stream = False
+        self._streams: dict[int, _Open] = {}
+        self._committed: list[_Committed] = []
+        self._chunk: Chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in self._unfinished():
+            one.spool.close()
+
+    def feed(self, raw: RawMessages) -> Iterator[pa.RecordBatch]:
+        """Take the next messages; yields rows of the log for the transactions that they complete.
+
+        Raises:
+            InvalidMessage: if the messages are not what pgoutput sends.
+        """
+        self._chunk = chunk = Chunk.of(raw, in_stream=self._in_stream)
+        position = 0
+        for control in chunk.controls():
+            if control > position:
+                self._take_data(position, control)
+            self._take_control(control)
+            position = control + 1
+        if len(chunk.kinds) > position:
+            self._take_data(position, len(chunk.kinds))
+        yield from self._counted(self._emitted())
+        for one in self._unfinished():
+            one.spill(chunk)
+
+    def _take_data(self, start: int, stop: int) -> None:
+        if (one := self._open) is not None:
+            one.runs.append(Run(start, stop, one.relations))
+            return
+        for position in range(start, stop):
+            if self._chunk.kinds[position] != _MESSAGE:
+                raise InvalidMessage("a change is outside of any transaction", rule="R9.1")
+            alone = _Open(int(self._chunk.xid[position]), self._global)
+            alone.runs.append(Run(position, position + 1, self._global))
+            self._complete(alone, Lsn(int(self._chunk.lsn[position])), None)
+
+    def _take_control(self, position: int) -> None:
+        data = self._chunk.message(position)
+        if data[0] == _RELATION:
+            self._relation(data)
+            return
+        message = decode(data)
+        self._HANDLERS[type(message)](self, message)
+
+    def _relation(self, data: bytes) -> None:
+        relation = relation_of(data)
+        self.relations.setdefault(relation.version, relation)
+        if self._open is not None:
+            self._open.relations = self._open.relations.with_version(relation.id, relation.version)
+        if not self._in_stream:
+            self._global = self._global.with_version(relation.id, relation.version)
+
+    def _begin(self, message: m.Begin | m.BeginPrepare) -> None:
+        if self._open is not None:
+            raise InvalidMessage(f"transaction {message.xid} starts inside another", rule="R9.1")
+        self._open = _Open(message.xid, self._global)
+
+    def _commit(self, message: m.Commit) -> None:
+        self._complete(self._closed(), message.end_lsn, message.commit_time)
+
+    def _origin(self, message: m.Origin) -> None:
+        if self._open is None:
+            raise InvalidMessage("an origin is outside of any transaction", rule="R1.12")
+        self._open.origin = message.name
+
+    def _type(self, message: m.TypeMessage) -> None:
+        """Types are known from the catalog (R1.10)."""
+
+    def _stream_start(self, message: m.StreamStart) -> None:
+        if self._open is not None:
+            raise InvalidMessage(f"a block of transaction {message.xid} starts inside another", rule="R1.9")
+        if message.is_first:
+            self._abandon(message.xid)
+            # The server describes every relation again in each streamed transaction (R1.16).
+            self._streams[message.xid] = _Open(message.xid, RelationVersions())
+        self._open = self._streamed(message.xid)
+        self._in_stream = True
+
+    def _stream_stop(self, _message: m.StreamStop) -> None:
+        self._closed()
+        self._in_stream = False
+
+    def _stream_commit(self, message: m.StreamCommit) -> None:
+        self._complete(self._end_of_stream(message.xid), message.end_lsn, message.commit_time)
+
+    def _stream_abort(self, message: m.StreamAbort) -> None:
+        if message.xid == message.subxid:
+            self._abandon(message.xid)
+        elif (one := self._streams.get(message.xid)) is not None:
+            one.aborted.add(message.subxid)
+
+    def _prepare(self, message: m.Prepare) -> None:
+        self._keep(self._closed(), message)
+
+    def _stream_prepare(self, message: m.StreamPrepare) -> None:
+        self._keep(self._end_of_stream(message.xid), message)
+
+    def _commit_prepared(self, message: m.CommitPrepared) -> None:
+        self._advance(message.end_lsn)
+        key = self._waiting.get(message.xid)
+        if key is None:
+            return
+        self.resolved.append(key)
+        if message.end_lsn > self._after:
+            stamp = Stamp(message.end_lsn, message.commit_time, message.xid, None)
+            self._committed.append(_Committed(stamp, prepared=key))
+
+    def _rollback_prepared(self, message: m.RollbackPrepared) -> None:
+        self._advance(message.end_lsn)
+        self.resolved.append(PreparedKey(message.xid, message.prepare_end_lsn))
+
+    _HANDLERS: ClassVar[Mapping[type, Callable[[Assembler, Any], None]]] = {
+        m.Begin: _begin,
+        m.Commit: _commit,
+        m.Origin: _origin,
+        m.TypeMessage: _type,
+        m.StreamStart: _stream_start,
+        m.StreamStop: _stream_stop,
+        m.StreamCommit: _stream_commit,
+        m.StreamAbort: _stream_abort,
+        m.BeginPrepare: _begin,
+        m.Prepare: _prepare,
+        m.StreamPrepare: _stream_prepare,
+        m.CommitPrepared: _commit_prepared,
+        m.RollbackPrepared: _rollback_prepared,
+    }
+
+    def _closed(self) -> _Open:
+        if (one := self._open) is None:
+            raise InvalidMessage("a transaction ends that did not start", rule="R9.1")
+        self._open = None
+        return one
+
+    def _streamed(self, xid: int) -> _Open:
+        try:
+            return self._streams[xid]
+        except KeyError:
+            raise InvalidMessage(f"streamed transaction {xid} did not start", rule="R9.5") from None
+
+    def _end_of_stream(self, xid: int) -> _Open:
+        one = self._streamed(xid)
+        del self._streams[xid]
+        # From here on the server takes the shapes that it sent in this stream as known to everybody (R1.16).
+        self._global = self._global.with_all(one.relations)
+        return one
+
+    def _abandon(self, xid: int) -> None:
+        if (one := self._streams.pop(xid, None)) is not None:
+            one.spool.close()
+
+    def _unfinished(self) -> Iterator[_Open]:
+        yield from self._streams.values()
+        if self._open is not None and not self._in_stream:
+            yield self._open
+
+    def _advance(self, end_lsn: Lsn) -> None:
+        if end_lsn <= self.end_lsn:
+            raise InvalidMessage(
+                f"a transaction ends at {end_lsn}, after one that ends at {self.end_lsn}", rule="R1.28"
+            )
+        self.end_lsn = end_lsn
+
+    def _complete(self, one: _Open, end_lsn: Lsn, commit_time: int | None) -> None:
+        self._advance(end_lsn)
+        if end_lsn <= self._after:
+            one.spool.close()
+            return
+        self._committed.append(_Committed(Stamp(end_lsn, commit_time, one.xid, one.origin), one))
+
+    def _keep(self, one: _Open, message: m.Prepare | m.StreamPrepare) -> None:
+        self._advance(message.end_lsn)
+        if message.end_lsn <= self._after:
+            one.spool.close()
+            return
+        one.spill(self._chunk)
+        stamp = Stamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
+        key = PreparedKey(one.xid, message.end_lsn)
+        if self._prepared.keep(key, _numbered(one.bodies(), stamp)):
+            self._waiting[one.xid] = key
+
+    def _emitted(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the completed transactions; those that lie wholly in the chunk are made together."""
+        plain: list[_Committed] = []
+        for committed in self._committed:
+            if committed.open is not None and committed.open.is_plain:
+                plain.append(committed)
+                continue
+            yield from self._together(plain)
+            plain = []
+            yield from self._alone(committed)
+        yield from self._together(plain)
+        self._committed = []
+
+    def _together(self, plain: list[_Committed]) -> Iterator[pa.RecordBatch]:
+        runs = [run for one in plain if one.open for run in one.open.runs]
+        if not runs:
+            return
+        counts = [sum(run.stop - run.start for run in one.open.runs) for one in plain if one.open]
+        self.tally.transactions += sum(count > 0 for count in counts)
+        yield log_rows(self._chunk.body(runs), [one.stamp for one in plain], counts)
+
+    def _alone(self, committed: _Committed) -> Iterator[pa.RecordBatch]:
+        self.tally.transactions += 1
+        if committed.open is not None:
+            committed.open.spill(self._chunk)
+            yield from _numbered(committed.open.bodies(), committed.stamp)
+        elif committed.prepared is not None:
+            for batch in self._prepared.content(committed.prepared):
+                yield _committed_later(batch, committed.stamp)
+
+    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.tally.messages += batch.num_rows
+            self.tally.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
+            yield batch
+
+
+def _numbered(bodies: Iterator[pa.RecordBatch], stamp: Stamp) -> Iterator[pa.RecordBatch]:
+    seq = 0
+    for body in bodies:
+        yield stamped(body, stamp, seq)
+        seq += body.num_rows
+
+
+def _committed_later(batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
+    """Rows that were kept at PREPARE, as of COMMIT PREPARED: only when they count changes."""
+    commit_lsn = pa.repeat(pa.scalar(stamp.commit_lsn.value, pa.int64()), batch.num_rows)
+    commit_time = pa.repeat(pa.scalar(stamp.commit_time, pa.int64()), batch.num_rows)
+    columns = {"commit_lsn": commit_lsn, "commit_time": commit_time}
+    return pa.RecordBatch.from_arrays(
+        [columns.get(name, batch[name]) for name in batch.schema.names], schema=batch.schema
+    )

@@ -1,0 +1,159 @@
+"""Routed changes to net changes on Spark: survey, group by lineage, fold.
+
+    survey       one job over the window: which tables were truncated, which keys were moved
+    net_changes  drop what a TRUNCATE made void, bring each lineage's changes together in order, fold them
+
+The changes of one key hash to one lineage without knowing any other row. Only UPDATEs that change a key
+link two keys; they are collected, and keys that are linked, directly or through others, get one common
+lineage. Different lineages may share a number: the fold keeps keys apart by themselves, never by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from cdc_replay.compact.reference import Key
+from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
+from cdc_replay.model.change import NET, ChangeKind, Truncation
+from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable
+
+_RESTART_IDENTITY: Final = 2
+"""Bit of a Truncate message's flags (R1.1)."""
+
+_Slot: TypeAlias = tuple[int, Key]
+"""A target and one of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What has to be known of a whole window before its changes can be grouped.
+
+    `truncations` are all of the window, in order. `lineages` gives (target, key) → number of the lineage
+    for keys that an UPDATE has left or reached.
+    """
+
+    truncations: tuple[Truncation, ...]
+    lineages: tuple[tuple[int, Key, int], ...]
+
+
+def survey(routed: DataFrame) -> Survey:
+    """One pass over `routed` (ROUTED): its truncations and moved keys.
+
+    The pass evaluates `routed`; persist it first where making it costs more than reading it back.
+    """
+    moved = (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("search_key") != F.col("new_key"))
+    truncated = F.col("kind") == ChangeKind.TRUNCATE.value
+    rows = routed.where(truncated | moved).select(
+        "target", "kind", "commit_lsn", "seq", "truncate_flags", "search_key", "new_key"
+    )
+    found = rows.toArrow().to_pylist()
+    truncations = {
+        Truncation(
+            row["target"],
+            row["commit_lsn"],
+            row["seq"],
+            bool((row["truncate_flags"] or 0) & _RESTART_IDENTITY),
+        )
+        for row in found
+        if row["kind"] == ChangeKind.TRUNCATE.value
+    }
+    moves = [
+        ((row["target"], tuple(row["search_key"])), (row["target"], tuple(row["new_key"])))
+        for row in found
+        if row["kind"] == ChangeKind.UPDATE.value
+    ]
+    ordered = sorted(truncations, key=lambda found: (found.commit_lsn, found.seq, found.target))
+    return Survey(tuple(ordered), tuple(linked(moves)))
+
+
+def linked(moves: Iterable[tuple[_Slot, _Slot]]) -> Iterator[tuple[int, Key, int]]:
+    """Every key of `moves` with the number of its lineage: equal where keys are linked (union-find)."""
+    parents: dict[_Slot, _Slot] = {}
+
+    def root(slot: _Slot) -> _Slot:
+        parents.setdefault(slot, slot)
+        while (parent := parents[slot]) != slot:
+            parents[slot] = slot = parents[parent]
+        return slot
+
+    for old, new in moves:
+        parents[root(old)] = root(new)
+    numbers: dict[_Slot, int] = {}
+    for slot in list(parents):
+        number = numbers.setdefault(root(slot), len(numbers))
+        yield *slot, number
+
+
+def net_changes(
+    routed: DataFrame,
+    found: Survey,
+    tables: Sequence[SubscribedTable],
+    *,
+    policy: ConflictPolicy = ConflictPolicy.ERROR,
+) -> DataFrame:
+    """The net changes (NET) of `routed` (ROUTED) for `tables`, after the truncations of `found`.
+
+    Rows are ordered by target in each partition; one row of the subscriber is the base of at most one of
+    them, besides an INSERT after its DELETE. `policy` decides between two rows of the window itself that
+    claim one key.
+    """
+    rules = FoldRules(
+        policy,
+        frozenset(table.index for table in tables if not table.is_keyed),
+        frozenset(truncation.target for truncation in found.truncations),
+    )
+    names = [name for name in INPUT.names if name != "weight"]
+    ordered = (
+        _with_lineage(_still_valid(routed, found.truncations), found)
+        .repartition("target", "lineage")
+        .sortWithinPartitions("target", "lineage", "commit_lsn", "seq")
+        .select(*names)
+    )
+
+    def fold_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        folder = RunFolder(rules)
+        for batch in batches:
+            yield from folder.feed(_weighted(batch))
+        yield from folder.finish()
+
+    return ordered.mapInArrow(fold_partition, NET.ddl)
+
+
+def _weighted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    ones = pa.repeat(pa.scalar(1, pa.int32()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*batch.columns, ones], schema=INPUT)
+
+
+def _still_valid(routed: DataFrame, truncations: Sequence[Truncation]) -> DataFrame:
+    """Row changes that no later TRUNCATE of their table has made void."""
+    last = {truncation.target: truncation for truncation in truncations}
+    void = reduce(Column.__or__, (_before(truncation) for truncation in last.values()), F.lit(False))
+    return routed.where((F.col("kind") != ChangeKind.TRUNCATE.value) & ~void)
+
+
+def _before(truncation: Truncation) -> Column:
+    lsn, seq = F.col("commit_lsn"), F.col("seq")
+    earlier = (lsn < truncation.commit_lsn) | ((lsn == truncation.commit_lsn) & (seq <= truncation.seq))
+    return (F.col("target") == truncation.target) & earlier
+
+
+def _with_lineage(changes: DataFrame, found: Survey) -> DataFrame:
+    """`changes` with a column `lineage` (bigint)."""
+    key = F.coalesce("search_key", "new_key")
+    own = F.xxhash64("target", key)
+    if not found.lineages:
+        return changes.withColumn("lineage", own)
+    columns = zip(*found.lineages, strict=True)
+    types = (pa.int32(), pa.list_(pa.string()), pa.int64())
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    table = pa.Table.from_arrays(arrays, names=["moved_target", "moved_key", "common"])
+    common = F.broadcast(changes.sparkSession.createDataFrame(table))
+    same = (F.col("target") == F.col("moved_target")) & (key == F.col("moved_key"))
+    return changes.join(common, same, "left").withColumn("lineage", F.coalesce("common", own))

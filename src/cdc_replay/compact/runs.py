@@ -1,0 +1,405 @@
+"""The same fold, vectorised: batches of changes sorted by lineage become batches of net changes.
+
+A *run* is the changes of one lineage. Ordinary runs are folded all at once, by position. They have one key,
+and every change is possible after the one before it:
+
+| run                   | net             | values merged over |
+|-----------------------|-----------------|--------------------|
+| U…                    | UPDATE          | all                |
+| D or U…D, ending in D | DELETE          |                    |
+| D or U…D, then … I U… | DELETE, INSERT  | from the last I    |
+| I U…                  | INSERT          | all                |
+| I …D, ending in D     | NOTHING         |                    |
+| I …D, then … I U…     | NOTHING, INSERT | from the last I    |
+
+where merging takes, per column, the last change that sent it. Every other run (a key that moves, conflicts
+inside the window, tables without a key) goes change by change through `compact.reference`, which defines the
+result.
+
+A run may span batches. What is carried from one batch to the next is its net effect so far, written as at
+most three changes, or the state of its reference fold: a key with a million changes needs no more memory
+than one with three.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_replay.compact.reference import (
+    Key,
+    LineageFold,
+    MultisetFold,
+    NetChange,
+    RoutedChange,
+    fold,
+)
+from cdc_replay.model.change import ChangeKind, NetKind
+from cdc_replay.model.subscription import ConflictPolicy
+
+_TEXTS: Final = pa.list_(pa.string())
+
+INPUT: Final = pa.schema(
+    [
+        ("target", pa.int32()),
+        ("lineage", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("kind", pa.string()),
+        ("search_key", _TEXTS),
+        ("new_key", _TEXTS),
+        ("values", _TEXTS),
+        ("kinds", pa.string()),
+        ("weight", pa.int32()),
+    ]
+)
+"""What is folded: sorted by target, lineage and position; `weight` is how many UPDATEs a row stands for."""
+
+OUTPUT: Final = pa.schema(
+    [
+        ("target", pa.int32()),
+        ("kind", pa.string()),
+        ("base_key", _TEXTS),
+        ("values", _TEXTS),
+        ("kinds", pa.string()),
+        ("update_missing", pa.int32()),
+        ("delete_missing", pa.int32()),
+        ("last_lsn", pa.int64()),
+        ("conflicts", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+"""`model.change.NET` in Arrow's types."""
+
+_I, _U, _D = (ord(kind.value) for kind in (ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE))
+_NULL, _TEXT, _UNKNOWN = b"nt-"
+
+_Bools = npt.NDArray[np.bool_]
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRules:
+    """What the fold needs to know of the targets, by their index; picklable."""
+
+    policy: ConflictPolicy
+    keyless: frozenset[int]
+    truncated: frozenset[int]
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """Folds a sorted stream of INPUT batches; call `feed` for each batch, then `finish`."""
+
+    rules: FoldRules
+    _carried: pa.RecordBatch | None = None
+    _open: LineageFold | MultisetFold | None = None
+    _open_run: tuple[int, int] = field(default=(0, 0))
+
+    def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The net changes of all lineages that end before the last row of `batch`."""
+        if self._carried is not None:
+            batch = pa.concat_batches([self._carried, batch])
+            self._carried = None
+        start = 0
+        if self._open is not None:
+            start = self._continue_open(self._open, batch)
+            if start == batch.num_rows:
+                return
+            yield self._close_open(self._open)
+        last = int(_run_starts(batch)[-1]) if batch.num_rows else 0
+        if start < last:
+            yield from fold_batch(batch.slice(start, last - start), self.rules)
+        self._carry(batch.slice(max(start, last)))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The net changes of the last lineage."""
+        if self._open is not None:
+            yield self._close_open(self._open)
+        if self._carried is not None:
+            yield from fold_batch(self._carried, self.rules)
+            self._carried = None
+
+    def _carry(self, run: pa.RecordBatch) -> None:
+        if run.num_rows <= 1:
+            self._carried = run if run.num_rows else None
+            return
+        target, lineage = run["target"][0].as_py(), run["lineage"][0].as_py()
+        piece = _Piece.of(run, target in self.rules.truncated, target in self.rules.keyless)
+        if piece.ordinary[0]:
+            self._carried = _as_changes(fold_batch(run, self.rules), target, lineage)
+            return
+        self._open = _fold_rows(run, target, self.rules)
+        self._open_run = (target, lineage)
+
+    def _continue_open(self, opened: LineageFold | MultisetFold, batch: pa.RecordBatch) -> int:
+        """Feed the rows that still belong to the open run; the number of them."""
+        target, lineage = self._open_run
+        other = (_numbers(batch["target"]) != target) | (_numbers(batch["lineage"]) != lineage)
+        count = int(other.argmax()) if other.any() else batch.num_rows
+        for change in _changes(batch.slice(0, count)):
+            opened.apply(change)
+        return count
+
+    def _close_open(self, opened: LineageFold | MultisetFold) -> pa.RecordBatch:
+        self._open = None
+        return pa.RecordBatch.from_pylist(_net_rows(opened, self._open_run[0]), schema=OUTPUT)
+
+
+def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    """The net changes (OUTPUT) of whole runs (INPUT)."""
+    targets = _numbers(batch["target"])
+    borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
+    for start, end in itertools.pairwise(borders):
+        if start < end:
+            yield from _fold_target(batch.slice(start, end - start), int(targets[start]), rules)
+
+
+def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    piece = _Piece.of(batch, target in rules.truncated, target in rules.keyless)
+    if piece.ordinary.any():
+        yield from _fold_ordinary(piece, target)
+    rows: list[dict[str, Any]] = []
+    for run in np.flatnonzero(~piece.ordinary):
+        start, end = int(piece.starts[run]), int(piece.ends[run])
+        rows += _net_rows(_fold_rows(batch.slice(start, end - start), target, rules), target)
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The runs of one target: rows `starts[i]:ends[i]`, `ordinary[i]` if the table above covers them."""
+
+    batch: pa.RecordBatch
+    kinds: npt.NDArray[np.uint8]
+    starts: _Ints
+    ends: _Ints
+    ordinary: _Bools
+    is_truncated: bool
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> _Piece:
+        kinds = _characters(batch["kind"])
+        starts = _run_starts(batch)
+        ends = np.append(starts[1:], len(kinds))
+        odd = _odd_changes(batch, kinds, starts, is_truncated)
+        ordinary = ~np.logical_or.reduceat(odd, starts)
+        if is_keyless:
+            ordinary &= ends - starts == 1
+        return cls(batch, kinds, starts, ends, ordinary, is_truncated)
+
+
+def _odd_changes(
+    batch: pa.RecordBatch, kinds: npt.NDArray[np.uint8], starts: _Ints, is_truncated: bool
+) -> _Bools:
+    """Changes that are not of the run's one key, or not possible after the change before them."""
+    first = np.zeros(len(kinds), dtype=bool)
+    first[starts] = True
+    before = np.roll(kinds, 1)
+    impossible = np.where(before == _D, kinds != _I, kinds == _I)
+    impossible[first] = (kinds[first] != _I) if is_truncated else False
+    key = pc.coalesce(batch["search_key"], batch["new_key"])
+    other_key = np.zeros(len(kinds), dtype=bool)
+    other_key[1:] = _differ(key.slice(1), key.slice(0, len(kinds) - 1))
+    moved = (kinds == _U) & _differ(key, pc.coalesce(batch["new_key"], key))
+    odd: _Bools = impossible | (other_key & ~first) | moved
+    return odd
+
+
+def _differ(left: pa.ListArray, right: pa.ListArray) -> _Bools:
+    """Whether two key columns differ, row by row; NULL elements are equal to each other."""
+    differ = np.zeros(len(left), dtype=bool)
+    width = 0 if len(left) == 0 else len(left[0])
+    for position in range(width):
+        a, b = pc.list_element(left, position), pc.list_element(right, position)
+        one_null = pc.xor(pc.is_null(a), pc.is_null(b))
+        unequal = pc.or_(one_null, pc.fill_null(pc.not_equal(a, b), False))
+        differ |= unequal.to_numpy(zero_copy_only=False)
+    return differ
+
+
+def _fold_ordinary(piece: _Piece, target: int) -> Iterator[pa.RecordBatch]:
+    starts, ends = piece.starts, piece.ends
+    rows = np.arange(len(piece.kinds))
+    lasts = ends - 1
+    last_insert = np.maximum.reduceat(np.where(piece.kinds == _I, rows, -1), starts)
+    first_delete = np.minimum.reduceat(np.where(piece.kinds == _D, rows, len(rows)), starts)
+    deletes = first_delete < len(rows)
+    inserted_first = piece.kinds[starts] == _I
+    there = piece.kinds[lasts] != _D
+    updates = _updates_before(piece, np.minimum(first_delete, ends))
+
+    parts = _Parts(piece, target)
+    runs = np.flatnonzero(piece.ordinary & ~inserted_first & deletes)
+    yield from parts.rows(NetKind.DELETE, runs, starts[runs], update_missing=updates[runs])
+    runs = np.flatnonzero(piece.ordinary & ~inserted_first & ~deletes)
+    yield from parts.rows(NetKind.UPDATE, runs, starts[runs], update_missing=updates[runs])
+    if not piece.is_truncated:
+        runs = np.flatnonzero(piece.ordinary & inserted_first & deletes)
+        yield from parts.rows(NetKind.NOTHING, runs, starts[runs])
+    runs = np.flatnonzero(piece.ordinary & there & (last_insert >= 0))
+    yield from parts.rows(NetKind.INSERT, runs, last_insert[runs])
+
+
+def _updates_before(piece: _Piece, borders: _Ints) -> _Ints:
+    """How many UPDATEs each run has before its border."""
+    weights = np.where(piece.kinds == _U, _numbers(piece.batch["weight"]), 0)
+    total = np.concatenate([[0], np.cumsum(weights)])
+    counted: _Ints = total[borders] - total[piece.starts]
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Builds the net rows of one kind for some of the runs."""
+
+    piece: _Piece
+    target: int
+
+    def rows(
+        self, kind: NetKind, runs: _Ints, first: _Ints, *, update_missing: _Ints | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Net rows of `runs`; key and merged values start at the changes `first`."""
+        if len(runs) == 0:
+            return
+        count, batch = len(runs), self.piece.batch
+        last = self.piece.ends[runs] - 1
+        key = batch["new_key" if kind in {NetKind.INSERT, NetKind.NOTHING} else "search_key"]
+        if kind in {NetKind.INSERT, NetKind.UPDATE}:
+            values, kinds = _merged(batch, first, last)
+        else:
+            values, kinds = pa.nulls(count, _TEXTS), pa.nulls(count, pa.string())
+        missing = np.zeros(count, np.int32) if update_missing is None else update_missing
+        columns = [
+            pa.array(np.full(count, self.target, np.int32)),
+            pa.array([kind.value], pa.string()).take(pa.array(np.zeros(count, np.int32))),
+            key.take(pa.array(first)),
+            values,
+            kinds,
+            pa.array(missing.astype(np.int32)),
+            pa.array(np.full(count, int(kind is NetKind.DELETE), np.int32)),
+            batch["commit_lsn"].take(pa.array(last)),
+            pa.nulls(count, OUTPUT.field("conflicts").type),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)
+
+
+def _merged(batch: pa.RecordBatch, first: _Ints, last: _Ints) -> tuple[pa.Array, pa.Array]:
+    """Values and kinds of the rows that the changes `first` to `last` make, one row per pair."""
+    if (first == last).all():
+        rows = pa.array(first)
+        return batch["values"].take(rows), batch["kinds"].take(rows)
+    width = len(batch["kinds"][int(first[0])].as_py())
+    unknown = pa.scalar(chr(_UNKNOWN) * width)
+    kinds = _characters(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
+    sent = (kinds == _NULL) | (kinds == _TEXT)
+    positions = np.where(sent, np.arange(len(kinds))[:, None], -1)
+    chosen = np.maximum.accumulate(positions, axis=0)[last]
+    chosen = np.where(chosen >= first[:, None], chosen, first[:, None])
+    columns = np.arange(width)
+    offsets = batch["values"].offsets.to_numpy()[:-1]
+    texts = batch["values"].values.take(pa.array((offsets[chosen] + columns).ravel()))
+    borders = np.arange(len(first) + 1, dtype=np.int32) * width
+    values = pa.ListArray.from_arrays(pa.array(borders), texts)
+    characters = np.ascontiguousarray(kinds[chosen, columns])
+    merged_kinds = pa.StringArray.from_buffers(len(first), pa.py_buffer(borders), pa.py_buffer(characters))
+    return values, merged_kinds
+
+
+def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> LineageFold | MultisetFold:
+    return fold(
+        _changes(run),
+        policy=rules.policy,
+        is_keyed=target not in rules.keyless,
+        is_truncated=target in rules.truncated,
+    )
+
+
+def _changes(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
+    for row in batch.to_pylist():
+        yield RoutedChange(
+            ChangeKind(row["kind"]),
+            row["commit_lsn"],
+            _key(row["search_key"]),
+            _key(row["new_key"]),
+            _key(row["values"]),
+            row["kinds"],
+            row["weight"],
+        )
+
+
+def _key(texts: list[str | None] | None) -> Key | None:
+    return None if texts is None else tuple(texts)
+
+
+def _net_rows(folded: LineageFold | MultisetFold, target: int) -> list[dict[str, Any]]:
+    rows = [_net_row(change, target, folded.last_lsn) for change in folded.net()]
+    if rows and folded.conflicts:
+        rows[0]["conflicts"] = [(kind.value, count) for kind, count in folded.conflicts.items()]
+    return rows
+
+
+def _net_row(change: NetChange, target: int, last_lsn: int) -> dict[str, Any]:
+    return {
+        "target": target,
+        "kind": change.kind.value,
+        "base_key": change.base_key,
+        "values": change.values,
+        "kinds": change.kinds,
+        "update_missing": change.update_missing,
+        "delete_missing": change.delete_missing,
+        "last_lsn": last_lsn,
+        "conflicts": None,
+    }
+
+
+def _as_changes(net: Iterable[pa.RecordBatch], target: int, lineage: int) -> pa.RecordBatch:
+    """An ordinary run's net effect as the shortest ordinary run that has it."""
+    rows: list[dict[str, Any]] = []
+    for row in (row for batch in net for row in batch.to_pylist()):
+        common = {"target": target, "lineage": lineage, "commit_lsn": row["last_lsn"], "weight": 1}
+        rows.extend(common | change for change in _shortest(row))
+    return pa.RecordBatch.from_pylist(rows, schema=INPUT)
+
+
+def _shortest(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    key, valued = row["base_key"], {"values": row["values"], "kinds": row["kinds"]}
+    insert = {"kind": "I", "new_key": key} | valued
+    update = {"kind": "U", "search_key": key, "new_key": key, "weight": row["update_missing"]} | valued
+    delete = {"kind": "D", "search_key": key}
+    match NetKind(row["kind"]):
+        case NetKind.INSERT:
+            return [insert]
+        case NetKind.UPDATE:
+            return [update]
+        case NetKind.DELETE:
+            return [update, delete] if row["update_missing"] else [delete]
+        case NetKind.NOTHING:
+            return [insert, delete]
+
+
+def _run_starts(batch: pa.RecordBatch) -> _Ints:
+    targets, lineages = _numbers(batch["target"]), _numbers(batch["lineage"])
+    if len(targets) == 0:
+        return np.zeros(0, np.int64)
+    new = (np.diff(targets) != 0) | (np.diff(lineages) != 0)
+    return np.concatenate([[0], np.flatnonzero(new) + 1])
+
+
+def _numbers(array: pa.Array) -> _Ints:
+    numbers: _Ints = array.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _characters(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes of all strings of a column without NULLs, one after the other."""
+    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    if array.buffers()[2] is None:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(array.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]

@@ -1,0 +1,168 @@
+"""An exact filter → a Spark Column.
+
+Reads a value as PostgreSQL's text and computes with the Spark types of `rules.SPARK_TYPES`. The result is
+three-valued: TRUE, FALSE or NULL as in PostgreSQL. Nothing here raises on PostgreSQL's own text, also where
+Spark evaluates an expression for a row that the filter is not meant for: casts are `try_cast`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+from cdc_replay.filters import rules
+from cdc_replay.filters.compile import SparkFilter
+from cdc_replay.filters.expression import (
+    Array,
+    ArrayComparison,
+    Bool,
+    BoolOp,
+    Case,
+    Coalesce,
+    Collate,
+    Column,
+    Constant,
+    Distinct,
+    Expression,
+    Function,
+    NullIf,
+    NullTest,
+    Operator,
+    Relabel,
+    Truth,
+    TruthTest,
+)
+
+ValueOf: TypeAlias = Callable[[str], SparkColumn]
+
+
+def filter_column(compiled: SparkFilter, value_of: ValueOf) -> SparkColumn:
+    """The filter as a boolean Column: TRUE, FALSE or NULL, as PostgreSQL answers (R3.1).
+
+    `value_of` gives for a column's name its value: PostgreSQL's text, NULL for NULL.
+    """
+    names = {column.attnum: column.name for column in compiled.columns}
+    return _Builder(lambda attnum: value_of(names[attnum])).build(compiled.expression)
+
+
+class _Builder:
+    def __init__(self, text_of: Callable[[int], SparkColumn]) -> None:
+        self._text_of = text_of
+
+    def build(self, expression: Expression) -> SparkColumn:
+        """The expression, in the Spark type of its PostgreSQL type."""
+        match expression:
+            case Column(attnum=attnum, type_oid=type_oid):
+                return _read(self._text_of(attnum), type_oid)
+            case Constant(type_oid, value):
+                return F.lit(value).cast(rules.SPARK_TYPES[type_oid])
+            case Relabel(argument) | Collate(argument):
+                return self.build(argument)
+            case NullTest() | TruthTest() | Bool() | Coalesce() | Case():
+                return self._logic(expression)
+            case Operator() | Function() | Distinct() | NullIf() | ArrayComparison():
+                return self._operation(expression)
+            case _:
+                raise TypeError(expression)
+
+    def _all(self, expressions: Sequence[Expression]) -> list[SparkColumn]:
+        return [self.build(each) for each in expressions]
+
+    def _logic(self, expression: NullTest | TruthTest | Bool | Coalesce | Case) -> SparkColumn:
+        match expression:
+            case NullTest(argument, negated):
+                # The text is NULL iff the value is, whatever its type.
+                tested = (
+                    self._text_of(argument.attnum) if isinstance(argument, Column) else self.build(argument)
+                )
+                return tested.isNotNull() if negated else tested.isNull()
+            case TruthTest(argument, truth):
+                return _TRUTH_TESTS[truth](self.build(argument))
+            case Coalesce(arguments):
+                return F.coalesce(*self._all(arguments))
+            case Case(branches, otherwise):
+                return self._case(branches, otherwise)
+            case Bool(BoolOp.NOT, arguments):
+                return ~self.build(arguments[0])
+            case Bool(operation, arguments):
+                return _balanced(
+                    operator.and_ if operation is BoolOp.AND else operator.or_, self._all(arguments)
+                )
+
+    def _operation(
+        self, expression: Operator | Function | Distinct | NullIf | ArrayComparison
+    ) -> SparkColumn:
+        match expression:
+            case Operator(oid, _, arguments):
+                return _exact(rules.operator_rule(oid)).build(*self._all(arguments))
+            case Function(oid, arguments):
+                return _exact(rules.function_rule(oid)).build(*self._all(arguments))
+            case Distinct(oid, _, arguments):
+                left, right = self._all(arguments)
+                equal = _exact(rules.operator_rule(oid)).build(left, right)
+                return ~F.coalesce(equal, left.isNull() & right.isNull())
+            case NullIf(oid, _, arguments):
+                left, right = self._all(arguments)
+                equal = _exact(rules.operator_rule(oid)).build(left, right)
+                return F.when(equal, F.lit(None)).otherwise(left)
+            case ArrayComparison(is_any=is_any, left=left_argument, array=array):
+                found = self._is_in(self.build(left_argument), array)
+                return found if is_any else ~found
+
+    def _is_in(self, left: SparkColumn, array: Expression) -> SparkColumn:
+        if not isinstance(array, Array):
+            raise TypeError(array)
+        # Nothing is in an empty array, not even NULL may be.
+        return left.isin(self._all(array.elements)) if array.elements else F.lit(False)
+
+    def _case(self, branches: Sequence[tuple[Expression, Expression]], otherwise: Expression) -> SparkColumn:
+        (condition, result), *rest = ((self.build(when), self.build(then)) for when, then in branches)
+        chain = F.when(condition, result)
+        for condition, result in rest:
+            chain = chain.when(condition, result)
+        return chain.otherwise(self.build(otherwise))
+
+
+def _read(text: SparkColumn, type_oid: int) -> SparkColumn:
+    match rules.SPARK_TYPES[type_oid]:
+        case "boolean":
+            return text == F.lit("t")
+        case "string":
+            return text
+        case spark_type:
+            return text.try_cast(spark_type)
+
+
+def _exact(rule: rules.Rule) -> rules.Exact:
+    if not isinstance(rule, rules.Exact):
+        raise TypeError(rule)
+    return rule
+
+
+def _is_true(value: SparkColumn) -> SparkColumn:
+    return F.coalesce(value, F.lit(False))
+
+
+_TRUTH_TESTS: Final[Mapping[Truth, Callable[[SparkColumn], SparkColumn]]] = {
+    Truth.TRUE: _is_true,
+    Truth.NOT_TRUE: lambda value: ~_is_true(value),
+    Truth.FALSE: lambda value: _is_true(~value),
+    Truth.NOT_FALSE: lambda value: ~_is_true(~value),
+    Truth.UNKNOWN: lambda value: value.isNull(),
+    Truth.NOT_UNKNOWN: lambda value: value.isNotNull(),
+}
+
+
+def _balanced(
+    combine: Callable[[SparkColumn, SparkColumn], SparkColumn], parts: Sequence[SparkColumn]
+) -> SparkColumn:
+    """AND and OR of thousands of parts as a flat tree: Spark's analysis recurses."""
+    if len(parts) <= 2:  # noqa: PLR2004
+        return functools.reduce(combine, parts)
+    half = len(parts) // 2
+    return combine(_balanced(combine, parts[:half]), _balanced(combine, parts[half:]))

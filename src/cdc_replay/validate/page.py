@@ -1,0 +1,266 @@
+"""The report that people open: one self-contained HTML page per run, readable without a network.
+
+The Data Docs beside it hold the same verdicts in Great Expectations' own form; their styles come from public
+hosts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from cdc_replay.validate.verdict import Check, DifferenceKind, TableVerdict, Verdict
+
+LATEST: Final = "latest.html"
+"""The page of the last run, beside those of all runs."""
+
+STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5c6878; --page: #f5f6f8; --card: #fff; --line:
+  #dde1e7;
+  --good: #0f7b47; --good-bg: #e3f5ec; --bad: #b3261e; --bad-bg: #fdeceb; --info: #8a5a00; --info-bg: #fdf3dc;
+  --link: #1a5fb4; --code: #eef0f4; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa5b4; --page: #12161c; --card:
+  #1b212a;
+  --line: #303946; --good: #6fd6a0; --good-bg: #12352a; --bad: #ff9d94; --bad-bg: #411d1c; --info: #f2c66d;
+  --info-bg: #3a2f14; --link: #8ab8f5; --code: #252d38; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto,
+  sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.1rem; margin: 0; overflow-wrap: anywhere; }
+a { color: var(--link); }
+code, .mono { font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+code { background: var(--code); border-radius: 4px; padding: .1em .35em; overflow-wrap: anywhere; }
+.soft { color: var(--soft); }
+.badge { display: inline-block; border-radius: 99px; padding: .1rem .7rem; font-size: .85rem; font-weight:
+  600;
+  white-space: nowrap; }
+.good { color: var(--good); background: var(--good-bg); }
+.bad { color: var(--bad); background: var(--bad-bg); }
+.info { color: var(--info); background: var(--info-bg); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1.1rem 1.3rem;
+  margin-top: 1.1rem; }
+.head { display: flex; gap: .8rem; align-items: center; justify-content: space-between; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .8rem; margin: 1rem
+  0 0; }
+.facts div { border-left: 3px solid var(--line); padding-left: .7rem; }
+.facts dt { color: var(--soft); font-size: .8rem; }
+.facts dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin-top: .9rem; }
+th { text-align: left; color: var(--soft); font-size: .8rem; font-weight: 500; }
+th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.key { overflow-wrap: anywhere; }
+ul { margin: .7rem 0 0; padding-left: 1.2rem; }
+.error { margin: .9rem 0 0; padding: .6rem .8rem; border-radius: 8px; overflow-wrap: anywhere; }
+"""
+
+PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def write_page(verdict: Verdict, *, now: dt.datetime, run_page: Path) -> None:
+    """Write the page to `verdict.report` and as `LATEST` beside it; a reader never sees half a page.
+
+    `run_page` is the run's page in the Data Docs.
+    """
+    folder = verdict.report.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    text = render(
+        verdict,
+        now=now,
+        run_link=Path(os.path.relpath(run_page, folder)).as_posix(),
+        index_link=Path(os.path.relpath(verdict.data_docs, folder)).as_posix(),
+    )
+    for target in (verdict.report, folder / LATEST):
+        part = target.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+
+
+def render(verdict: Verdict, *, now: dt.datetime, run_link: str, index_link: str) -> str:
+    """The page as text; the links are relative to its folder."""
+    body = [
+        _head(verdict, now),
+        _overview(verdict.tables),
+        *(_table(verdict.subscription, table) for table in verdict.tables),
+        _data_docs(run_link, index_link),
+    ]
+    word = "consistent" if verdict.success else "not consistent"
+    title = escape(f"{verdict.subscription}: {word} at {verdict.lsn}")
+    return PAGE.format(title=title, style=STYLE, body="\n".join(body))
+
+
+def _data_docs(run_link: str, index_link: str) -> str:
+    return (
+        '<p class="soft">The same verdicts as Great Expectations records them: '
+        f'<a href="{escape(run_link)}">this run in the Data Docs</a>, '
+        f'<a href="{escape(index_link)}">all runs</a>.</p>'
+    )
+
+
+def _badge(kind: str, text: str) -> str:
+    return f'<span class="badge {kind}">{escape(text)}</span>'
+
+
+def _head(verdict: Verdict, now: dt.datetime) -> str:
+    badge = _badge("good", "consistent") if verdict.success else _badge("bad", "not consistent")
+    rows = sum(table.publisher_rows or 0 for table in verdict.tables)
+    facts = {
+        "Fence LSN": str(verdict.lsn),
+        "Tables": f"{sum(table.success for table in verdict.tables)} of {len(verdict.tables)} hold",
+        "Published rows": f"{rows:,}",
+        "Validated at": f"{now:%Y-%m-%d %H:%M:%S} UTC",
+        "Took": f"{verdict.seconds:.1f} s",
+    }
+    error = "" if verdict.error is None else f'<p class="error bad">{escape(verdict.error)}</p>'
+    return (
+        f'<section class="card"><div class="head"><h1>{escape(verdict.subscription)}</h1>{badge}</div>'
+        '<div class="soft">Subscriber and publisher compared as of one WAL position; '
+        f"what the publisher wrote after it takes no part.</div>{_facts(facts)}{error}</section>"
+    )
+
+
+def _facts(facts: dict[str, str]) -> str:
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items()
+    )
+    return f'<dl class="facts">{items}</dl>'
+
+
+def _overview(tables: Iterable[TableVerdict]) -> str:
+    rows = "".join(
+        f'<tr><td><a href="#{escape(_anchor(table))}">{escape(str(table.name))}</a></td>'
+        f"<td>{_outcome(table)}</td>"
+        f'<td class="number">{_count(table.publisher_rows)}</td>'
+        f'<td class="number">{_count(table.subscriber_rows)}</td>'
+        f'<td class="number">{_differing(table)}</td></tr>'
+        for table in tables
+    )
+    return (
+        '<section class="card scroll"><h2>Tables</h2><table><tr><th>Table</th><th>Verdict</th>'
+        '<th class="number">Rows published</th><th class="number">Rows on the subscriber</th>'
+        f'<th class="number">Differing</th></tr>{rows}</table></section>'
+    )
+
+
+def _anchor(table: TableVerdict) -> str:
+    return f"table {table.name}".replace(" ", "-")
+
+
+def _count(rows: int | None) -> str:
+    return "&ndash;" if rows is None else f"{rows:,}"
+
+
+def _differing(table: TableVerdict) -> str:
+    if table.error is not None:
+        return "&ndash;"
+    total = sum(count for _, count in table.counts)
+    return f"{total:,}" if table.counts_exact else f"&ge; {total:,}"
+
+
+def _outcome(table: TableVerdict) -> str:
+    if table.error is not None:
+        return _badge("bad", "error")
+    if not table.success:
+        return _badge("bad", "differs")
+    return _badge("good", "equal") if table.full else _badge("info", "not comparable")
+
+
+def _table(subscription: str, table: TableVerdict) -> str:
+    parts = [
+        f'<section class="card" id="{escape(_anchor(table))}">',
+        f'<div class="head"><h2>{escape(str(table.name))}</h2>{_outcome(table)}</div>',
+        "" if table.error is None else f'<p class="error bad">{escape(table.error)}</p>',
+        _checks(table.checks),
+        _differences(table),
+        _keys("Duplicate keys on the subscriber", table.duplicate_keys),
+        _keys("Rows on the subscriber outside the present filter", table.outside_filter),
+        _remarks(subscription, table),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _checks(checks: tuple[Check, ...]) -> str:
+    if not checks:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(check.kind.value)}</td><td>{_check_badge(check)}</td>"
+        f"<td>{escape(check.error or check.observed)}</td></tr>"
+        for check in checks
+    )
+    return f"<table><tr><th>Check</th><th>Result</th><th>Observed</th></tr>{rows}</table>"
+
+
+def _check_badge(check: Check) -> str:
+    if check.error is not None:
+        return _badge("bad", "error")
+    if check.success:
+        return _badge("good", "holds")
+    return _badge("info", "for information") if check.informational else _badge("bad", "fails")
+
+
+def _differences(table: TableVerdict) -> str:
+    if not table.differences:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(difference.kind.value)}</td><td class="key mono">{escape(difference.key)}</td></tr>'
+        for difference in table.differences
+    )
+    total = sum(count for _, count in table.counts)
+    shown = len(table.differences)
+    first = f" (the first {shown:,} keys)" if shown < total else ""
+    title = f"Differing rows{first}"
+    return f"<table><tr><th>Difference</th><th>{title}</th></tr>{rows}</table>"
+
+
+def _keys(title: str, keys: tuple[str, ...]) -> str:
+    if not keys:
+        return ""
+    items = " ".join(f"<code>{escape(key)}</code>" for key in keys)
+    return f'<p><span class="soft">{title}:</span> {items}</p>'
+
+
+def _remarks(subscription: str, table: TableVerdict) -> str:
+    remarks = [escape(note) for note in table.notes]
+    if table.error is None:
+        remarks.append(f"How: {escape(table.method)}.")
+    remedies = _remedies(subscription, table)
+    items = "".join(f"<li>{remark}</li>" for remark in (*remarks, *remedies))
+    return f'<ul class="soft">{items}</ul>' if items else ""
+
+
+def _remedies(subscription: str, table: TableVerdict) -> Iterable[str]:
+    kinds = {kind for kind, _ in table.counts}
+    if DifferenceKind.OUTSIDE_FILTER in kinds or table.outside_filter:
+        yield (
+            "A changed filter is not applied to rows that are already there. "
+            f"<code>cdc-replay refresh {escape(subscription)} --reconcile</code> "
+            "removes them and brings missing ones."
+        )
+    if not table.success and kinds:
+        yield (
+            f"<code>cdc-replay snapshot {escape(subscription)} --table {escape(str(table.name))}</code> "
+            "copies the table again."
+        )

@@ -1,0 +1,181 @@
+"""The DAG files: what they make of a configuration, and how cheaply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.airflow import EXAMPLE, RunInAirflow
+
+SUBSCRIPTIONS = ("nsw", "act", "slow", "stock")
+HEAVY = ("pyspark", "pyarrow", "psycopg", "great_expectations", "pandas", "numba", "deltalake")
+
+PARSE = """
+import sys, time
+from airflow.dag_processing.dagbag import DagBag
+
+bag = DagBag()
+answer = {
+    "errors": {str(file): error for file, error in bag.import_errors.items()},
+    "seconds": {stat.file: stat.duration.total_seconds() for stat in bag.dagbag_stats},
+    "loaded": sorted(sys.modules),
+    "dags": {
+        dag_id: {
+            "schedule": str(dag.schedule),
+            "assets": [asset.uri for asset in dag.schedule] if isinstance(dag.schedule, list) else [],
+            "max_active_runs": dag.max_active_runs,
+            "catchup": dag.catchup,
+            "params": sorted(dag.params),
+            "tasks": {
+                task.task_id: {
+                    "upstream": sorted(task.upstream_task_ids),
+                    "outlets": [asset.uri for asset in task.outlets],
+                    "retries": task.retries,
+                    "backoff": task.retry_exponential_backoff,
+                    "trigger_rule": task.trigger_rule.value,
+                    "conn_id": getattr(task, "_conn_id", None),
+                    "conf": getattr(task, "conf", None),
+                    "application": getattr(task, "application", None),
+                }
+                for task in dag.tasks
+            },
+        }
+        for dag_id, dag in bag.dags.items()
+    },
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def parsed(run_in_airflow: RunInAirflow) -> dict[str, Any]:
+    answer: dict[str, Any] = run_in_airflow(PARSE)
+    assert answer["errors"] == {}
+    return answer
+
+
+def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
+    """The files are parsed again and again for as long as Airflow runs, each in a process of its own."""
+    assert len(parsed["seconds"]) == 6
+    assert max(parsed["seconds"].values()) < 1
+    loaded = set(parsed["loaded"])
+    assert not loaded & set(HEAVY)
+    assert not [module for module in loaded if module.startswith("cdc_replay.commands.")]
+
+
+def test_the_configuration_says_which_dags_there_are(parsed: dict[str, Any]) -> None:
+    expected = {"capture__shop", "capture__depot", "replay__shop", "replay__depot", "replay__nightly"}
+    for verb in ("snapshot", "validate", "backfill", "refresh"):
+        expected |= {f"{verb}__{name}" for name in SUBSCRIPTIONS}
+    assert set(parsed["dags"]) == expected
+
+
+def test_capture_prepares_the_publisher_then_produces_the_change_log(parsed: dict[str, Any]) -> None:
+    dag = parsed["dags"]["capture__shop"]
+    assert dag["tasks"]["capture"]["upstream"] == ["setup"]
+    assert dag["tasks"]["capture"]["outlets"] == ["cdc-replay://change-log/shop"]
+    assert dag["max_active_runs"] == 1
+    assert dag["catchup"] is False
+
+
+def test_replay_runs_on_the_change_log_or_on_the_schedule_of_the_group(parsed: dict[str, Any]) -> None:
+    assert parsed["dags"]["replay__shop"]["assets"] == ["cdc-replay://change-log/shop"]
+    assert parsed["dags"]["replay__depot"]["assets"] == ["cdc-replay://change-log/depot"]
+    assert parsed["dags"]["replay__nightly"]["assets"] == []
+    assert parsed["dags"]["replay__nightly"]["schedule"] == "0 3 * * *"
+    assert parsed["dags"]["replay__shop"]["max_active_runs"] == 1
+
+
+def test_replay_starts_spark_once_and_reports_each_subscription(parsed: dict[str, Any]) -> None:
+    tasks = parsed["dags"]["replay__shop"]["tasks"]
+    assert set(tasks) == {"replay", "report.nsw", "report.act"}
+    for name in ("nsw", "act"):
+        assert tasks[f"report.{name}"]["outlets"] == [f"cdc-replay://subscription/{name}"]
+        assert tasks[f"report.{name}"]["upstream"] == ["replay"]
+        # A report reads what its subscription did, whether or not the application reached its end.
+        assert tasks[f"report.{name}"]["trigger_rule"] == "all_done"
+
+
+def test_a_group_has_its_own_spark_connection_and_settings(parsed: dict[str, Any]) -> None:
+    nightly = parsed["dags"]["replay__nightly"]["tasks"]["replay"]
+    assert (nightly["conn_id"], nightly["conf"]) == ("cluster", {"spark.executor.memory": "2g"})
+    snapshot = parsed["dags"]["snapshot__slow"]["tasks"]["snapshot"]
+    assert (snapshot["conn_id"], snapshot["conf"]) == ("cluster", {"spark.executor.memory": "2g"})
+    assert parsed["dags"]["replay__shop"]["tasks"]["replay"]["conn_id"] == "spark_default"
+
+
+@pytest.mark.parametrize("name", SUBSCRIPTIONS)
+def test_what_is_written_to_a_subscriber_is_validated(parsed: dict[str, Any], name: str) -> None:
+    asset = f"cdc-replay://subscription/{name}"
+    assert parsed["dags"][f"validate__{name}"]["assets"] == [asset]
+    for verb, task in (("snapshot", "snapshot"), ("refresh", "refresh"), ("backfill", "announce")):
+        assert parsed["dags"][f"{verb}__{name}"]["tasks"][task]["outlets"] == [asset]
+
+
+def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
+    dags = parsed["dags"]
+    assert dags["backfill__nsw"]["params"] == ["dry_run", "from", "into_conn_id", "to"]
+    assert dags["snapshot__nsw"]["params"] == ["tables"]
+    assert dags["replay__shop"]["params"] == ["to_lsn"]
+    for verb in ("snapshot", "backfill", "refresh"):
+        assert dags[f"{verb}__nsw"]["schedule"] == "None"
+
+
+def test_every_task_is_tried_again_with_growing_delays(parsed: dict[str, Any]) -> None:
+    for dag in parsed["dags"].values():
+        for task in dag["tasks"].values():
+            assert task["retries"] == 3
+            assert task["backoff"] == 3
+
+
+def test_every_spark_job_is_a_file_of_the_project(parsed: dict[str, Any]) -> None:
+    jobs = {
+        Path(task["application"])
+        for dag in parsed["dags"].values()
+        for task in dag["tasks"].values()
+        if task["application"]
+    }
+    assert {job.stem for job in jobs} == {"replay", "snapshot", "backfill", "refresh"}
+    assert all(job.is_file() for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("setting", "schedule"),
+    [("", "0:01:00"), ("15", "0:00:15"), ("*/5 * * * *", "*/5 * * * *"), ("none", "None")],
+)
+def test_the_environment_says_how_often_slots_are_read(
+    run_in_airflow: RunInAirflow, setting: str, schedule: str
+) -> None:
+    answer = run_in_airflow(PARSE, CDC_REPLAY_CAPTURE_SCHEDULE=setting)
+    assert answer["dags"]["capture__shop"]["schedule"] == schedule
+
+
+def test_a_wrong_configuration_is_an_import_error_that_names_the_key(run_in_airflow: RunInAirflow) -> None:
+    answer = run_in_airflow(PARSE, config=EXAMPLE.replace("publications: [p1, p2]", "publication: [p1]"))
+    assert answer["dags"] == {}
+    assert len(answer["errors"]) == 6
+    assert all("publication" in error and "line 6" in error for error in answer["errors"].values())
+
+
+def test_the_plugins_folder_gives_airflow_one_plugin_and_hides_the_package(
+    run_in_airflow: RunInAirflow,
+) -> None:
+    """Airflow executes every other file below plugins/ under its bare name: `operators`, `params`."""
+    answer = run_in_airflow(
+        """
+        import sys
+        from airflow import plugins_manager
+
+        plugins, errors = plugins_manager._get_plugins()
+        answer = {
+            "plugins": [plugin.name for plugin in plugins if plugin.name.startswith("cdc")],
+            "errors": errors,
+            "loaded": sorted(sys.modules),
+        }
+        """
+    )
+    assert answer["plugins"] == ["cdc_replay"]
+    assert answer["errors"] == {}
+    assert not {"operators", "params", "assets", "connections", "links"} & set(answer["loaded"])
+    assert not set(HEAVY) & set(answer["loaded"])

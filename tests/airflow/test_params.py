@@ -1,0 +1,175 @@
+"""The Params of the manual DAGs: what is accepted, what is refused, what the job is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fixtures.airflow import RunInAirflow
+
+RESOLVE = """
+from airflow.sdk.exceptions import ParamValidationError
+from cdc_replay_airflow import params
+
+def resolve(kind, given):
+    declared = getattr(params, f"{kind}_params")()
+    try:
+        for name, value in given.items():
+            declared[name] = value
+        declared.validate()
+    except ParamValidationError as error:
+        return {"refused": str(error)}
+    request = getattr(params, f"{kind}_request", None)
+    found = request(declared.dump()) if request else None
+    return {"arguments": found and list(found.arguments), "conn_ids": found and sorted(found.conn_ids)}
+
+answer = [resolve(kind, given) for kind, given in cases]
+"""
+
+RANGE = {"from": "0/16B3748", "to": "16/B374D848"}
+
+ACCEPTED: list[tuple[str, dict[str, Any], list[str] | None]] = [
+    ("backfill", RANGE, ["--from=0/16B3748", "--to=16/B374D848"]),
+    (
+        "backfill",
+        {"from": "2013-01-05", "to": "2013-01-06T07:30:00.25+11:00"},
+        ["--from=2013-01-05", "--to=2013-01-06T07:30:00.25+11:00"],
+    ),
+    ("backfill", {"from": "2013-01-05 06:00", "to": "2013-01-05T06:00:00Z"}, None),
+    (
+        "backfill",
+        {**RANGE, "into_conn_id": "audit", "dry_run": True},
+        ["--from=0/16B3748", "--to=16/B374D848", "--into-conn-id=audit", "--dry-run"],
+    ),
+    ("snapshot", {}, []),
+    (
+        "snapshot",
+        {"tables": ["public.t", "Sales.order lines".replace(" ", "_")]},
+        ["--table=public.t", "--table=Sales.order_lines"],
+    ),
+    ("refresh", {}, []),
+    ("refresh", {"reconcile": True}, ["--reconcile"]),
+    ("replay", {"to_lsn": "0/1"}, None),
+    ("replay", {"to_lsn": None}, None),
+    ("capture", {"to_lsn": "FFFFFFFF/FFFFFFFF"}, None),
+]
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("backfill", {"to": "0/1"}, "from"),
+    ("backfill", {**RANGE, "from": "yesterday"}, "yesterday"),
+    ("backfill", {**RANGE, "from": "0/16B3748; drop table t"}, "drop table"),
+    ("backfill", {**RANGE, "to": "2013-13-05"}, "2013-13-05"),
+    ("backfill", {**RANGE, "to": "2013-01-05T25:00"}, "T25:00"),
+    ("backfill", {**RANGE, "to": 5}, "5"),
+    ("backfill", {**RANGE, "dry_run": "yes"}, "yes"),
+    ("backfill", {**RANGE, "into_conn_id": "postgresql://me:secret@db/x"}, "into_conn_id"),
+    ("snapshot", {"tables": "public.t"}, "public.t"),
+    ("snapshot", {"tables": ["t"]}, "'t'"),
+    ("snapshot", {"tables": ["public.t", "public.t"]}, "unique"),
+    ("refresh", {"reconcile": 1}, "1"),
+    ("replay", {"to_lsn": "16-B374D848"}, "16-B374D848"),
+    ("capture", {"to_lsn": "123456789/0"}, "123456789/0"),
+]
+
+
+def test_valid_params_become_arguments_of_the_job(run_in_airflow: RunInAirflow) -> None:
+    """Nothing is quoted or split: each argument is one element of the command."""
+    cases = [(kind, given) for kind, given, _ in ACCEPTED]
+    answers = run_in_airflow(f"cases = {cases!r}\n{RESOLVE}")
+    for (kind, given, arguments), answer in zip(ACCEPTED, answers, strict=True):
+        assert "refused" not in answer, (kind, given, answer)
+        if arguments is not None:
+            assert answer["arguments"] == arguments
+    assert answers[3]["conn_ids"] == ["audit"]
+
+
+def test_bad_params_are_refused_with_the_reason(run_in_airflow: RunInAirflow) -> None:
+    cases = [(kind, given) for kind, given, _ in REFUSED]
+    answers = run_in_airflow(f"cases = {cases!r}\n{RESOLVE}")
+    for (kind, given, reason), answer in zip(REFUSED, answers, strict=True):
+        assert reason in answer.get("refused", "accepted"), (kind, given, answer)
+
+
+def test_names_that_no_param_has_are_found(run_in_airflow: RunInAirflow) -> None:
+    """Airflow ignores them: `dry-run` instead of `dry_run` would write."""
+    answer = run_in_airflow(
+        """
+        from cdc_replay_airflow.params import backfill_params, unknown_params
+
+        known = backfill_params()
+        answer = [
+            unknown_params({"from": "0/1", "to": "0/2", "dry-run": True}, known),
+            unknown_params({"from": "0/1", "to": "0/2"}, known),
+            unknown_params(None, known),
+        ]
+        """
+    )
+    assert answer == ['["dry-run"]', "", ""]
+
+
+@pytest.mark.parametrize("secret", ["hunter2@:/ü", "x"])
+def test_a_connection_reaches_libpq_with_its_secrets_and_its_own_options_only(
+    run_in_airflow: RunInAirflow, secret: str
+) -> None:
+    import psycopg.conninfo
+
+    uri = run_in_airflow(
+        f"""
+        from airflow.sdk import Connection
+        from cdc_replay_airflow.connections import libpq_uri
+
+        answer = libpq_uri(Connection(
+            conn_id="dwh", conn_type="postgres", host="db.example", port=6543, login="me@corp",
+            password={secret!r}, schema="ware house",
+            extra='{{"sslmode": "require", "cursor": "dictcursor", "options": "-c x=1"}}',
+        ))
+        """
+    )
+    assert psycopg.conninfo.conninfo_to_dict(uri) == {
+        "host": "db.example",
+        "port": "6543",
+        "user": "me@corp",
+        "password": secret,
+        "dbname": "ware house",
+        "sslmode": "require",
+        "options": "-c x=1",
+    }
+
+
+def test_connections_are_exported_only_while_a_job_is_submitted(run_in_airflow: RunInAirflow) -> None:
+    answer = run_in_airflow(
+        """
+        import os
+        from cdc_replay_airflow.connections import exported
+
+        os.environ["AIRFLOW_CONN_AUDIT"] = '{"conn_type": "postgres", "host": "/run/pg", "schema": "audit"}'
+        before = dict(os.environ)
+        with exported(["dwh", "audit"]):
+            inside = [os.environ["AIRFLOW_CONN_DWH"], os.environ["AIRFLOW_CONN_AUDIT"]]
+        answer = {"inside": inside, "same_after": dict(os.environ) == before}
+        """,
+        AIRFLOW_CONN_DWH="postgres://me:secret@db/x?sslmode=require",
+    )
+    assert answer["inside"] == [
+        "postgresql://me:secret@db/x?sslmode=require",
+        "postgresql://%2Frun%2Fpg/audit",
+    ]
+    assert answer["same_after"]
+
+
+def test_a_connection_of_another_type_is_refused_by_name(run_in_airflow: RunInAirflow) -> None:
+    answer = run_in_airflow(
+        """
+        from cdc_replay.errors import InvalidConfiguration
+        from cdc_replay_airflow.connections import dsn
+
+        try:
+            answer = dsn("dwh")
+        except InvalidConfiguration as error:
+            answer = str(error)
+        """,
+        AIRFLOW_CONN_DWH="mysql://me:secret@db/x",
+    )
+    assert 'connection "dwh" is of type "mysql"' in answer
+    assert "secret" not in answer

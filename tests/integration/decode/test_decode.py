@@ -1,0 +1,207 @@
+"""What a real publisher sends arrives as changes: the columnar decoder, and the decode stage on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PythonException
+
+from cdc_replay.changelog.segment import RowGroup, SegmentWriter, plan_row_groups
+from cdc_replay.changelog.storage import Location
+from cdc_replay.decode import decode
+from cdc_replay.model.change import CHANGES
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import Relation
+from cdc_replay.pgoutput import messages as m
+from cdc_replay.pgoutput.columnar import ChangeDecoder
+from fixtures.postgres import Database
+from unit.pgoutput.wire import encode, log_batch, log_of_stream, log_row, reference_changes, relation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVERYTHING = Window(Lsn(0), Lsn(2**63 - 1))
+
+TABLES = """
+    create table orders (id int primary key, note text, amount numeric(10, 2), document text);
+    alter table orders alter document set storage external;
+    create table visits (who text, at timestamptz, path text[]);
+    alter table visits replica identity full;
+    create table "Tags ü" (id int primary key, order_id int references orders, tag text)
+"""
+
+
+class Stream:
+    """A slot and a publication of all tables of a database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.slot = f"decode_{database.name}"
+        database.run("create publication everything for all tables")
+        with database.connect() as connection:
+            connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (self.slot,))
+
+    def messages(self) -> list[tuple[str, int, bytes]]:
+        """All that the slot holds: lsn, xid, message."""
+        with self.database.connect() as connection:
+            return connection.execute(
+                "select lsn::text, xid::text::bigint, data from pg_logical_slot_peek_binary_changes(%s, null,"
+                " null, 'proto_version', '1', 'publication_names', 'everything', 'messages', 'true')",
+                (self.slot,),
+            ).fetchall()
+
+    def decoded(self) -> list[dict[str, Any]]:
+        """CHANGES rows, which are those of the reference reader."""
+        log, relations = log_of_stream(self.messages())
+        changes = ChangeDecoder.of(EVERYTHING, relations, [0]).changes(log)
+        changes.validate(full=True)
+        decoded: list[dict[str, Any]] = changes.to_pylist()
+        assert decoded == reference_changes(log, EVERYTHING, [0])
+        return decoded
+
+
+@pytest.fixture
+def stream(publisher: Database) -> Stream:
+    publisher.run(TABLES)
+    return Stream(publisher)
+
+
+def values(change: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(change[name] for name in ("kind", "old_kind", "old", "old_kinds", "new", "new_kinds"))
+
+
+def test_rows_arrive_as_the_publisher_wrote_them(stream: Stream) -> None:
+    """R1.4 to R1.6 with the default replica identity: no old tuple unless the key changes, then the key."""
+    stream.database.run("insert into orders values (1, null, 1.5, repeat('x', 3000)), (2, 'ünï', null, '')")
+    stream.database.run("update orders set note = 'seen' where id = 1")
+    stream.database.run("update orders set id = 3 where id = 2")
+    stream.database.run("delete from orders where id = 1")
+    document = "x" * 3000
+    assert [values(change) for change in stream.decoded()] == [
+        ("I", None, None, None, ["1", None, "1.50", document], "tntt"),
+        ("I", None, None, None, ["2", "ünï", None, ""], "ttnt"),
+        # The document is stored out of line and did not change.
+        ("U", None, None, None, ["1", "seen", "1.50", None], "tttu"),
+        ("U", "K", ["2", None, None, None], "tnnn", ["3", "ünï", None, ""], "ttnt"),
+        ("D", "K", ["1", None, None, None], "tnnn", None, None),
+    ]
+
+
+def test_replica_identity_full_sends_the_whole_old_row(stream: Stream) -> None:
+    """R1.6: always, even where nothing changes."""
+    stream.database.run("insert into visits values ('ann', '2013-01-01 05:15:00+00', '{a,\"b c\",null}')")
+    stream.database.run("update visits set who = who")
+    stream.database.run("delete from visits")
+    row = ["ann", "2013-01-01 05:15:00+00", '{a,"b c",NULL}']
+    assert [values(change) for change in stream.decoded()] == [
+        ("I", None, None, None, row, "ttt"),
+        ("U", "O", row, "ttt", row, "ttt"),
+        ("D", "O", row, "ttt", None, None),
+    ]
+
+
+def test_a_truncate_of_several_tables_is_a_row_each(stream: Stream) -> None:
+    stream.database.run("truncate orders, visits restart identity cascade")
+    changes = stream.decoded()
+    (oids,) = zip(
+        *stream.database.rows(
+            "select oid from pg_class where relname in ('orders', 'visits', 'Tags ü') order by oid"
+        ),
+        strict=True,
+    )
+    assert sorted(change["relation_id"] for change in changes) == list(oids)
+    assert {(change["kind"], change["truncate_flags"]) for change in changes} == {("T", 3)}
+    assert len({(change["commit_lsn"], change["seq"]) for change in changes}) == 1
+
+
+def test_a_table_that_is_altered_between_two_rows_has_two_shapes(stream: Stream) -> None:
+    """R1.13: the tuples of each shape are read with their own number of columns (R1.4)."""
+    stream.database.run(
+        "begin; insert into visits values ('ann'); alter table visits add page int;"
+        " insert into visits values ('bob'); commit"
+    )
+    first, second = stream.decoded()
+    assert first["new"] == ["ann", None, None]
+    assert second["new"] == ["bob", None, None, None]
+    assert first["relation_id"] == second["relation_id"]
+    assert first["relation_version"] != second["relation_version"]
+
+
+def test_a_logical_message_is_no_change(stream: Stream) -> None:
+    stream.database.run(
+        "begin; select pg_logical_emit_message(true, 'p', 'x'); insert into visits values ('ann'); commit"
+    )
+    assert [change["kind"] for change in stream.decoded()] == ["I"]
+
+
+def write_segment(folder: Path, batches: list[Any]) -> tuple[RowGroup, ...]:
+    """A segment with one row group per batch."""
+    location = Location.of(str(folder))
+    with SegmentWriter(location, "test") as writer:
+        for batch in batches:
+            writer.write(batch)
+    assert writer.segment is not None
+    return plan_row_groups(location / writer.segment.name, EVERYTHING)
+
+
+@pytest.mark.spark
+def test_the_stage_yields_the_changes_of_the_window(
+    stream: Stream, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Through Parquet row groups and Spark tasks: the reference reader's changes, each once."""
+    for number in range(1, 8):
+        stream.database.run(f"insert into orders values ({number}, null, {number})")
+        stream.database.run("update visits set who = who; insert into visits values ('ä', now(), '{}')")
+    stream.database.run("truncate visits, orders cascade")
+    log, relations = log_of_stream(stream.messages())
+    groups = write_segment(tmp_path, [log.slice(start, 5) for start in range(0, log.num_rows, 5)])
+    assert len(groups) > 2
+    commits = log.column("commit_lsn").to_pylist()
+    window = Window(Lsn(commits[2]), Lsn(commits[-1]))
+    catalogs = [0, log.column("lsn").to_pylist()[10]]
+
+    frame = decode(spark, groups, window, relations, catalogs)
+
+    assert frame.columns == list(CHANGES.names)
+    assert frame.schema == spark.createDataFrame([], CHANGES.ddl).schema
+    expected = reference_changes(log, window, catalogs)
+    assert {change["catalog_lsn"] for change in expected} == set(catalogs)
+    assert in_order([row.asDict() for row in frame.collect()]) == in_order(expected)
+
+
+def in_order(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(changes, key=lambda change: (change["commit_lsn"], change["seq"], change["relation_id"]))
+
+
+@pytest.mark.spark
+def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
+    frame = decode(spark, (), EVERYTHING, {}, [0])
+    assert frame.columns == list(CHANGES.names)
+    assert frame.count() == 0
+
+
+@pytest.mark.spark
+def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The driver gets the text alone."""
+    table = relation(1)
+    row = m.TupleData((m.TupleKind.TEXT,), (b"1",))
+    good = encode(m.Insert(None, table.id, row))
+    batches = [
+        log_batch([log_row(good), log_row(good, seq=1)]),
+        log_batch([log_row(good, seq=2), log_row(good[:-1], seq=3)]),
+    ]
+    groups = write_segment(tmp_path, batches)
+    known: dict[int, Relation] = {table.version: table}
+    with pytest.raises(PythonException) as failed:
+        decode(spark, groups, EVERYTHING, known, [0]).collect()
+    said = str(failed.value)
+    assert (
+        f'message ends too early at offset 13, row 1 of row group 1 of segment "{groups[1].uri}" [R1.2]'
+        in said
+    )
+    assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
+    assert "DETAIL: Row 1 is message 3 of the transaction that commits at 0/64 and has 13 bytes." in said

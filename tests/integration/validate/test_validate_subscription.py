@@ -1,0 +1,467 @@
+"""A validation says whether the subscriber is the filtered publisher at the fence, and which rows differ."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.table_state import Parked
+from cdc_replay.validate.verdict import CheckKind, DifferenceKind, TableVerdict, Verdict
+from integration.validate.bench import Bench
+
+ORDERS = "create table orders (id int primary key, region text, total numeric(10, 2), note text)"
+SOME_ORDERS = (
+    "insert into orders select i, case i %% 2 when 0 then 'NSW' else 'VIC' end, i * 1.5, 'note ' || i"
+    " from generate_series(1, 1000) as i"
+).replace("%%", "%")
+
+
+@pytest.fixture
+def orders(bench: Bench) -> Bench:
+    """1000 orders; the 500 of NSW are published and copied."""
+    bench.both(ORDERS)
+    bench.publisher.run("alter table orders replica identity full")
+    bench.publisher.run(SOME_ORDERS)
+    bench.publisher.run("create publication p for table orders where (region = 'NSW')")
+    bench.copy()
+    return bench
+
+
+def only_table(verdict: Verdict) -> TableVerdict:
+    (table,) = verdict.tables
+    return table
+
+
+def failing(table: TableVerdict) -> set[CheckKind]:
+    return {check.kind for check in table.checks if not check.passes}
+
+
+def found(table: TableVerdict) -> dict[DifferenceKind, list[str]]:
+    by_kind: dict[DifferenceKind, list[str]] = {}
+    for difference in table.differences:
+        by_kind.setdefault(difference.kind, []).append(difference.key)
+    return {kind: sorted(keys) for kind, keys in by_kind.items()}
+
+
+def test_equal_sides_hold(orders: Bench) -> None:
+    verdict = orders.validate()
+
+    table = only_table(verdict)
+    assert verdict.success
+    assert (table.publisher_rows, table.subscriber_rows) == (500, 500)
+    assert {check.kind for check in table.checks} == set(CheckKind)
+    assert table.differences == ()
+    assert "consistent" in verdict.report.read_text()
+    assert (verdict.report.parent / "latest.html").read_text() == verdict.report.read_text()
+    assert verdict.data_docs.is_file()
+
+
+def test_damage_fails_and_the_report_names_the_rows(orders: Bench) -> None:
+    orders.subscriber.run("delete from orders where id = 10")
+    orders.subscriber.run("update orders set total = total + 0.01 where id = 20")
+    orders.subscriber.run("insert into orders values (2001, 'NSW', 1, 'never sold')")
+
+    verdict = orders.validate()
+
+    table = only_table(verdict)
+    assert not verdict.success
+    # One deleted and one added: the row count alone would not have told.
+    assert failing(table) == {CheckKind.CONTENT}
+    assert found(table) == {
+        DifferenceKind.MISSING: ["id=10"],
+        DifferenceKind.DIFFERENT: ["id=20"],
+        DifferenceKind.UNEXPECTED: ["id=2001"],
+    }
+    page = verdict.report.read_text()
+    assert all(key in page for key in ("id=10", "id=20", "id=2001"))
+    assert str(verdict.lsn) in page
+    assert verdict.describe_failures() == (
+        (
+            "public.orders: content: 1 missing, 1 unexpected, 1 different"
+            " (first: missing id=10, unexpected id=2001, different id=20)"
+        ),
+    )
+
+
+def test_great_expectations_records_the_same_verdict(orders: Bench) -> None:
+    orders.subscriber.run("delete from orders where id = 10")
+
+    verdict = orders.validate()
+
+    (result_file,) = (orders.context_root / "gx" / "uncommitted" / "validations").rglob("*.json")
+    recorded = json.loads(result_file.read_text())
+    assert recorded["suite_name"] == "nsw"
+    assert verdict.lsn.file_name in str(result_file)
+    outcomes = {result["expectation_config"]["type"]: result for result in recorded["results"]}
+    assert {kind: outcome["success"] for kind, outcome in outcomes.items()} == {
+        "expect_row_count_to_equal_publisher": False,
+        "expect_content_to_equal_publisher": False,
+        "expect_keys_to_be_unique": True,
+        "expect_rows_to_satisfy_row_filter": True,
+    }
+    assert outcomes["expect_content_to_equal_publisher"]["result"]["partial_unexpected_list"] == [
+        "missing: id=10"
+    ]
+    docs = "".join(page.read_text() for page in verdict.data_docs.parent.rglob("validations/**/*.html"))
+    assert "missing: id=10" in docs
+
+
+def test_writes_on_the_publisher_after_the_fence_take_no_part(orders: Bench) -> None:
+    """R1.34: the exported snapshot holds exactly what is committed at or below the consistent point."""
+    stop = threading.Event()
+
+    def write() -> int:
+        writes = 0
+        with orders.publisher.connect() as connection:
+            while not stop.is_set():
+                connection.execute("update orders set total = total + 1 where id <= 100")
+                connection.execute("insert into orders select max(id) + 1, 'NSW', 1 from orders")
+                writes += 1
+        return writes
+
+    with orders.fence() as fence, ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
+        try:
+            verdict = orders.validate_at(fence, orders.tables(fence))
+        finally:
+            stop.set()
+
+    assert writer.result() > 0
+    assert verdict.success
+    assert only_table(verdict).publisher_rows == 500
+
+
+def test_rows_outside_a_changed_filter_are_told_apart(orders: Bench) -> None:
+    """R9.12, R11.7: a changed filter neither brings nor removes rows; both count as differences."""
+    orders.publisher.run("alter publication p set table orders where (region = 'NSW' and id > 4)")
+    orders.subscriber.run("insert into orders values (2002, 'NSW', 1, 'never sold')")
+    #  subscriber has 2, 4, …, 1000 and 2002; the publisher publishes 6, 8, …, 1000
+    #  2, 4    outside the present filter
+    #  2002    passes the filter, and is not on the publisher
+
+    verdict = orders.validate()
+
+    table = only_table(verdict)
+    assert failing(table) == {CheckKind.ROW_COUNT, CheckKind.CONTENT, CheckKind.ROW_FILTER}
+    assert found(table) == {
+        DifferenceKind.OUTSIDE_FILTER: ["id=2", "id=4"],
+        DifferenceKind.UNEXPECTED: ["id=2002"],
+    }
+    assert sorted(table.outside_filter) == ["id=2", "id=4"]
+    assert "refresh nsw --reconcile" in verdict.report.read_text()
+
+
+def test_a_filter_with_like_and_percent_is_evaluated_by_both_servers(bench: Bench) -> None:
+    bench.both(ORDERS)
+    bench.publisher.run(SOME_ORDERS)
+    bench.publisher.run("create publication p for table orders where (note like '%9%' and id % 2 = 1)")
+    bench.copy()
+
+    verdict = bench.validate()
+
+    (expected,) = bench.publisher.rows("select count(*) from orders where note like '%9%' and id % 2 = 1")
+    assert verdict.success
+    assert only_table(verdict).publisher_rows == expected[0] > 0
+    bench.subscriber.run("insert into orders values (2002, '50% off', 1, '100% %s {} 8')")
+    assert found(only_table(bench.validate())) == {DifferenceKind.OUTSIDE_FILTER: ["id=2002"]}
+
+
+def test_values_are_compared_as_the_text_that_replication_sends(bench: Bench) -> None:
+    """R1.11: NULL and '' differ, trailing zeros and float digits count, NaN equals itself."""
+    bench.both(
+        """
+        create table samples (
+            id bigint primary key, doc jsonb, raw_doc json, at timestamptz, amount numeric, raw bytea,
+            single real, double float8, tags text[], pair point, fixed char(5), flag bool, span interval
+        )
+        """
+    )
+    bench.publisher.run(
+        """
+        insert into samples values
+            (1, '{"b": [1, null], "a": "x"}', '{"b":1,  "a":2}', '2013-07-01 12:00:00.123456+10', 1.500,
+             '\\x00ff', 0.1, 1e-300, array['a,b', null, '"'], '(1,2)', 'ab', true, '1 mon 2 days'),
+            (2, null, null, null, 'NaN', '', 'NaN', '-Infinity', '{}', null, '', false, null),
+            (3, '{}', '[]', 'infinity', 1e40, null, -0.0, 0.1, null, null, null, null, '-1 sec');
+        create publication p for table samples;
+        """
+    )
+    bench.copy()
+    assert bench.validate().success
+
+    bench.subscriber.run("update samples set raw = null where id = 2")
+    bench.subscriber.run("update samples set amount = 1.50 where id = 1")
+    assert found(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
+
+
+def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
+    """The publisher's text goes through the subscriber's input function, as in replication."""
+    bench.publisher.run(
+        """
+        create type mood as enum ('sad', 'ok');
+        create table t (id int primary key, doc json, amount numeric, code char(4), feeling mood, at timestamptz);
+        insert into t values (1, '{"b":1,  "a":2}', 1.239, 'x', 'ok', '2013-07-01 12:00+00');
+        insert into t values (2);
+        create publication p for table t;
+        """
+    )
+    bench.subscriber.run(
+        """
+        create domain short_text as text;
+        create table t (id bigint primary key, doc jsonb, amount numeric(10, 2), code char(8), feeling short_text,
+            at timestamp)
+        """
+    )
+    bench.copy()
+    assert bench.validate().success
+
+    bench.subscriber.run("update t set amount = 1.25")
+    assert found(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
+
+
+def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
+    bench.publisher.run(
+        """
+        create schema "Shop's";
+        create table "Shop's"."Order ""Lines"" $1 <b>" ("Order" int, "No." text, "a%s{0}" text,
+            primary key ("Order", "No."));
+        insert into "Shop's"."Order ""Lines"" $1 <b>" values (1, 'a, b', '50%'), (2, 'x', null);
+        create publication p for table "Shop's"."Order ""Lines"" $1 <b>" where ("No." <> 'zzz' and "Order" < 10)
+            with (publish = 'insert')
+        """
+    )
+    bench.subscriber.run(
+        """
+        create schema "Shop's";
+        create table "Shop's"."Order ""Lines"" $1 <b>" (local int default 7, "a%s{0}" text, "No." text, "Order" int,
+            primary key ("Order", "No."))
+        """
+    )
+    bench.copy()
+    assert bench.validate().success
+
+    bench.subscriber.run("""delete from "Shop's"."Order ""Lines"" $1 <b>" where "Order" = 1""")
+    verdict = bench.validate()
+    assert found(only_table(verdict)) == {DifferenceKind.MISSING: ["Order=1, No.=a, b"]}
+    assert "Order &quot;Lines&quot; $1 &lt;b&gt;" in verdict.report.read_text()
+
+
+def test_a_partitioned_table_is_compared_through_its_root(bench: Bench) -> None:
+    """R7.6: the root's rows are those of all leaves; here the subscriber's table is plain."""
+    bench.publisher.run(
+        """
+        create table flights (id int, month int, carrier text, primary key (month, id)) partition by list (month);
+        create table flights_1 partition of flights for values in (1);
+        create table flights_2 (carrier text, id int not null, month int not null);
+        alter table flights attach partition flights_2 for values in (2);
+        insert into flights select i, 1 + i % 2, case when i % 3 = 0 then 'UA' else 'AA' end
+            from generate_series(1, 300) as i;
+        create publication p for table flights where (carrier = 'UA') with (publish_via_partition_root = true,
+            publish = 'insert')
+        """
+    )
+    bench.subscriber.run("create table flights (carrier text, id int, month int, primary key (id, month))")
+    bench.copy()
+
+    verdict = bench.validate()
+    assert verdict.success
+    assert only_table(verdict).publisher_rows == 100
+
+    bench.subscriber.run("update flights set month = 9 where id = 6")
+    assert found(only_table(bench.validate())) == {
+        DifferenceKind.MISSING: ["month=1, id=6"],
+        DifferenceKind.UNEXPECTED: ["month=9, id=6"],
+    }
+
+
+def test_inheritance_children_take_no_part(bench: Bench) -> None:
+    """R7.6: a plain table without its inheritance children."""
+    bench.both("create table parent (id int primary key); create table child () inherits (parent)")
+    bench.publisher.run("insert into parent values (1); insert into child values (2)")
+    bench.publisher.run("create publication p for table only parent")
+    bench.copy()
+    bench.subscriber.run("truncate only parent; insert into parent values (1); insert into child values (3)")
+
+    verdict = bench.validate()
+
+    assert verdict.success
+    assert only_table(verdict).publisher_rows == 1
+
+
+def test_a_table_without_key_is_a_multiset_of_rows(bench: Bench) -> None:
+    bench.both("create table log (word text, n int)")
+    bench.publisher.run("alter table log replica identity full")
+    bench.publisher.run("insert into log values ('a', 1), ('a', 1), ('a', 1), ('b', null), ('c', 3)")
+    bench.publisher.run("create publication p for table log")
+    bench.copy()
+    assert bench.validate().success
+
+    bench.subscriber.run("delete from log where ctid = (select max(ctid) from log where word = 'a')")
+    bench.subscriber.run("insert into log values ('b', null), ('b', null)")
+    table = only_table(bench.validate())
+    assert dict(table.counts) == {DifferenceKind.MISSING: 1, DifferenceKind.UNEXPECTED: 2}
+    assert found(table) == {DifferenceKind.MISSING: ["(a,1)"], DifferenceKind.UNEXPECTED: ["(b,)"]}
+    assert CheckKind.UNIQUE_KEY not in {check.kind for check in table.checks}
+
+
+def test_a_duplicate_key_is_found_where_no_constraint_prevents_it(bench: Bench) -> None:
+    bench.publisher.run(ORDERS + "; " + SOME_ORDERS + "; create publication p for table orders")
+    bench.subscriber.run(ORDERS.replace(" primary key", ""))
+    bench.copy()
+    bench.subscriber.run("insert into orders select * from orders where id in (7, 8)")
+
+    table = only_table(bench.validate())
+
+    assert failing(table) == {CheckKind.ROW_COUNT, CheckKind.CONTENT, CheckKind.UNIQUE_KEY}
+    assert sorted(table.duplicate_keys) == ["id=7", "id=8"]
+    assert found(table) == {DifferenceKind.UNEXPECTED: ["id=7", "id=8"]}
+
+
+def test_many_differences_are_all_counted_and_the_first_listed(orders: Bench) -> None:
+    orders.subscriber.run("delete from orders where id <= 400")
+
+    table = only_table(orders.validate())
+
+    assert dict(table.counts) == {DifferenceKind.MISSING: 200}
+    assert Counter(difference.kind for difference in table.differences) == {DifferenceKind.MISSING: 20}
+
+
+def test_withheld_actions_are_shown_and_decide_nothing(orders: Bench) -> None:
+    """With publish = 'insert' a native subscriber keeps deleted rows and old values too (R2.1)."""
+    orders.publisher.run("alter publication p set (publish = 'insert')")
+    orders.publisher.run("delete from orders where id = 2; update orders set total = 0 where id = 4")
+    orders.publisher.run("insert into orders values (2002, 'NSW', 1, 'not yet there')")
+
+    verdict = orders.validate(note="UPDATE and DELETE are not published")
+
+    table = only_table(verdict)
+    assert verdict.success
+    assert found(table) == {DifferenceKind.MISSING: ["id=2002"], DifferenceKind.UNEXPECTED: ["id=2"]}
+    assert all(check.informational for check in table.checks)
+    assert "for information only: UPDATE and DELETE are not published" in table.notes
+    assert "not comparable" in verdict.report.read_text()
+
+
+def test_a_filter_over_an_unpublished_column_is_not_evaluated_on_the_subscriber(bench: Bench) -> None:
+    """A local column of the same name has other values: it must not be taken for the publisher's."""
+    bench.publisher.run(ORDERS + "; " + SOME_ORDERS)
+    bench.publisher.run(
+        "create publication p for table orders (id, total) where (region = 'NSW') with (publish = 'insert')"
+    )
+    bench.subscriber.run(
+        "create table orders (id int primary key, total numeric, region text default 'local')"
+    )
+    bench.copy()
+
+    verdict = bench.validate()
+
+    table = only_table(verdict)
+    assert verdict.success
+    assert CheckKind.ROW_FILTER not in {check.kind for check in table.checks}
+    assert any("cannot evaluate the row filter" in note for note in table.notes)
+
+
+def test_a_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders: Bench) -> None:
+    orders.subscriber.run("delete from orders where id = 10")
+
+    with orders.fence(instead=Parked(Lsn.parse("0/10"), "insert_exists")) as fence:
+        verdict = orders.validate_at(fence, orders.tables(fence))
+
+    table = only_table(verdict)
+    assert not verdict.success
+    assert table.error == f"the table is not at the fence {verdict.lsn}: parked at 0/10: insert_exists"
+    assert table.differences == ()
+    assert "parked at 0/10" in verdict.report.read_text()
+
+
+def test_an_error_of_one_table_leaves_the_others_compared(orders: Bench) -> None:
+    """The filter divides by zero on the publisher: an error of that table, not a difference."""
+    orders.both("create table ratios (id int primary key)")
+    orders.publisher.run("alter publication p add table ratios where (10 / id > 1)")
+    orders.publisher.run("insert into ratios values (0)")
+
+    verdict = orders.validate()
+
+    by_name = {str(table.name): table for table in verdict.tables}
+    assert not verdict.success
+    assert by_name["public.orders"].success
+    assert by_name["public.ratios"].error == "division by zero"
+    assert verdict.describe_failures() == ("public.ratios: division by zero",)
+
+
+def test_rows_that_a_policy_hides_are_an_error_and_not_a_proof(bench: Bench) -> None:
+    """R7.10: reading under row-level security would compare only what the role may see."""
+    bench.both(ORDERS)
+    bench.publisher.run("create publication p for table orders")
+    bench.publisher.run("insert into orders values (1, 'NSW', 1, 'hidden')")
+    bench.publisher.run(
+        """
+        alter table orders enable row level security;
+        alter table orders force row level security;
+        drop role if exists restricted_reader;
+        create role restricted_reader login replication;
+        grant select on orders to restricted_reader;
+        """
+    )
+    try:
+        restricted = replace(
+            bench, publisher_dsn=bench.publisher.cluster.dsn(bench.publisher.name, "restricted_reader")
+        )
+        table = only_table(restricted.validate())
+    finally:
+        bench.publisher.run("drop owned by restricted_reader; drop role restricted_reader")
+
+    assert table.error is not None
+    assert "row-level security" in table.error
+
+
+def test_validations_at_the_same_time_do_not_disturb_each_other(orders: Bench) -> None:
+    names = ["a", "b/c", "b%2Fc", "ü"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        verdicts = list(pool.map(lambda name: orders.validate(subscription=name), names))
+
+    assert all(verdict.success for verdict in verdicts)
+    assert len({verdict.report.parent for verdict in verdicts}) == len(names)
+    suites = {
+        json.loads(file.read_text())["name"] for file in orders.context_root.glob("gx/expectations/*.json")
+    }
+    assert suites == {"a", "b%2Fc", "b%252Fc", "%C3%BC"}
+
+
+def test_a_validation_of_nothing_is_not_a_success(bench: Bench) -> None:
+    bench.publisher.run("create publication p")
+
+    verdict = bench.validate()
+
+    assert not verdict.success
+    assert verdict.error == "the subscription has no tables to validate"
+
+
+def test_the_configuration_of_the_data_context_never_changes(orders: Bench) -> None:
+    orders.validate()
+    configuration = orders.context_root / "gx" / "great_expectations.yml"
+    seeded = configuration.read_bytes()
+
+    orders.subscriber.run("delete from orders")
+    orders.validate(subscription="another")
+
+    assert configuration.read_bytes() == seeded
+
+
+def test_no_file_holds_the_connection_or_values_other_than_keys(orders: Bench) -> None:
+    orders.subscriber.run("update orders set note = 'very private' where id = 10")
+
+    orders.validate()
+
+    for file in orders.context_root.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            assert b"very private" not in content, file
+            assert orders.subscriber.dsn.encode() not in content, file
+            assert orders.publisher.dsn.encode() not in content, file

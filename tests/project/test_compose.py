@@ -1,0 +1,248 @@
+"""`docker-compose.yaml` and the image: valid, and about things that exist.
+
+No container engine is needed: the file is checked against the Compose specification's schema, and every path,
+command, module and environment name in it against the project and the installed packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from fixtures.airflow import ROOT, RunInAirflow
+
+COMPOSE: Final = ROOT / "docker-compose.yaml"
+DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
+
+OF_THE_IMAGES: Final = {
+    "POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB",
+    "SPARK_LOCAL_HOSTNAME", "SPARK_WORKER_MEMORY", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON",
+}  # fmt: skip
+"""Names that the PostgreSQL image and Spark read."""
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    return found
+
+
+def services_of_the_project(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: each for name, each in compose["services"].items() if "build" in each}
+
+
+def dockerfile_instructions() -> Iterator[tuple[str, str]]:
+    text = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, _, arguments = line.partition(" ")
+            yield name, arguments.strip()
+
+
+def environment_names(compose: dict[str, Any]) -> set[str]:
+    names = {name for each in compose["services"].values() for name in each.get("environment", {})}
+    for instruction, arguments in dockerfile_instructions():
+        if instruction == "ENV":
+            names.update(re.findall(r"(\w+)=", arguments))
+    return names
+
+
+def test_it_follows_the_compose_specification() -> None:
+    tool = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent))
+    assert tool is not None
+    done = subprocess.run(
+        [tool, "--builtin-schema", "vendor.compose-spec", str(COMPOSE)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_parts_are_there(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == {
+        "publisher", "subscriber", "airflow-db", "airflow-init", "airflow-api-server", "airflow-scheduler",
+        "airflow-dag-processor", "airflow-triggerer", "spark-master", "spark-worker",
+    }  # fmt: skip
+
+
+def test_the_publisher_decodes_logically(compose: dict[str, Any]) -> None:
+    assert "wal_level=logical" in compose["services"]["publisher"]["command"]
+
+
+def test_every_service_that_stays_has_a_health_check(compose: dict[str, Any]) -> None:
+    staying = {name: each for name, each in compose["services"].items() if each["restart"] != "no"}
+    assert set(compose["services"]) - set(staying) == {"airflow-init"}
+    assert all("healthcheck" in each for each in staying.values())
+
+
+def test_services_wait_for_services_that_exist_and_say_for_what(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for each in services.values():
+        for name, how in each.get("depends_on", {}).items():
+            healthy = "healthcheck" in services[name]
+            assert how["condition"] == ("service_healthy" if healthy else "service_completed_successfully")
+
+
+def test_ports_are_open_on_loopback_only(compose: dict[str, Any]) -> None:
+    ports = [port for each in compose["services"].values() for port in each.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_secrets_come_from_the_environment_and_have_no_default() -> None:
+    text = COMPOSE.read_text(encoding="utf-8")
+    for name, rest in re.findall(r"\$\{(\w+)([^}]*)\}", text):
+        assert rest == ":?", name
+        assert f"{name}=" in text.partition("\nname:")[0], f"{name} is not explained"
+    for line in text.partition("\nname:")[2].splitlines():
+        if re.search(r"password|secret|fernet", line, re.IGNORECASE) and "_FILE" not in line:
+            assert "${" in line, line
+
+
+def test_every_mounted_and_copied_path_exists(compose: dict[str, Any]) -> None:
+    for each in compose["services"].values():
+        for volume in each["volumes"]:
+            source = volume.split(":")[0]
+            assert source in compose["volumes"] or (ROOT / source).exists(), source
+    build = services_of_the_project(compose)["spark-worker"]["build"]
+    assert ROOT / build["context"] / build["dockerfile"] == DOCKERFILE
+    for instruction, arguments in dockerfile_instructions():
+        if instruction == "COPY":
+            *sources, _ = (word for word in arguments.split() if not word.startswith("--"))
+            assert sources
+            assert all((ROOT / source).exists() for source in sources), sources
+
+
+def test_every_path_inside_the_image_is_one_that_the_image_has() -> None:
+    copied = {"/opt/airflow", "/var/lib/cdc-replay"}
+    for instruction, arguments in dockerfile_instructions():
+        if instruction == "COPY":
+            copied.add(f"/opt/cdc-replay/{arguments.split()[-1].removeprefix('./')}".rstrip("/"))
+    text = DOCKERFILE.read_text(encoding="utf-8") + COMPOSE.read_text(encoding="utf-8")
+    text += (ROOT / "docker" / "cdc_replay.yaml").read_text(encoding="utf-8")
+    for path in re.findall(r"(?:/opt|/var/lib/cdc-replay)/?[\w./-]*", text):
+        if path != "/opt/cdc-replay":
+            assert any(f"{path}/".startswith(f"{known}/") for known in copied), path
+
+
+def test_every_environment_name_is_read_by_someone(
+    compose: dict[str, Any], run_in_airflow: RunInAirflow
+) -> None:
+    options = run_in_airflow(
+        """
+        from airflow.configuration import conf
+
+        answer = [
+            f"AIRFLOW__{section}__{option}".upper()
+            for section, described in conf.configuration_description.items()
+            for option in described["options"]
+        ]
+        """
+    )
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("src", "plugins", "docker")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".sh", ".yaml"}
+    )
+    for name in environment_names(compose):
+        if name.startswith("AIRFLOW__"):
+            assert name in options, name
+        elif name.startswith("AIRFLOW_CONN_"):
+            assert f"conn_id: {name.removeprefix('AIRFLOW_CONN_').lower()}" in sources, name
+        else:
+            assert name in OF_THE_IMAGES or name == "AIRFLOW_HOME" or name in sources, name
+
+
+def test_every_airflow_command_exists(compose: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
+    """Parsed by Airflow's own command line, nothing is run."""
+    commands = [each["command"] for each in compose["services"].values() if "command" in each]
+    checks = [each["healthcheck"] for each in compose["services"].values() if "healthcheck" in each]
+    commands += [check["test"][1:] for check in checks]
+    found = [command[1:] for command in commands if command[0] == "airflow"]
+    assert len(found) == 7
+    answer = run_in_airflow(
+        f"""
+        from airflow.cli.cli_parser import get_parser
+        from airflow.jobs.dag_processor_job_runner import DagProcessorJobRunner
+        from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+        from airflow.jobs.triggerer_job_runner import TriggererJobRunner
+
+        for command in {found!r}:
+            get_parser().parse_args(command)
+        runners = (DagProcessorJobRunner, SchedulerJobRunner, TriggererJobRunner)
+        answer = [runner.job_type for runner in runners]
+        """
+    )
+    assert {command[3] for command in found if command[0] == "jobs"} == set(answer)
+
+
+def test_every_spark_class_is_in_the_package(compose: dict[str, Any]) -> None:
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    (core,) = jars.glob("spark-core_*.jar")
+    with zipfile.ZipFile(core) as content:
+        names = set(content.namelist())
+    classes = [
+        each["command"][1]
+        for each in compose["services"].values()
+        if each.get("command", [""])[0] == "spark-class"
+    ]
+    assert len(classes) == 2
+    assert all(f"{name.replace('.', '/')}.class" in names for name in classes)
+
+
+def test_connections_and_configuration_are_readable(
+    compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cdc_replay.config import load_config
+
+    environment = compose["services"]["airflow-scheduler"]["environment"]
+    for name, value in environment.items():
+        if name.startswith("AIRFLOW_CONN_"):
+            json.loads(value)
+            monkeypatch.setenv(name, value)
+    config = load_config(ROOT / "docker" / "cdc_replay.yaml")
+    hosts = {config.dsn_of(each).rpartition("@")[2] for each in config.publishers.values()}
+    hosts |= {config.dsn_of(each).rpartition("@")[2] for each in config.subscriptions.values()}
+    databases = {
+        f"{name}/{each['environment']['POSTGRES_DB']}"
+        for name, each in compose["services"].items()
+        if "POSTGRES_DB" in each.get("environment", {})
+    }
+    assert hosts <= databases
+    spark = {f"AIRFLOW_CONN_{group.spark_conn_id.upper()}" for group in config.groups.values()}
+    assert spark <= set(environment)
+
+
+def test_the_api_server_gets_its_password_from_the_environment(tmp_path: Path) -> None:
+    """The script runs as in the image, with a command in Airflow's place that shows what it would see."""
+    stand_in = tmp_path / "airflow"
+    stand_in.write_text(
+        '#!/bin/sh\nprintf "%s|%s" "$*" "${AIRFLOW_ADMIN_PASSWORD-unset}"\n', encoding="utf-8"
+    )
+    stand_in.chmod(0o755)
+    passwords = tmp_path / "passwords.json"
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "docker" / "api-server.sh")],
+        env={
+            "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "AIRFLOW_ADMIN_PASSWORD": 'quote " and \\',
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+        },
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "api-server|unset"
+    assert json.loads(passwords.read_text(encoding="utf-8")) == {"admin": 'quote " and \\'}
+    assert passwords.stat().st_mode & 0o077 == 0

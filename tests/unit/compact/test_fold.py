@@ -1,0 +1,423 @@
+"""Three ways to fold a window agree: vectorised, change by change, and applying every change to a dict."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_replay.compact.lineage import linked
+from cdc_replay.compact.reference import Key, NetChange, RoutedChange, Values, fold
+from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
+from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
+from cdc_replay.model.subscription import ConflictPolicy
+
+INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
+KEYS = ("a", "b", "c")
+
+
+def insert(key: str, *rest: str | None, lsn: int = 1, kinds: str | None = None) -> RoutedChange:
+    values, kinds = tupled(key, rest, kinds)
+    return RoutedChange(INS, lsn, None, (key,), values, kinds)
+
+
+def update(key: str, new: str, *rest: str | None, lsn: int = 1, kinds: str | None = None) -> RoutedChange:
+    values, kinds = tupled(new, rest, kinds)
+    return RoutedChange(UPD, lsn, (key,), (new,), values, kinds)
+
+
+def delete(key: str, lsn: int = 1) -> RoutedChange:
+    return RoutedChange(DEL, lsn, (key,), None, None, None)
+
+
+def tupled(key: str, rest: tuple[str | None, ...], kinds: str | None) -> tuple[Values, str]:
+    """Values and kinds; without `kinds` a None is NULL."""
+    kinds = kinds or "".join("n" if value is None else "t" for value in (key, *rest))
+    return (key, *rest), kinds
+
+
+def net(*changes: RoutedChange, **options: Any) -> list[NetChange]:
+    chosen = {"policy": ConflictPolicy.OVERWRITE, "is_keyed": True, "is_truncated": False} | options
+    return list(fold(changes, **chosen).net())
+
+
+# --- what a lineage comes to, case by case
+
+
+def test_updates_merge_and_the_last_sent_value_wins() -> None:
+    changes = [
+        update("a", "a", "1", None, kinds="ttu"),
+        update("a", "a", None, "x", kinds="tut"),
+        update("a", "a", "3", None, kinds="ttu"),
+    ]
+    assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", "3", "x"), "ttt", update_missing=3)]
+
+
+def test_a_null_is_a_value_and_an_unsent_value_is_not() -> None:
+    changes = [update("a", "a", "1"), update("a", "a", None), update("a", "a", None, kinds="tu")]
+    assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", None), "tn", update_missing=3)]
+
+
+def test_insert_and_delete_leave_only_the_check_that_nothing_was_there() -> None:
+    assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.NOTHING, ("a",))]
+
+
+def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -> None:
+    assert net(update("a", "a", "0"), delete("a"), insert("a", None, kinds="tu"), update("a", "a", "2")) == [
+        NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
+        NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
+    ]
+
+
+def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
+    assert net(update("a", "b", None, kinds="tu"), update("b", "c", "2")) == [
+        NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2)
+    ]
+
+
+def test_two_rows_swap_their_keys() -> None:
+    swap = [update("a", "x", "1"), update("b", "a", "2"), update("x", "b", "1")]
+    assert sorted(net(*swap), key=lambda change: change.base_key) == [
+        NetChange(NetKind.UPDATE, ("a",), ("b", "1"), "tt", update_missing=2),
+        NetChange(NetKind.UPDATE, ("b",), ("a", "2"), "tt", update_missing=1),
+    ]
+
+
+def test_a_key_that_was_left_is_free_for_another_row() -> None:
+    assert net(update("a", "b", "1"), insert("a", "2"), delete("b")) == [
+        NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
+        NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(update("a", "a", "1"), ConflictKind.UPDATE_MISSING), (delete("a"), ConflictKind.DELETE_MISSING)],
+)
+@pytest.mark.parametrize("is_keyed", [True, False])
+def test_after_a_truncate_every_row_is_known_to_be_absent(
+    change: RoutedChange, kind: ConflictKind, is_keyed: bool
+) -> None:
+    folded = fold([change], policy=ConflictPolicy.ERROR, is_keyed=is_keyed, is_truncated=True)
+    assert folded.conflicts == {kind: 1}
+    assert [found.kind for found in folded.net()] == [NetKind.NOTHING]
+
+
+@pytest.mark.parametrize(("policy", "value"), [(ConflictPolicy.OVERWRITE, "2"), (ConflictPolicy.SKIP, "1")])
+def test_the_policy_decides_between_two_inserts_of_one_key(policy: ConflictPolicy, value: str) -> None:
+    folded = fold([insert("a", "1"), insert("a", "2")], policy=policy, is_keyed=True, is_truncated=False)
+    assert folded.conflicts == {ConflictKind.INSERT_EXISTS: 1}
+    assert list(folded.net()) == [NetChange(NetKind.INSERT, ("a",), ("a", value), "tt")]
+
+
+def test_equal_rows_without_a_key_are_counted_one_by_one() -> None:
+    """R8.10: of three equal rows, one new, two deletes take two; an update takes one."""
+    changes = [insert_row("a", None), delete_row("a", None), delete_row("a", None)]
+    assert net(*changes, is_keyed=False) == [NetChange(NetKind.DELETE, ("a", None), delete_missing=1)]
+    moved = RoutedChange(UPD, 1, ("a", None), ("b", None), ("b", None), "tn")
+    assert net(moved, moved, is_keyed=False) == 2 * [
+        NetChange(NetKind.UPDATE, ("a", None), ("b", None), "tn", update_missing=1)
+    ]
+
+
+def insert_row(*row: str | None) -> RoutedChange:
+    values, kinds = tupled("a", row[1:], None)
+    return RoutedChange(INS, 1, None, row, values, kinds)
+
+
+def delete_row(*row: str | None) -> RoutedChange:
+    return RoutedChange(DEL, 1, row, None, None, None)
+
+
+def test_keys_are_one_lineage_if_moves_link_them_however_far() -> None:
+    moves = [((1, ("a",)), (1, ("b",))), ((1, ("c",)), (1, ("d",))), ((1, ("d",)), (1, ("b",)))]
+    numbers = {(target, key): number for target, key, number in linked([*moves, ((2, ("a",)), (2, ("b",)))])}
+    assert len({numbers[1, (key,)] for key in "abcd"}) == 1
+    assert numbers[2, ("a",)] == numbers[2, ("b",)] != numbers[1, ("a",)]
+
+
+# --- against a dict
+
+
+@dataclass
+class Naive:
+    """A keyed table with the policy overwrite; `extra` is a column of its own."""
+
+    rows: dict[Key, dict[str, str | None]]
+    conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+
+    def apply(self, change: RoutedChange) -> None:
+        if change.kind is DEL:
+            assert change.search_key is not None
+            if self.rows.pop(change.search_key, None) is None:
+                self.conflicts[ConflictKind.DELETE_MISSING] += 1
+            return
+        assert change.new_key is not None
+        if change.kind is INS:
+            if change.new_key in self.rows:
+                self.conflicts[ConflictKind.INSERT_EXISTS] += 1
+            row = self.rows.setdefault(change.new_key, {"extra": "default"})
+            self.overwrite(row, change)
+            return
+        assert change.search_key is not None
+        if (found := self.rows.pop(change.search_key, None)) is None:
+            self.conflicts[ConflictKind.UPDATE_MISSING] += 1
+            return
+        if change.new_key in self.rows:
+            self.conflicts[ConflictKind.UPDATE_EXISTS] += 1
+        self.overwrite(found, change)
+        self.rows[change.new_key] = found
+
+    def overwrite(self, row: dict[str, str | None], change: RoutedChange | NetChange) -> None:
+        assert change.values is not None
+        assert change.kinds is not None
+        for number, (value, kind) in enumerate(zip(change.values, change.kinds, strict=True)):
+            if kind in "nt":
+                row[f"v{number}"] = value
+            else:
+                row.setdefault(f"v{number}", None)
+
+    def merge(self, changes: list[NetChange]) -> None:
+        """What apply does: removals, moves, updates, then inserts."""
+        for change in (change for change in changes if change.kind is NetKind.DELETE):
+            self.remove(change)
+        moved = [(change, self.rows.pop(change.base_key, None)) for change in changes if is_move(change)]
+        for change in (change for change in changes if change.kind is NetKind.NOTHING):
+            if self.rows.pop(change.base_key, None) is not None:
+                self.conflicts[ConflictKind.INSERT_EXISTS] += 1
+            else:
+                self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
+        for change in (change for change in changes if change.kind is NetKind.UPDATE and not is_move(change)):
+            self.overwrite_or_miss(self.rows.get(change.base_key), change)
+        for change, found in moved:
+            self.overwrite_or_miss(found, change)
+            if found is not None and change.values is not None:
+                self.conflicts[ConflictKind.UPDATE_EXISTS] += change.values[:1] in self.rows
+                self.rows[change.values[:1]] = found
+        for change in (change for change in changes if change.kind is NetKind.INSERT):
+            found = self.rows.get(change.base_key)
+            self.conflicts[ConflictKind.INSERT_EXISTS] += found is not None
+            self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing if found is None else 0
+            self.overwrite(self.rows.setdefault(change.base_key, {"extra": "default"}), change)
+
+    def remove(self, change: NetChange) -> None:
+        if self.rows.pop(change.base_key, None) is None:
+            self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
+            self.conflicts[ConflictKind.DELETE_MISSING] += change.delete_missing
+
+    def overwrite_or_miss(self, found: dict[str, str | None] | None, change: NetChange) -> None:
+        if found is None:
+            self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
+        else:
+            self.overwrite(found, change)
+
+
+def is_move(change: NetChange) -> bool:
+    return (
+        change.kind is NetKind.UPDATE and change.values is not None and change.values[:1] != change.base_key
+    )
+
+
+values = st.sampled_from([None, "", "x", "y"])
+tuples = st.tuples(values, values, st.sampled_from(["nn", "tt", "ut", "tu", "uu"]))
+steps = st.tuples(
+    st.sampled_from([INS, UPD, UPD, UPD, DEL]), st.sampled_from(KEYS), st.sampled_from(KEYS), tuples
+)
+
+
+def changes_of(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
+    made = []
+    for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
+        target = new if moves and kind is UPD else key
+        if kind is DEL:
+            made.append(delete(key, number))
+            continue
+        texts = [one, two]
+        kinds = "".join(
+            "u" if mark == "u" and kind is UPD else "n" if text is None else "t"
+            for mark, text in zip(sent, texts, strict=True)
+        )
+        rest = [None if mark == "u" else text for mark, text in zip(kinds, texts, strict=True)]
+        change = (
+            insert(key, *rest, lsn=number, kinds="t" + kinds)
+            if kind is INS
+            else update(key, target, *rest, lsn=number, kinds="t" + kinds)
+        )
+        made.append(change)
+    return made
+
+
+def base_rows(keys: set[str]) -> dict[Key, dict[str, str | None]]:
+    return {
+        (key,): {"v0": key, "v1": f"{key}1", "v2": f"{key}2", "extra": f"own {key}"} for key in sorted(keys)
+    }
+
+
+@given(st.lists(steps, max_size=12), st.sets(st.sampled_from(KEYS)))
+@settings(max_examples=300, deadline=None)
+def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_do(
+    chosen: list[Any], present: set[str]
+) -> None:
+    """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
+    changes = changes_of(chosen, moves=False)
+    one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
+    for change in changes:
+        one_by_one.apply(change)
+    for key in KEYS:
+        of_key = [change for change in changes if (change.search_key or change.new_key) == (key,)]
+        folded = fold(of_key, policy=ConflictPolicy.OVERWRITE, is_keyed=True, is_truncated=False)
+        at_once.merge(list(folded.net()))
+        at_once.conflicts.update(folded.conflicts)
+    assert at_once.rows == one_by_one.rows
+    assert +at_once.conflicts == +one_by_one.conflicts
+
+
+@given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
+@settings(max_examples=300, deadline=None)
+def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str]) -> None:
+    """A publisher's own stream, with moves, swaps and chains, onto the rows that it started from."""
+    one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
+    possible = []
+    for change in changes_of(chosen, moves=True):
+        there = {key for (key,) in one_by_one.rows if key is not None}
+        searched = change.search_key is None or change.search_key[0] in there
+        taken = change.new_key is not None and change.new_key[0] in there
+        stays = change.new_key == change.search_key
+        if searched and (stays or not taken):
+            possible.append(change)
+            one_by_one.apply(change)
+    folded = fold(possible, policy=ConflictPolicy.ERROR, is_keyed=True, is_truncated=False)
+    at_once.merge(list(folded.net()))
+    assert at_once.rows == one_by_one.rows
+    assert folded.conflicts == +at_once.conflicts == +one_by_one.conflicts == {}
+
+
+# --- vectorised
+
+
+def as_batch(rows: list[tuple[int, int, RoutedChange]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "target": target,
+                "lineage": lineage,
+                "commit_lsn": change.commit_lsn,
+                "kind": change.kind.value,
+                "search_key": change.search_key,
+                "new_key": change.new_key,
+                "values": change.values,
+                "kinds": change.kinds,
+                "weight": 1,
+            }
+            for target, lineage, change in rows
+        ],
+        schema=INPUT,
+    )
+
+
+def vectorised(
+    rows: list[tuple[int, int, RoutedChange]], cuts: list[int], rules: FoldRules
+) -> list[tuple[int, NetChange, int, Any]]:
+    folder = RunFolder(rules)
+    borders = [0, *sorted(cut % (len(rows) + 1) for cut in cuts), len(rows)]
+    batches = [as_batch(rows[start:end]) for start, end in itertools.pairwise(borders)]
+    made = [part for batch in batches for part in folder.feed(batch)]
+    made += list(folder.finish())
+    return [in_python(row) for part in made for row in part.to_pylist()]
+
+
+def in_python(row: dict[str, Any]) -> tuple[int, NetChange, int, Any]:
+    change = NetChange(
+        NetKind(row["kind"]),
+        tuple(row["base_key"]),
+        None if row["values"] is None else tuple(row["values"]),
+        row["kinds"],
+        row["update_missing"],
+        row["delete_missing"],
+    )
+    conflicts = None if row["conflicts"] is None else sorted(row["conflicts"])
+    return row["target"], change, row["last_lsn"], conflicts
+
+
+def by_reference(
+    rows: list[tuple[int, int, RoutedChange]], rules: FoldRules
+) -> list[tuple[int, NetChange, int, Any]]:
+    lineages: dict[tuple[int, int], list[RoutedChange]] = {}
+    for target, lineage, change in rows:
+        lineages.setdefault((target, lineage), []).append(change)
+    made = []
+    for (target, _), changes in lineages.items():
+        folded = fold(
+            changes,
+            policy=rules.policy,
+            is_keyed=target not in rules.keyless,
+            is_truncated=target in rules.truncated,
+        )
+        conflicts = sorted((kind.value, count) for kind, count in folded.conflicts.items()) or None
+        for number, change in enumerate(folded.net()):
+            made.append((target, change, folded.last_lsn, conflicts if number == 0 else None))
+    return made
+
+
+def canonical(made: list[tuple[int, NetChange, int, Any]]) -> list[str]:
+    return sorted(map(repr, made))
+
+
+lineages = st.tuples(st.integers(0, 3), st.booleans(), st.lists(steps, min_size=1, max_size=8))
+
+
+@given(
+    st.lists(lineages, max_size=6),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.sampled_from([ConflictPolicy.OVERWRITE, ConflictPolicy.SKIP]),
+)
+@settings(max_examples=400, deadline=None)
+def test_batches_of_any_size_give_what_the_state_machine_gives(
+    chosen: list[tuple[int, bool, list[Any]]], cuts: list[int], policy: ConflictPolicy
+) -> None:
+    """Targets: 0 has a key, 1 is truncated, 2 has none, 3 has none and is truncated."""
+    rules = FoldRules(policy, keyless=frozenset({2, 3}), truncated=frozenset({1, 3}))
+    rows = []
+    for lineage, (target, moves, made) in enumerate(sorted(chosen, key=lambda run: run[0])):
+        changes = changes_of(made, moves=moves)
+        if not moves:
+            key = changes[0].search_key or changes[0].new_key
+            changes = [with_key(change, key) for change in changes]
+        rows += [(target, lineage, change) for change in changes]
+    assert canonical(vectorised(rows, cuts, rules)) == canonical(by_reference(rows, rules))
+
+
+def with_key(change: RoutedChange, key: Key | None) -> RoutedChange:
+    assert key is not None
+    values = None if change.values is None else (*key, *change.values[1:])
+    return replace(
+        change,
+        search_key=None if change.search_key is None else key,
+        new_key=None if change.new_key is None else key,
+        values=values,
+    )
+
+
+def test_a_hot_key_is_carried_in_at_most_three_rows() -> None:
+    """A run over many batches holds its net effect, not its changes."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    folder = RunFolder(rules)
+    for number in range(200):
+        changes = [update("a", "a", str(number * 100 + step), lsn=number) for step in range(100)]
+        batch = as_batch([(0, 7, change) for change in changes])
+        assert list(folder.feed(batch)) == []
+        assert folder._carried is not None  # noqa: SLF001 - the guarantee is about what is held
+        assert folder._carried.num_rows <= 3  # noqa: SLF001
+    (made,) = [in_python(row) for part in folder.finish() for row in part.to_pylist()]
+    assert made == (
+        0,
+        NetChange(NetKind.UPDATE, ("a",), ("a", "19999"), "tt", update_missing=20000),
+        199,
+        None,
+    )

@@ -1,0 +1,150 @@
+"""The configuration file: what is accepted, and the one error that names file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_replay.config import connection_from_environment, load_config
+from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
+
+MINIMAL = """\
+publishers:
+  shop:
+    dsn: postgresql://shop
+    change_log: ./log
+subscriptions:
+  nsw:
+    publisher: shop
+    publications: [p1, p2]
+    dsn: postgresql://dwh
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "cdc_replay.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL))
+
+    publisher = config.publisher("shop")
+    assert publisher.slot == "cdc_replay_shop"
+    assert publisher.change_log == str(tmp_path / "log")
+    assert not publisher.streaming
+    assert not publisher.two_phase
+    assert publisher.max_changes_per_pull == 1_000_000
+    subscription = config.subscription("nsw").subscription
+    assert subscription.publications == ("p1", "p2")
+    assert subscription.copy_data
+    assert subscription.origin is OriginPolicy.ANY
+    assert subscription.on_conflict is ConflictPolicy.ERROR
+    (group,) = config.groups.values()
+    assert (group.name, group.subscriptions, group.schedule) == ("shop", ("nsw",), None)
+    assert group.spark_conn_id == "spark_default"
+
+
+def test_the_example_file_is_valid() -> None:
+    example = Path(__file__).resolve().parents[3] / "cdc_replay.example.yaml"
+
+    config = load_config(example)
+
+    assert config.groups["shop"].spark_conf == {"spark.driver.memory": "2g"}
+    assert config.conn_ids() == {"shop_publisher", "dwh"}
+
+
+def test_a_variable_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_HOST", "db.example")
+    file = write(tmp_path, MINIMAL.replace("postgresql://shop", "postgresql://${SHOP_HOST}/shop"))
+
+    config = load_config(file)
+
+    assert config.dsn_of(config.publisher("shop")) == "postgresql://db.example/shop"
+
+
+def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL.replace("./log", "s3://bucket/log")))
+
+    assert config.publisher("shop").change_log == "s3://bucket/log"
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "words"),
+    [
+        (
+            ("    dsn: postgresql://shop\n", "    dns: postgresql://shop\n"),
+            3,
+            "publishers.shop.dns: unknown key",
+        ),
+        (("postgresql://shop", "postgresql://${NOT_SET}"), 3, 'variable "NOT_SET" is not set'),
+        (("    change_log: ./log\n", ""), 2, "publishers.shop.change_log: the key is missing"),
+        (("publisher: shop", "publisher: shoe"), 7, 'publisher "shoe" is not configured'),
+        (("[p1, p2]", "[p1, p1]"), 8, "a publication is named twice"),
+        (("[p1, p2]", "[]"), 8, "subscriptions.nsw.publications"),
+        (("    dsn: postgresql://dwh\n", ""), 6, "exactly one of conn_id and dsn must be given"),
+        (("publications: [p1, p2]", "publications: [p1"), 9, "not valid YAML"),
+        (("  shop:\n", "  shop: {}\n  shop:\n"), 3, 'key "shop" is given twice'),
+        (("    change_log", "    streaming: maybe\n    change_log"), 4, "publishers.shop.streaming"),
+    ],
+)
+def test_an_error_names_file_line_and_key(
+    tmp_path: Path, change: tuple[str, str], line: int, words: str
+) -> None:
+    file = write(tmp_path, MINIMAL.replace(*change))
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_config(file)
+
+    assert f"{file}, line {line}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_group_without_subscriptions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"line 11: groups.other: no subscription is in this group"):
+        load_config(write(tmp_path, MINIMAL + "groups:\n  other: {}\n"))
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="does not exist") as caught:
+        load_config(tmp_path / "nothing.yaml")
+
+    assert "--config" in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL))
+
+    with pytest.raises(InvalidConfiguration, match=r'subscription "vic" is not configured') as caught:
+        config.subscription("vic")
+
+    assert "nsw" in str(caught.value)
+
+
+def test_a_dsn_is_not_in_the_repr(tmp_path: Path) -> None:
+    config = load_config(
+        write(tmp_path, MINIMAL.replace("postgresql://shop", "postgresql://u:secret@h/shop"))
+    )
+
+    assert "secret" not in repr(config)
+
+
+def test_a_connection_may_be_a_uri_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", "postgres://u:p%40ss@h:5433/db?sslmode=require")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_B",
+        '{"conn_type": "postgres", "login": "u", "password": "p@ss", "host": "h", "port": 5433,'
+        ' "schema": "db", "extra": {"sslmode": "require"}}',
+    )
+
+    expected = "postgresql://u:p%40ss@h:5433/db?sslmode=require"
+    assert connection_from_environment("a") == expected
+    assert connection_from_environment("b") == expected
+
+
+def test_an_unknown_connection_names_its_variable() -> None:
+    with pytest.raises(InvalidConfiguration, match="AIRFLOW_CONN_NOWHERE"):
+        connection_from_environment("nowhere")

@@ -1,0 +1,307 @@
+"""The columnar decoder says what the reference reader says, and never reads past the end of a message."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import Relation, RelationId
+from cdc_replay.pgoutput import messages as m
+from cdc_replay.pgoutput.columnar import CHANGES_SCHEMA, ChangeDecoder
+from cdc_replay.pgoutput.reader import decode
+from unit.pgoutput.wire import (
+    encode,
+    log_batch,
+    log_row,
+    mutants,
+    reference_changes,
+    relation,
+    row_changes,
+    tuples,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EVERYTHING = Window(Lsn(0), Lsn(2**63 - 1))
+SEED = 20130101
+
+ROW = m.TupleData(
+    (m.TupleKind.TEXT, m.TupleKind.NULL, m.TupleKind.UNCHANGED, m.TupleKind.TEXT), (b"42", None, None, b"")
+)
+TABLE = relation(len(ROW.kinds))
+INSERT = m.Insert(None, TABLE.id, ROW)
+UPDATE = m.Update(None, TABLE.id, m.OldTuple.FULL, ROW, ROW)
+DELETE = m.Delete(None, TABLE.id, m.OldTuple.KEY, ROW)
+
+
+def decoder(
+    *relations: Relation, window: Window = EVERYTHING, catalogs: tuple[int, ...] = (0,)
+) -> ChangeDecoder:
+    return ChangeDecoder.of(window, {known.version: known for known in relations or (TABLE,)}, catalogs)
+
+
+def refusal(row: dict[str, object], *relations: Relation) -> InvalidMessage:
+    """Of the second of two rows, the first being good."""
+    good = log_row(encode(INSERT)) if not relations else row
+    with pytest.raises(InvalidMessage) as refused:
+        decoder(*relations).changes(log_batch([good, row]))
+    return refused.value
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[dict[str, object]], dict[int, Relation]]:
+    """LOG rows of relations with 0 to 5 columns, TRUNCATEs and logical messages, in a few transactions."""
+    tables = [relation(columns, 16384 + columns, version=10 - columns) for columns in range(6)]
+    rows: list[dict[str, object]] = []
+    for seq in range(draw(st.integers(0, 12))):
+        table = draw(st.sampled_from(tables))
+        row = tuples(len(table.columns), binary=False)
+        several = st.lists(st.integers(1, 5).map(RelationId), max_size=3).map(tuple)
+        message = draw(
+            st.one_of(
+                row_changes(st.none(), st.just(table.id), row),
+                st.builds(m.Truncate, st.none(), st.integers(0, 3).map(m.TruncateFlag), several),
+                st.builds(
+                    m.LogicalMessage, st.none(), st.booleans(), st.just(Lsn(1)), st.just("p"), st.binary()
+                ),
+            )
+        )
+        is_row = isinstance(message, m.Insert | m.Update | m.Delete)
+        rows.append(
+            log_row(
+                encode(message),
+                commit_lsn=100 + seq // 3,
+                seq=seq,
+                lsn=draw(st.integers(0, 60)),
+                origin=draw(st.sampled_from([None, "elsewhere"])),
+                relation_id=table.id if is_row else None,
+                relation_version=table.version if is_row else None,
+            )
+        )
+    return rows, {table.version: table for table in tables}
+
+
+@given(logs(), st.integers(99, 104), st.integers(99, 104), st.sets(st.integers(0, 60), min_size=1))
+@settings(max_examples=300, deadline=None)
+def test_changes_are_those_of_the_reference_reader(
+    log: tuple[list[dict[str, object]], dict[int, Relation]], after: int, upto: int, catalogs: set[int]
+) -> None:
+    """Of the window (after, upto], each with the last catalog version that is not above its LSN (R9.10)."""
+    rows, relations = log
+    window, catalog_lsns = Window(Lsn(after), Lsn(upto)), sorted(catalogs)
+    batch = log_batch(rows)
+    changes = ChangeDecoder.of(window, relations, catalog_lsns).changes(batch)
+    changes.validate(full=True)
+    assert changes.schema == CHANGES_SCHEMA
+    assert changes.to_pylist() == reference_changes(batch, window, catalog_lsns)
+
+
+@given(logs(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_part_of_a_batch_decodes_as_the_part_that_it_is(
+    log: tuple[list[dict[str, object]], dict[int, Relation]], data: st.DataObject
+) -> None:
+    """A slice shares the buffers of the whole."""
+    rows, relations = log
+    start = data.draw(st.integers(0, len(rows)))
+    part = log_batch(rows).slice(start, data.draw(st.integers(0, len(rows))))
+    changes = ChangeDecoder.of(EVERYTHING, relations, [0]).changes(part)
+    assert changes.to_pylist() == reference_changes(part, EVERYTHING, [0])
+
+
+def test_a_truncate_is_a_row_per_relation_in_its_place() -> None:
+    """Several relations of one TRUNCATE share the position (commit_lsn, seq)."""
+    truncate = m.Truncate(
+        None, m.TruncateFlag.CASCADE | m.TruncateFlag.RESTART_IDENTITY, (RelationId(5), RelationId(6))
+    )
+    rows = [
+        log_row(encode(INSERT), seq=0),
+        log_row(encode(truncate), seq=1, relation_id=None, relation_version=None),
+        log_row(encode(DELETE), seq=2),
+    ]
+    changes = decoder().changes(log_batch(rows)).to_pylist()
+    assert [
+        (row["seq"], row["kind"], row["relation_id"], row["relation_version"], row["truncate_flags"])
+        for row in changes
+    ] == [
+        (0, "I", 16384, 7, None),
+        (1, "T", 5, None, 3),
+        (1, "T", 6, None, 3),
+        (2, "D", 16384, 7, None),
+    ]
+
+
+def reference_refuses(message: bytes) -> str | None:
+    """Why the bytes cannot be a change of TABLE: the reader's own words, else what it does not know."""
+    try:
+        change = decode(message)
+    except InvalidMessage as error:
+        return error.message
+    assert isinstance(change, m.Insert | m.Update | m.Delete)
+    rows = [row for row in (getattr(change, "old", None), getattr(change, "new", None)) if row is not None]
+    if change.relation != TABLE.id:
+        return "relation"
+    if any(len(row.kinds) != len(TABLE.columns) for row in rows):
+        return "number of columns"
+    if any(m.TupleKind.BINARY in row.kinds for row in rows):
+        return "binary"
+    return None if all(is_utf8(value) for row in rows for value in row.values) else "UTF-8"
+
+
+def is_utf8(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+SAME_PROBLEM = re.compile(r"(ends too early|bytes behind the end|unknown|negative).* at offset (\d+)")
+"""What both decoders look for, and where."""
+
+
+def check_mutant(message: bytes) -> bool:
+    """Both decoders accept the bytes with the same result, or both refuse them, at the same place."""
+    kind = chr(message[0]) if message[:1] in {b"I", b"U", b"D"} else "I"
+    batch = log_batch([log_row(message, kind=kind)])
+    expected = reference_refuses(message)
+    result = changes_or_refusal(batch)
+    if isinstance(result, InvalidMessage):
+        assert expected is not None, (message.hex(), result.message)
+        if found := SAME_PROBLEM.search(result.message):
+            same = SAME_PROBLEM.search(expected)
+            assert same is not None, (message.hex(), result.message, expected)
+            assert same.groups() == found.groups(), (message.hex(), result.message, expected)
+        return False
+    assert expected is None, (message.hex(), expected)
+    assert result.to_pylist() == reference_changes(batch, EVERYTHING, [0])
+    return True
+
+
+def changes_or_refusal(batch: pa.RecordBatch) -> pa.RecordBatch | InvalidMessage:
+    try:
+        return decoder().changes(batch)
+    except InvalidMessage as error:
+        return error
+
+
+def check_mutants(count: int) -> None:
+    randomness = random.Random(SEED)
+    for change in (INSERT, UPDATE, DELETE):
+        accepted = [check_mutant(mutant) for mutant in mutants(encode(change), randomness, count)]
+        assert {True, False} == set(accepted)
+
+
+def test_damaged_messages_are_refused_exactly_where_the_reference_reader_refuses_them() -> None:
+    check_mutants(3000)
+
+
+def test_no_damaged_message_is_read_past_its_end(tmp_path: Path) -> None:
+    """The same with the compiler's bounds checks, each message ending where its buffer ends."""
+    environment = os.environ | {
+        "NUMBA_BOUNDSCHECK": "1",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = "from unit.pgoutput.test_columnar import check_mutants; check_mutants(1000)"
+    subprocess.run([sys.executable, "-W", "error", "-c", command], env=environment, check=True)
+
+
+@pytest.mark.parametrize("change", [INSERT, UPDATE, DELETE])
+def test_every_message_without_its_end_is_refused(change: m.Message) -> None:
+    """R1.2: every proper prefix."""
+    message = encode(change)
+    for end in range(len(message)):
+        assert check_mutant(message[:end]) is False
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (log_row(b""), "message ends too early at offset 0, row 1"),
+        (
+            log_row(encode(INSERT), kind="U"),
+            "message type differs from the log's column kind at offset 0, row 1",
+        ),
+        (log_row(encode(INSERT), kind="X"), 'unknown kind "X" in the log at offset 0, row 1'),
+        (log_row(encode(INSERT), kind=None), 'unknown kind "None" in the log at offset 0, row 1'),
+        (
+            log_row(encode(INSERT), relation_version=8),
+            "relation 16384 has no known version 8 at offset 0, row 1",
+        ),
+        (log_row(encode(INSERT), relation_id=1), "relation 1 has no known version 7 at offset 0, row 1"),
+        (
+            log_row(b"I" + struct.pack(">I", 9) + encode(INSERT)[5:]),
+            "relation differs from the log's column relation_id at offset 1, row 1",
+        ),
+        (
+            log_row(b"T" + struct.pack(">iB", -1, 0)),
+            'invalid pgoutput message "T": negative count -1 at offset 1, row 1',
+        ),
+        (
+            log_row(encode(INSERT), kind="T"),
+            "message type differs from the log's column kind at offset 0, row 1",
+        ),
+    ],
+)
+def test_a_message_that_disagrees_with_its_row_is_refused(row: dict[str, object], problem: str) -> None:
+    error = refusal(row)
+    assert problem in error.message
+    assert error.detail is not None
+    assert "message 0 of the transaction that commits at 0/64" in error.detail
+
+
+@pytest.mark.parametrize("columns", [0, 3, 5])
+def test_a_tuple_has_as_many_columns_as_its_relation_version(columns: int) -> None:
+    """R1.4: n always equals the ncols of the latest R."""
+    error = refusal(log_row(encode(INSERT)), relation(columns))
+    assert "number of columns differs from the relation version's at offset 6, row 0" in error.message
+    assert error.rule == "R1.4"
+
+
+def test_a_binary_value_is_refused() -> None:
+    """R1.4: kind b comes only with the option `binary`; the frames hold text."""
+    row = m.TupleData((m.TupleKind.TEXT, m.TupleKind.BINARY), (b"", b"\0"))
+    error = refusal(log_row(encode(m.Insert(None, TABLE.id, row))), relation(2))
+    assert "value in binary format" in error.message
+    assert "at offset 13, row 0" in error.message
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"caf\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
+def test_a_value_that_is_not_utf8_is_refused(bad: bytes) -> None:
+    """R1.11: the capture session pins client_encoding; a cut, surrogate or overlong character is no text."""
+    row = m.TupleData(ROW.kinds, ("é".encode(), None, None, bad))
+    error = refusal(log_row(encode(m.Update(None, TABLE.id, m.OldTuple.FULL, ROW, row))))
+    # 5 header, O and N tuples: 3 each and t 4+2, n, u, t 4+0; in the new one t 4+2, n, u, then t and length
+    offset = 5 + (3 + 7 + 1 + 1 + 5) + (3 + 7 + 1 + 1 + 5)
+    assert f"value is not UTF-8 at offset {offset}, row 1" in error.message
+
+
+def test_machine_code_that_a_crash_cut_short_is_compiled_again(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", "-c", "import cdc_replay.pgoutput.kernels"]
+    subprocess.run(command, env=environment, check=True)
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert kept
+    for file in kept:
+        file.write_bytes(b"")
+    subprocess.run(command, env=environment, check=True)
+
+
+def test_an_empty_batch_has_no_changes() -> None:
+    changes = decoder().changes(log_batch([]))
+    assert changes.num_rows == 0
+    assert changes.schema == CHANGES_SCHEMA
