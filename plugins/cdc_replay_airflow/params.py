@@ -135,8 +135,21 @@ def unknown_params(given: Mapping[str, Any] | None, known: Mapping[str, Any]) ->
 
 
 def _position(title: str, description: str) -> Param:
-    return Param(type="string", pattern=POSITION, title=title, description=description)
+    return Param(
+        type="string",
+        pattern=POSITION,
+        title=f"{title} (LSN or time)",
+        description=description,
+        examples=["16/B374D848", "2013-01-05T06:00:00Z"],
+    )
 
 
 def _optional_lsn(description: str) -> Param:
-    return Param(None, type=["null", "string"], pattern=LSN, title="LSN", description=description)
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern=LSN,
+        title="LSN",
+        description=description,
+        examples=["16/B374D848"],
+    )

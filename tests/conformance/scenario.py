@@ -1,7 +1,7 @@
 """Scenarios: YAML files that say what to do on a publisher and what a subscriber must then hold.
 
-The format is described in `scenarios/README.md`. A file with an unknown key, an unknown step or a name that is not
-the file's is refused, so that a mistake in a scenario cannot make it pass.
+The format is described in `scenarios/README.md`. A file with an unknown key, an unknown step or a name that
+is not the file's is refused, so that a mistake in a scenario cannot make it pass.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def load_scenario(file: Path) -> Scenario:
         pydantic.ValidationError: if the file is not a scenario.
         ValueError: if it has another name than the file.
     """
-    scenario = Scenario.model_validate(yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader))  # noqa: S506
+    scenario = Scenario.model_validate(yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader))
     if scenario.name != file.stem:
         raise ValueError(f"{file} holds the scenario {scenario.name}")
     return scenario

@@ -58,8 +58,12 @@ class Spool:
 
     def _spill(self) -> None:
         if self._file is None:
-            self._file = self._open.enter_context(tempfile.TemporaryFile(prefix="cdc_replay_"))
+            self._file = self._open.enter_context(_nameless_file())
             self._writer = pa.ipc.new_stream(self._file, BODY_SCHEMA)
         for batch in self._held:
             self._writer.write_batch(batch)
         self._held, self._held_bytes = [], 0
+
+
+def _nameless_file() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="cdc_replay_")

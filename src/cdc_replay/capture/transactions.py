@@ -90,6 +90,11 @@ class Tally:
     messages: int = 0
     bytes: int = 0
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.transactions + other.transactions, self.messages + other.messages, self.bytes + other.bytes
+        )
+
 
 class Assembler:
     """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
@@ -217,7 +222,7 @@ class Assembler:
 
     def _commit_prepared(self, message: m.CommitPrepared) -> None:
         self._advance(message.end_lsn)
-        key = self._waiting.get(message.xid)
+        key = self._waiting.pop(message.xid, None)
         if key is None:
             return
         self.resolved.append(key)

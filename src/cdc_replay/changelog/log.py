@@ -180,6 +180,18 @@ class ChangeLog:
             )
         return cls(location, changes, header)
 
+    @classmethod
+    def remove(cls, uri: str) -> bool:
+        """Delete the log, nothing else that is in its folder; False if there was none."""
+        if not cls.exists(uri):
+            return False
+        # The table of changes first: without it there is no log, whatever else is left.
+        for name in ("changes", "catalogs", "relations", "prepared"):
+            folder = Location.of(uri) / name
+            if folder.exists:
+                folder.filesystem.delete_dir(folder.path)
+        return True
+
     @property
     def uri(self) -> str:
         """Where the log is: an absolute path or a URI."""

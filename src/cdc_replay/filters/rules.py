@@ -91,9 +91,14 @@ SPARK_TYPES: Final[Mapping[int, str]] = {
 
 
 def _unwrapped(expression: Expression) -> Expression:
-    while isinstance(expression, Relabel | Collate):
-        expression = expression.argument
-    return expression
+    """The argument of casts that do not change the value; other casts are refused where they are looked at."""
+    match expression:
+        case Relabel(argument) | Collate(argument):
+            return _unwrapped(argument)
+        case Function(oid, (argument,)) if oid in FUNCTIONS:
+            return _unwrapped(argument)
+        case _:
+            return expression
 
 
 def _text_differs(arguments: tuple[Expression, ...], collation: int) -> str | None:
@@ -117,6 +122,18 @@ def _may_divide_by_zero(arguments: tuple[Expression, ...], _collation: int) -> s
     return "division by zero is an error in PostgreSQL"
 
 
+def _may_overflow(bits: int) -> Condition:
+    def condition(arguments: tuple[Expression, ...], _collation: int) -> str | None:
+        argument = _unwrapped(arguments[0])
+        match argument:
+            case Constant(value=int(value)) if -(1 << bits - 1) <= value < 1 << bits - 1:
+                return None
+            case _:
+                return _OVERFLOW.because
+
+    return condition
+
+
 def _bpchar(compare: Callable[[SparkColumn, SparkColumn], SparkColumn]) -> Callable[..., SparkColumn]:
     """R3.16: trailing blanks do not count."""
     return lambda left, right: compare(F.rtrim(left), F.rtrim(right))
@@ -134,6 +151,7 @@ _ORDER: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": op
 _COMPARISONS: Final = _EQUALITY | _ORDER
 
 _ONE_CONSTANT: Final = "one side is a constant of ASCII characters"
+_FITS: Final = "it is a constant that fits"
 _OVERFLOW: Final = OnServer("overflow is an error in PostgreSQL")
 _TEXT_ORDER: Final = OnServer("text order depends on the column's collation")
 _PATTERN: Final = OnServer("patterns depend on PostgreSQL's regular expressions and the column's collation")
@@ -189,9 +207,9 @@ RULES: Final[Mapping[Signature, Rule]] = {
     ("int4", "int2"): Exact(_same),
     ("int8", "int2"): Exact(_same),
     ("int8", "int4"): Exact(_same),
-    ("int2", "int4"): _OVERFLOW,
-    ("int2", "int8"): _OVERFLOW,
-    ("int4", "int8"): _OVERFLOW,
+    ("int2", "int4"): Exact(_same, _may_overflow(16), _FITS),
+    ("int2", "int8"): Exact(_same, _may_overflow(16), _FITS),
+    ("int4", "int8"): Exact(_same, _may_overflow(32), _FITS),
 }
 """What is known of operators and of functions, by signature."""
 

@@ -29,8 +29,15 @@ import pyarrow.compute as pc
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.errors import PublicationMissing, PublisherNotReady, SlotLost, SlotMissing
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.errors import (
+    CdcReplayError,
+    MissingPrivilege,
+    PublicationMissing,
+    PublisherNotReady,
+    SlotLost,
+    SlotMissing,
+)
+from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.postgres.connection import Connection, translated_errors
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -61,12 +68,26 @@ SYSTEM_IDENTITY: Final = """
     from pg_control_system()
 """
 
+OLDEST_SERVER: Final = 150000
+
+READINESS: Final = """
+    select current_setting('server_version_num')::int, current_setting('server_version'),
+           current_setting('wal_level'), pg_is_in_recovery(), current_user::text,
+           (select rolreplication or rolsuper from pg_roles where rolname = current_user)
+"""
+
 # Named arguments exist since these versions; the others take their defaults.
 CREATE_SLOT: Final = sql.SQL(
     "select lsn::text from pg_create_logical_replication_slot(slot_name => {slot}, plugin => {plugin},"
     " temporary => false, twophase => {two_phase}{failover})"
 )
 FAILOVER_SINCE: Final = 170000
+
+DROP_SLOT: Final = """
+    select pg_drop_replication_slot(slot_name)
+    from pg_replication_slots
+    where slot_name = %s and plugin = %s and database = current_database()
+"""
 
 PEEK: Final = sql.SQL(
     "copy (select lsn, xid, data from pg_logical_slot_peek_binary_changes("
@@ -92,7 +113,8 @@ class SlotStatus:
     database: str
     active_pid: int | None
     restart_lsn: Lsn | None
-    confirmed_flush: Lsn | None
+    confirmed_flush: Lsn
+    """Where the slot is; 0 for a slot that is none of logical decoding."""
     wal_status: str | None
     safe_wal_size_bytes: int | None
     two_phase: bool
@@ -151,6 +173,12 @@ def identifier_list(names: Sequence[str]) -> str:
     return ",".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
+def slot_exists(connection: Connection, slot: str) -> bool:
+    """There is a slot of that name."""
+    found = connection.execute("select from pg_replication_slots where slot_name = %s", (slot,))
+    return found.rowcount > 0
+
+
 def slot_status(connection: Connection, slot: str) -> SlotStatus:
     """The slot as the server shows it.
 
@@ -168,7 +196,7 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus:
     return SlotStatus(
         slot, plugin, database, active_pid,
         None if restart_lsn is None else Lsn.parse(restart_lsn),
-        None if confirmed_flush is None else Lsn.parse(confirmed_flush),
+        ZERO if confirmed_flush is None else Lsn.parse(confirmed_flush),
         *rest,
     )  # fmt: skip
 
@@ -200,24 +228,39 @@ def check_slot(connection: Connection, slot: str) -> SlotStatus:
     return status
 
 
+def server_problems(connection: Connection) -> tuple[CdcReplayError, ...]:
+    """What keeps this role from decoding on this server, empty if nothing does (R1.33)."""
+    number, version, wal_level, in_recovery, role, may_replicate = _one_row(connection.execute(READINESS))
+    problems: list[CdcReplayError] = []
+    if number < OLDEST_SERVER:
+        hint = "Upgrade it to 15 or later."
+        problems.append(PublisherNotReady(f"the publisher is PostgreSQL {version}", hint=hint))
+    if wal_level != "logical":
+        hint = "Set wal_level to logical and restart the server."
+        problems.append(PublisherNotReady(f'wal_level of the publisher is "{wal_level}"', hint=hint))
+    if in_recovery:
+        hint = "Connect to the primary server."
+        problems.append(PublisherNotReady("the publisher is a standby", hint=hint))
+    if not may_replicate:
+        hint = f'Run `alter role "{role}" replication` as a superuser.'
+        problems.append(MissingPrivilege(f'role "{role}" lacks the attribute REPLICATION', hint=hint))
+    return tuple(problems)
+
+
 def check_server(connection: Connection) -> None:
-    """Check that the server can decode at all.
+    """Check that this role can decode on this server.
 
     Raises:
-        PublisherNotReady: if wal_level is below logical, or the server is a standby.
+        PublisherNotReady, MissingPrivilege: the problem, or one error that lists all of them.
     """
-    wal_level, in_recovery = _one_row(
-        connection.execute("select current_setting('wal_level'), pg_is_in_recovery()")
-    )
-    if wal_level != "logical":
+    problems = server_problems(connection)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
         raise PublisherNotReady(
-            f'wal_level of the publisher is "{wal_level}"',
-            hint="Set wal_level to logical and restart the server.",
+            "the publisher cannot be captured: " + "; ".join(problem.message for problem in problems),
+            hint=" ".join(problem.hint for problem in problems if problem.hint),
             rule="R1.33",
-        )
-    if in_recovery:
-        raise PublisherNotReady(
-            "the publisher is a standby", hint="Connect to the primary server.", rule="R1.33"
         )
 
 
@@ -265,17 +308,13 @@ def advance_slot(connection: Connection, slot: str, upto: Lsn) -> Lsn:
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:
-    """Drop the slot; False if there was none.
+    """Drop the slot; False if this database has none of that name for pgoutput.
 
     Raises:
         SlotActive: if a process uses it.
     """
     with _slot_errors(f'cannot drop replication slot "{slot}"'):
-        dropped = connection.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
-            (slot,),
-        )
-        return dropped.rowcount > 0
+        return connection.execute(DROP_SLOT, (slot, PLUGIN)).rowcount > 0
 
 
 def system_identity(connection: Connection) -> SystemIdentity:

@@ -39,7 +39,7 @@ def check_publications(catalog: PublisherCatalog, publications: Sequence[str]) -
     Publications that do not exist are left to the caller (`missing_publications`).
 
     Raises:
-        PublicationRefused: for the first table in order of name; the detail names all others.
+        PublicationRefused: for one table; the detail names all others.
     """
     refused: dict[str, PublicationRefused] = {}
     for table in sorted(catalog.tables.values(), key=lambda t: t.name):

@@ -60,8 +60,10 @@ _COLUMNS: Final = """
 
 # Strategy 3 of btree is equality; a replica identity index and a primary key are always btree.
 _IDENTITIES: Final = """
-    select pg_index.indexrelid, attribute.attname, operator_namespace.nspname, pg_operator.oprname
+    select pg_index.indexrelid, index_class.relname,
+        attribute.attname, operator_namespace.nspname, pg_operator.oprname
     from pg_index
+    join pg_class as index_class on index_class.oid = pg_index.indexrelid
     cross join unnest(pg_index.indkey::int2[], pg_index.indclass::oid[])
         with ordinality as part (attnum, opclass, position)
     join pg_attribute as attribute
@@ -115,6 +117,8 @@ class TargetTable:
     """Row-level security restricts this session on the table (R8.21)."""
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]
+    identity_index: str | None
+    """Name of the index that `identity` comes from."""
 
     def column(self, name: str) -> TargetColumn:
         """The column of that name.
@@ -139,7 +143,7 @@ def read_target_tables(
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
     found = {}
     for schema, table, oid, is_partitioned, row_security, index in tables:
-        identity = identities.get(index, {})
+        index_name, identity = identities.get(index, (None, {}))
         found[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
             oid,
@@ -147,6 +151,7 @@ def read_target_tables(
             row_security,
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
+            index_name,
         )
     return found
 
@@ -194,10 +199,13 @@ def _quoted(name: QualifiedName) -> str:
     return f'table "{name.schema}"."{name.name}"'
 
 
-def _read_identities(connection: Connection, indexes: list[int]) -> dict[int, dict[str, EqualityOperator]]:
-    identities: dict[int, dict[str, EqualityOperator]] = {}
-    for index, column, schema, operator in connection.execute(_IDENTITIES, (indexes,)):
-        identities.setdefault(index, {})[column] = EqualityOperator(schema, operator)
+def _read_identities(
+    connection: Connection, indexes: list[int]
+) -> dict[int, tuple[str, dict[str, EqualityOperator]]]:
+    identities: dict[int, tuple[str, dict[str, EqualityOperator]]] = {}
+    for index, index_name, column, schema, operator in connection.execute(_IDENTITIES, (indexes,)):
+        _, columns = identities.setdefault(index, (index_name, {}))
+        columns[column] = EqualityOperator(schema, operator)
     return identities
 
 

@@ -279,9 +279,16 @@ def _list_differences(
         logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
         here = digest.rows_of_buckets(publisher, listed)
         there = digest.rows_of_buckets(subscriber, listed)
-        for publisher_rows, subscriber_rows in _by_key(here, there):
-            _compare_key(tally, publisher.key, publisher_rows, subscriber_rows)
+        compare_rows(tally, publisher.key, here, there)
     return tally
+
+
+def compare_rows(
+    tally: Tally, key: tuple[str, ...], here: Iterable[HashedRow], there: Iterable[HashedRow]
+) -> None:
+    """Count the differences between the two sides' rows, both in the order of their hashes."""
+    for publisher_rows, subscriber_rows in _by_key(here, there):
+        _compare_key(tally, key, publisher_rows, subscriber_rows)
 
 
 def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:

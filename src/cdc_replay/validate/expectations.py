@@ -24,12 +24,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
 from cdc_replay.validate.verdict import CheckKind, DifferenceKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRIC: Final = "cdc_replay.table_comparison"
 
@@ -185,7 +186,7 @@ class ExpectContentToEqualPublisher(ComparisonExpectation):
         keys = [f"{kind.value}: {key}" for kind in counts for key in found.keys.get(kind.value, ())]
         return Judgement(
             success=found.unequal_buckets == 0,
-            observed=said or f"all {found.publisher_rows:,} rows are equal",
+            observed=said or f"no difference in {found.publisher_rows:,} rows",
             unexpected=sum(counts.values()),
             rows=max(found.publisher_rows, found.subscriber_rows),
             keys=tuple(keys),

@@ -6,6 +6,7 @@ which concern nobody who runs a validation.
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 
@@ -24,6 +25,9 @@ with warnings.catch_warnings():
     from great_expectations.expectations.metadata_types import FailureSeverity
     from great_expectations.expectations.metrics.metric_provider import metric_value
     from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
+
+# Its INFO lines show internals at every run; a result says what matters.
+logging.getLogger("great_expectations").setLevel(logging.WARNING)
 
 get_context = great_expectations.get_context
 Checkpoint = great_expectations.Checkpoint

@@ -57,6 +57,7 @@ th { text-align: left; color: var(--soft); font-size: .8rem; font-weight: 500; }
 th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.kind { white-space: nowrap; width: 14rem; }
 td.key { overflow-wrap: anywhere; }
 ul { margin: .7rem 0 0; padding-left: 1.2rem; }
 .error { margin: .9rem 0 0; padding: .6rem .8rem; border-radius: 8px; overflow-wrap: anywhere; }
@@ -225,7 +226,8 @@ def _differences(table: TableVerdict) -> str:
     if not table.differences:
         return ""
     rows = "".join(
-        f'<tr><td>{escape(difference.kind.value)}</td><td class="key mono">{escape(difference.key)}</td></tr>'
+        f'<tr><td class="kind">{escape(difference.kind.value)}</td>'
+        f'<td class="key mono">{escape(difference.key)}</td></tr>'
         for difference in table.differences
     )
     total = sum(count for _, count in table.counts)

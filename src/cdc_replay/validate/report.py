@@ -7,7 +7,7 @@
 Everything is under `<context root>/gx`, a file Data Context that is created on first use. Suites, checkpoints
 and results carry the subscription's name, so subscriptions do not touch each other's; the index of the Data
 Docs is shared, and a file lock lets one run at a time write. A crash leaves at most a result without its
-page; the next run is a run of its own and overwrites nothing but the generated suite.
+page, or a generated file cut short; the next run generates its own again and adds a result.
 
 No file holds row values other than keys, and none holds a DSN.
 """
@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 DATA_CONTEXT: Final = "great_expectations.yml"
 DATA_SOURCE: Final = ("cdc_replay", "comparison_at_fence", "all_tables")
 """Data source, asset and batch definition, as `great_expectations.yml` has them."""
+
+GENERATED: Final = ("expectations", "validation_definitions", "checkpoints")
+"""Folders of the Data Context with one file per subscription, written anew by every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,9 @@ def _data_context(context_root: Path) -> Path:
     with _one_at_a_time(gx_root):
         if not (configuration := gx_root / DATA_CONTEXT).exists():
             template = importlib.resources.files("cdc_replay.validate") / DATA_CONTEXT
-            configuration.write_bytes(template.read_bytes())
+            part = configuration.with_suffix(".part")
+            part.write_bytes(template.read_bytes())
+            part.replace(configuration)
     return gx_root
 
 
@@ -140,8 +145,15 @@ def _one_at_a_time(gx_root: Path) -> Iterator[None]:
         yield
 
 
+def _forget_generated(gx_root: Path, name: str) -> None:
+    # Great Expectations reads the old file before it writes a new one, and fails if a crash cut it short.
+    for folder in GENERATED:
+        (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
+
+
 def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.datetime) -> _Judged:
     name = file_name(request.subscription)
+    _forget_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
     data_source, asset, batch_definition = DATA_SOURCE
     definition = ValidationDefinition(

@@ -130,8 +130,8 @@ def test_a_virtual_generated_column_is_told_from_a_stored_one(publisher: Databas
             ("a",),
         ),
         (
-            "(a int, b int not null unique); alter table t replica identity using index t_b_key; "
-            "alter table t drop constraint t_b_key",
+            """(a int, b int not null unique); alter table t replica identity using index t_b_key;
+            alter table t drop constraint t_b_key""",
             ReplicaIdentity.INDEX,
             (),
             (),

@@ -228,27 +228,122 @@ def expected(
     return sent
 
 
+def assert_published_alike(connection: Connection, catalog: PublisherCatalog, names: Sequence[str]) -> int:
+    """Every table's changes are sent as we expect, or refused on both sides; how many tables are refused."""
+    refused = 0
+    for name, k in LEAVES.items():
+        rows = ", ".join(f"({value}, {k}, {value})" for value in VALUES)
+        theirs = changes_of(
+            connection,
+            f"insert into {name} (id, k, a) values {rows}; update only {name} set note = 'x';"
+            f" delete from only {name}; truncate only {name}",
+            names,
+        )
+        try:
+            ours: list[Sent] | None = expected(connection, catalog, names, named(catalog, name))
+        except PublicationRefused:
+            ours = None
+        refused += ours is None
+        assert ours == theirs, name
+    return refused
+
+
 def test_changes_are_published_as_the_server_publishes_them(connection: Connection) -> None:
     """R2.1-R2.9, R3.2-R3.7, R6.3-R6.9: relation, columns, actions, filters; or refused on both sides."""
     refused = 0
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
-        catalog = read_catalog(connection)
-        for name, k in LEAVES.items():
-            rows = ", ".join(f"({value}, {k}, {value})" for value in VALUES)
-            theirs = changes_of(
-                connection,
-                f"insert into {name} (id, k, a) values {rows}; update only {name} set note = 'x';"
-                f" delete from only {name}; truncate only {name}",
-                names,
-            )
-            try:
-                ours: list[Sent] | None = expected(connection, catalog, names, named(catalog, name))
-            except PublicationRefused:
-                ours = None
-            refused += ours is None
-            assert ours == theirs, (name, statements)
+        try:
+            refused += assert_published_alike(connection, read_catalog(connection), names)
+        except AssertionError as difference:
+            difference.add_note(f"seed {SEED}, publications: {statements}")
+            raise
     assert refused
+
+
+def test_lists_of_publications_without_row_actions_do_not_clash_on_the_server(connection: Connection) -> None:
+    """R6.7: they are refused at the subscription, not in the stream."""
+    names = created(
+        connection,
+        [
+            "create publication p for table s1.plain (id) with (publish = 'truncate')",
+            "create publication q for table s1.plain with (publish = 'truncate')",
+        ],
+    )
+
+    assert assert_published_alike(connection, read_catalog(connection), names) == 0
+
+
+def test_a_full_list_equals_no_list_as_the_server_counts(connection: Connection) -> None:
+    """R6.5: on 15 the generated and the dropped columns of the partitions count."""
+    names = created(
+        connection,
+        [
+            "create publication p for all tables",
+            (
+                "create publication q for table s1.plain (id, k, a, note), s1.leaf1 (id, k, a, note),"
+                " s1.leaf3 (id, k, a, note)"
+            ),
+        ],
+    )
+    refused = assert_published_alike(connection, read_catalog(connection), names)
+
+    assert refused == (2 if connection.info.server_version < 160000 else 0)
+
+
+def test_a_filtered_table_that_moves_to_a_published_schema_is_unfiltered(connection: Connection) -> None:
+    """R3.4: the schema counts, whatever the publication lists besides."""
+    names = created(
+        connection, ["create publication p for table s1.plain where (a > 1), tables in schema s2"]
+    )
+    connection.execute("alter table s1.plain set schema s2")
+    catalog = read_catalog(connection)
+    published = resolve(catalog, names, named(catalog, "s2.plain").id)
+    theirs = changes_of(connection, "insert into s2.plain (id, k, a) values (1, 4, 1)", names)
+
+    assert theirs == [Sent("insert", "s2.plain", ("id", "k", "a", "note"), 1)]
+    assert published is not None
+    assert published.filters[PublishAction.INSERT] is None
+
+
+def test_publications_must_agree_on_generated_columns_even_if_none_is_stored(connection: Connection) -> None:
+    """R6.9."""
+    if connection.info.server_version < 180000:
+        pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
+    names = created(
+        connection,
+        [
+            "create publication p for tables in schema s2",
+            "create publication q for tables in schema s2 with (publish_generated_columns = stored)",
+        ],
+    )
+    connection.execute("create table s2.v (id int primary key, v int generated always as (id + 1) virtual)")
+    catalog = read_catalog(connection)
+
+    assert changes_of(connection, "insert into s2.v values (1)", names) is None
+    with pytest.raises(PublicationRefused, match="publish_generated_columns"):
+        resolve(catalog, names, named(catalog, "s2.v").id)
+
+
+def test_an_unlogged_partition_is_listed_as_the_server_lists_it(connection: Connection) -> None:
+    """R2.1, R7.1: as a leaf of a listed root, not as a table of its own."""
+    connection.execute("create unlogged table s1.leaf7 partition of s1.root for values in (7)")
+    names = created(
+        connection,
+        [
+            "create publication by_root for table s1.root",
+            "create publication by_schema for tables in schema s1",
+            "create publication by_nothing for all tables",
+        ],
+    )
+    catalog = read_catalog(connection)
+    leaf = named(catalog, "s1.leaf7").id
+
+    for name, is_listed in zip(names, (True, True, False), strict=True):
+        rows = connection.execute("select relid from pg_get_publication_tables(%s)", (name,)).fetchall()
+        assert ((leaf,) in rows) is is_listed
+        assert (leaf in listed_tables(catalog, catalog.publication(name))) is is_listed
+    assert resolve(catalog, names, leaf) is None
 
 
 def test_truncate_of_a_root_is_published_as_the_server_publishes_it(connection: Connection) -> None:

@@ -205,7 +205,8 @@ def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
     bench.publisher.run(
         """
         create type mood as enum ('sad', 'ok');
-        create table t (id int primary key, doc json, amount numeric, code char(4), feeling mood, at timestamptz);
+        create table t (id int primary key, doc json, amount numeric, code char(4), feeling mood,
+            at timestamptz);
         insert into t values (1, '{"b":1,  "a":2}', 1.239, 'x', 'ok', '2013-07-01 12:00+00');
         insert into t values (2);
         create publication p for table t;
@@ -214,8 +215,8 @@ def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
     bench.subscriber.run(
         """
         create domain short_text as text;
-        create table t (id bigint primary key, doc jsonb, amount numeric(10, 2), code char(8), feeling short_text,
-            at timestamp)
+        create table t (id bigint primary key, doc jsonb, amount numeric(10, 2), code char(8),
+            feeling short_text, at timestamp)
         """
     )
     bench.copy()
@@ -232,15 +233,15 @@ def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
         create table "Shop's"."Order ""Lines"" $1 <b>" ("Order" int, "No." text, "a%s{0}" text,
             primary key ("Order", "No."));
         insert into "Shop's"."Order ""Lines"" $1 <b>" values (1, 'a, b', '50%'), (2, 'x', null);
-        create publication p for table "Shop's"."Order ""Lines"" $1 <b>" where ("No." <> 'zzz' and "Order" < 10)
-            with (publish = 'insert')
+        create publication p for table "Shop's"."Order ""Lines"" $1 <b>"
+            where ("No." <> 'zzz' and "Order" < 10) with (publish = 'insert')
         """
     )
     bench.subscriber.run(
         """
         create schema "Shop's";
-        create table "Shop's"."Order ""Lines"" $1 <b>" (local int default 7, "a%s{0}" text, "No." text, "Order" int,
-            primary key ("Order", "No."))
+        create table "Shop's"."Order ""Lines"" $1 <b>" (local int default 7, "a%s{0}" text, "No." text,
+            "Order" int, primary key ("Order", "No."))
         """
     )
     bench.copy()
@@ -256,7 +257,8 @@ def test_a_partitioned_table_is_compared_through_its_root(bench: Bench) -> None:
     """R7.6: the root's rows are those of all leaves; here the subscriber's table is plain."""
     bench.publisher.run(
         """
-        create table flights (id int, month int, carrier text, primary key (month, id)) partition by list (month);
+        create table flights (id int, month int, carrier text, primary key (month, id))
+            partition by list (month);
         create table flights_1 partition of flights for values in (1);
         create table flights_2 (carrier text, id int not null, month int not null);
         alter table flights attach partition flights_2 for values in (2);
@@ -465,3 +467,15 @@ def test_no_file_holds_the_connection_or_values_other_than_keys(orders: Bench) -
             assert b"very private" not in content, file
             assert orders.subscriber.dsn.encode() not in content, file
             assert orders.publisher.dsn.encode() not in content, file
+
+
+@pytest.mark.parametrize(
+    "folder", ["expectations", "checkpoints", "validation_definitions", "uncommitted/validations"]
+)
+def test_a_generated_file_that_a_crash_cut_short_does_not_stop_later_runs(orders: Bench, folder: str) -> None:
+    assert orders.validate().success
+    (generated,) = (orders.context_root / "gx" / folder).rglob("*.json")
+    generated.write_bytes(generated.read_bytes()[:20])
+
+    assert orders.validate(subscription="another").success
+    assert orders.validate().success

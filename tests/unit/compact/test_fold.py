@@ -42,9 +42,8 @@ def tupled(key: str, rest: tuple[str | None, ...], kinds: str | None) -> tuple[V
     return (key, *rest), kinds
 
 
-def net(*changes: RoutedChange, **options: Any) -> list[NetChange]:
-    chosen = {"policy": ConflictPolicy.OVERWRITE, "is_keyed": True, "is_truncated": False} | options
-    return list(fold(changes, **chosen).net())
+def net(*changes: RoutedChange, is_keyed: bool = True) -> list[NetChange]:
+    return list(fold(changes, policy=ConflictPolicy.OVERWRITE, is_keyed=is_keyed, is_truncated=False).net())
 
 
 # --- what a lineage comes to, case by case
@@ -360,8 +359,8 @@ def by_reference(
             is_truncated=target in rules.truncated,
         )
         conflicts = sorted((kind.value, count) for kind, count in folded.conflicts.items()) or None
-        for number, change in enumerate(folded.net()):
-            made.append((target, change, folded.last_lsn, conflicts if number == 0 else None))
+        for number, left in enumerate(folded.net()):
+            made.append((target, left, folded.last_lsn, conflicts if number == 0 else None))
     return made
 
 

@@ -104,7 +104,7 @@ def test_the_reason_of_a_server_filter_names_what_is_not_exact() -> None:
 
 
 def test_a_filter_over_a_column_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InvalidFilter, match='table "public.t".*\n.*column: 3'):
+    with pytest.raises(InvalidFilter, match=r'table "public\.t".*\n.*column: 3'):
         compile_filter(RowFilter(VAR % (3, Type.BOOL), "b"), table())
 
 

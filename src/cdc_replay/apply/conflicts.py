@@ -1,0 +1,152 @@
+"""Changes that the subscriber's rows do not allow: how they are named, counted and raised.
+
+| kind           | what the subscriber has            | error         | overwrite              | skip             |
+|----------------|------------------------------------|---------------|------------------------|------------------|
+| insert_exists  | a row with the inserted key        | ApplyConflict | it takes sent columns  | it stays as it is|
+| update_exists  | a row with the key a row moves to  | ApplyConflict | it is deleted          | both stay        |
+| update_missing | no row to update                   | counted       | counted                | counted          |
+| delete_missing | no row to delete                   | counted       | counted                | counted          |
+
+The names are PostgreSQL 18's. What no policy can decide (a value that the target's type or constraints refuse, another
+unique index) fails under every policy, as it stops a native worker (R8.5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import errors as pg
+
+from cdc_replay.errors import (
+    ApplyConflict,
+    CdcReplayError,
+    MissingPrivilege,
+    ServerUnavailable,
+    SubscriberNotReady,
+)
+from cdc_replay.model.change import ConflictKind
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import translated_errors
+
+KEYS_SHOWN: Final = 5
+"""How many keys of conflicting rows a message lists."""
+
+_NAMES_KEY_ONLY: Final = (pg.UniqueViolation, pg.ExclusionViolation, pg.ForeignKeyViolation)
+"""Errors whose DETAIL shows key values; that of others may show whole rows."""
+
+_NOT_READY: Final = (
+    pg.UndefinedTable,
+    pg.UndefinedColumn,
+    pg.UndefinedFunction,
+    pg.UndefinedObject,
+    pg.InvalidSchemaName,
+    pg.FeatureNotSupported,
+    pg.GeneratedAlways,
+    pg.WrongObjectType,
+    pg.ReadOnlySqlTransaction,
+)
+
+_CLASSES: Final = {
+    kind.__name__: kind for kind in (ApplyConflict, MissingPrivilege, ServerUnavailable, SubscriberNotReady)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of ours in a form that survives the way from an executor to the driver."""
+
+    class_name: str
+    message: str
+    detail: str | None
+    hint: str | None
+    rule: str | None
+
+    @property
+    def texts(self) -> list[str | None]:
+        """The fields in order."""
+        return [self.class_name, self.message, self.detail, self.hint, self.rule]
+
+    def error(self) -> CdcReplayError:
+        """The error to raise."""
+        kind = _CLASSES.get(self.class_name, CdcReplayError)
+        return kind(self.message, detail=self.detail, hint=self.hint, rule=self.rule)
+
+
+def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
+    """What PostgreSQL's error means for the changes of `target`."""
+    try:
+        with translated_errors("cannot stage changes"):
+            raise error
+    except CdcReplayError as known:
+        ours = known
+    except psycopg.Error:
+        ours = refusal(error, target)
+    return Failure(type(ours).__name__, ours.message, ours.detail, ours.hint, ours.rule)
+
+
+def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
+    """Our error for a change that the target refuses; it names the table, and never shows a whole row."""
+    said = error.diag.message_primary or str(error).strip()
+    table = "the subscriber" if target is None else f'table "{target.schema}"."{target.name}"'
+    detail = error.diag.message_detail if isinstance(error, _NAMES_KEY_ONLY) else None
+    message = f"cannot apply changes to {table}: {said}"
+    if isinstance(error, (pg.IntegrityError, pg.DataError)):
+        return ApplyConflict(
+            message,
+            detail=detail,
+            hint="Nothing of the window is applied. Change the row or the constraint on the subscriber,"
+            " then run `cdc-replay replay` again.",
+            rule="R8.5",
+        )
+    if isinstance(error, _NOT_READY):
+        return SubscriberNotReady(
+            message,
+            detail=error.diag.message_detail,
+            hint="Nothing of the window is applied. Correct the table on the subscriber, then run it again.",
+            rule="R8.1",
+        )
+    return CdcReplayError(message, detail=f"SQLSTATE {error.sqlstate}")
+
+
+@contextlib.contextmanager
+def refusals(target: QualifiedName | None) -> Iterator[None]:
+    """Raise PostgreSQL's errors as ours, naming the table that the statements inside change.
+
+    Raises:
+        ApplyConflict, SubscriberNotReady, MissingPrivilege, ServerUnavailable: by SQLSTATE.
+    """
+    try:
+        with translated_errors("cannot apply changes"):
+            yield
+    except psycopg.Error as error:
+        raise refusal(error, target) from error
+
+
+def in_the_way(
+    kind: ConflictKind, target: QualifiedName, constraint: str | None, count: int, keys: list[str]
+) -> ApplyConflict:
+    """The error for rows that are there although the publisher says that they are not (R8.5)."""
+    more = "" if count <= len(keys) else f", and {count - len(keys)} more"
+    return ApplyConflict(
+        f'duplicate key value violates unique constraint "{constraint}"'
+        f' of table "{target.schema}"."{target.name}"',
+        detail=f"{kind.value}: key {', '.join(keys)} already exists{more}.",
+        hint="Nothing of the window is applied. Remove the rows, or set `on_conflict` to overwrite or skip.",
+        rule="R8.5",
+    )
+
+
+def contradictory(kind: ConflictKind, target: QualifiedName, count: int) -> ApplyConflict:
+    """The error for rows of one window that claim the same key of a target (R8.5)."""
+    return ApplyConflict(
+        f'changes of one window claim the same keys of table "{target.schema}"."{target.name}":'
+        " duplicate key value violates unique constraint",
+        detail=f"{kind.value}: {count} changes.",
+        hint="Several published rows have one key on the subscriber: give the table a key that tells them apart,"
+        " or set `on_conflict` to overwrite or skip.",
+        rule="R8.5",
+    )

@@ -1,0 +1,214 @@
+"""Driver: the staged net changes of one target into its rows, set-based, inside the window's transaction.
+
+The order makes conflicts visible and collisions impossible:
+
+    1. remove     rows that the window deletes
+    2. take out   rows whose key changes leave the table, whole, overlaid with what was sent
+    3. clear      what stands where the window inserted and deleted a row is in the way
+    4. update     rows in place, only the columns sent (R8.3)
+    5. put back   rows that were taken out; a row with their new key is in the way
+    6. insert     new rows; columns not sent get their default (R8.2); a row with their key is in the way
+
+A row that is still there in steps 3, 5 and 6 is not the window's own, so that swaps and chains of keys never
+collide. Where step 4 meets another unique constraint whose values rows exchange among themselves, all updated
+rows are taken out and put back instead. So is every update of a target with a column GENERATED ALWAYS AS
+IDENTITY outside its key, which UPDATE cannot set (R8.14).
+
+Under the policy `error` nothing is looked up before step 5 and 6: the unique index itself finds the conflict, and
+only then the rows are named.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.apply.conflicts import KEYS_SHOWN, contradictory, in_the_way
+from cdc_replay.apply.staging import MOVED, UNSURE, Staged
+from cdc_replay.apply.statements import ANY, STAYING, Statements, key_text
+from cdc_replay.apply.statements import MOVED as MOVING
+from cdc_replay.model.change import ConflictKind, NetKind
+from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.tables import TargetTable
+
+_ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
+
+
+@dataclass(slots=True)
+class Merged:
+    """What was done to a target's rows, and the conflicts on the way, by `ConflictKind` value."""
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+    conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+def merge(connection: Connection, target: TargetTable, staged: Staged, policy: ConflictPolicy) -> Merged:
+    """Apply the staged net changes to `target`, in the caller's transaction.
+
+    Raises:
+        ApplyConflict: if a row is in the way and the policy is `error`.
+        psycopg.Error: if the target refuses a row.
+    """
+    merging = _Merge(connection, staged, policy, Statements(target, staged))
+    merging.run()
+    return merging.merged
+
+
+@dataclass(slots=True)
+class _Merge:
+    connection: Connection
+    staged: Staged
+    policy: ConflictPolicy
+    statements: Statements
+    merged: Merged = field(default_factory=Merged)
+    _taken: list[sql.Identifier] = field(default_factory=list)
+
+    def run(self) -> None:
+        """All steps in order; those that nothing is staged for do nothing."""
+        self._take_over_known_conflicts()
+        self._execute(self.statements.analyze())
+        is_keyed = self.staged.table.is_keyed
+        if not is_keyed and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
+            self._execute(*self.statements.pair())
+        if self.staged.count(NetKind.DELETE):
+            self.merged.delete += self._remove(NetKind.DELETE)
+        self._update(clear=is_keyed and self.staged.count(NetKind.NOTHING) > 0)
+        if self.staged.count(NetKind.INSERT):
+            self._insert()
+
+    # --- steps
+
+    def _remove(self, kind: NetKind) -> int:
+        gone, update_missing, delete_missing = self._row(self.statements.remove(kind))
+        self._count(ConflictKind.UPDATE_MISSING, update_missing)
+        self._count(ConflictKind.DELETE_MISSING, delete_missing)
+        return int(gone)
+
+    def _update(self, *, clear: bool) -> None:
+        updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(MOVED)
+        if updates and self.statements.cannot_update_in_place:
+            self._take_out(ANY)
+            updates = moves = 0
+        elif moves:
+            self._take_out(MOVING)
+        if clear:
+            self._clear()
+        if updates > moves:
+            self._update_in_place(updates - moves)
+        for taken in self._taken:
+            self._put_back(taken)
+
+    def _clear(self) -> None:
+        if self.policy is ConflictPolicy.ERROR:
+            rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+            nothing = self.statements.mine(NetKind.NOTHING)
+            same = sql.SQL("{} and {}").format(nothing, self.statements.match)
+            standing = self.statements.standing(rows, same, KEYS_SHOWN)
+            self._refuse_standing(ConflictKind.INSERT_EXISTS, standing)
+        self._count(ConflictKind.INSERT_EXISTS, self._remove(NetKind.NOTHING))
+
+    def _take_out(self, which: sql.SQL) -> None:
+        """Move rows to a temporary table, as they will be put back."""
+        taken = sql.Identifier("pg_temp", f"taken_{self.staged.table.index}_{len(self._taken)}")
+        keep = self.policy is ConflictPolicy.SKIP
+        self._execute(*self.statements.take(taken, which, keep_originals=keep))
+        count, update_missing = self._row(self.statements.count_taken(taken, which))
+        self.merged.update += count
+        self._count(ConflictKind.UPDATE_MISSING, update_missing)
+        self._taken.append(taken)
+
+    def _update_in_place(self, staged: int) -> None:
+        try:
+            with self.connection.transaction():
+                updated = self._execute(self.statements.update(STAYING))
+        except _ALREADY_THERE:
+            # Rows may exchange the values of another unique constraint: then they must all be out at once.
+            self._take_out(STAYING)
+            return
+        self.merged.update += updated
+        if updated < staged:
+            (missing,) = self._row(self.statements.count_unmatched_updates(STAYING))
+            self._count(ConflictKind.UPDATE_MISSING, missing)
+
+    def _put_back(self, taken: sql.Identifier) -> None:
+        if self.staged.table.is_keyed and self.policy is ConflictPolicy.OVERWRITE:
+            removed = self._execute(self.statements.delete_standing(taken))
+            self._count(ConflictKind.UPDATE_EXISTS, removed)
+        elif self.staged.table.is_keyed and self.policy is ConflictPolicy.SKIP:
+            # A row that returns to its old key may stand in the way of the next.
+            while kept := self._execute(self.statements.return_blocked(taken)):
+                self._count(ConflictKind.UPDATE_EXISTS, kept)
+                self.merged.update -= kept
+        rows = sql.SQL("{} as m").format(taken)
+        standing = self.statements.standing(rows, self.statements.same_as_taken, KEYS_SHOWN)
+        self._execute_or_refuse(ConflictKind.UPDATE_EXISTS, standing, [self.statements.put_back(taken)])
+
+    def _insert(self) -> None:
+        statements = self.statements
+        if self.staged.count(UNSURE):
+            (missing,) = self._row(statements.count_unsure())
+            self._count(ConflictKind.UPDATE_MISSING, missing)
+        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        same = sql.SQL("{} and {}").format(statements.mine(NetKind.INSERT), statements.same_as_inserted)
+        standing = statements.standing(rows, same, KEYS_SHOWN)
+        blocked = 0
+        if self.staged.table.is_keyed and self.policy is not ConflictPolicy.ERROR:
+            blocked, *_ = self._row(standing) or (0,)
+            self._count(ConflictKind.INSERT_EXISTS, blocked)
+        if blocked and self.policy is ConflictPolicy.OVERWRITE and not statements.cannot_update_in_place:
+            self.merged.update += self._execute(statements.overwrite_standing())
+        inserts = [statements.insert(omitted, only_free=blocked > 0) for omitted in self.staged.omitted]
+        self.merged.insert += self._execute_or_refuse(ConflictKind.INSERT_EXISTS, standing, inserts)
+
+    # --- execution
+
+    def _execute(self, *statements: sql.Composed) -> int:
+        """Run the statements; the number of rows of the last one."""
+        count = 0
+        for statement in statements:
+            count = self.connection.execute(statement).rowcount
+        return count
+
+    def _row(self, statement: sql.Composed) -> tuple[Any, ...]:
+        return self.connection.execute(statement).fetchone() or (0,)
+
+    def _execute_or_refuse(
+        self, kind: ConflictKind, standing: sql.Composed, statements: Iterable[sql.Composed]
+    ) -> int:
+        """Rows of all statements; where an index refuses one, name the rows of `standing` that are in the way."""
+        try:
+            with self.connection.transaction():
+                return sum(self._execute(statement) for statement in statements)
+        except _ALREADY_THERE:
+            if self.staged.table.is_keyed:
+                self._refuse_standing(kind, standing)
+            raise
+
+    def _refuse_standing(self, kind: ConflictKind, standing: sql.Composed) -> None:
+        rows = self.connection.execute(standing).fetchall()
+        if not rows:
+            return
+        target, columns = self.statements.target, self.staged.table.keys
+        keys = [key_text(columns, key) for _, *key in rows]
+        raise in_the_way(kind, target.name, target.identity_index, rows[0][0], keys)
+
+    def _take_over_known_conflicts(self) -> None:
+        conflicts = self.staged.conflicts
+        self.merged.conflicts.update(conflicts)
+        if self.policy is not ConflictPolicy.ERROR:
+            return
+        for kind in (ConflictKind.INSERT_EXISTS, ConflictKind.UPDATE_EXISTS):
+            if conflicts[kind.value]:
+                raise contradictory(kind, self.statements.target.name, conflicts[kind.value])
+
+    def _count(self, kind: ConflictKind, count: int) -> None:
+        if count:
+            self.merged.conflicts[kind.value] += int(count)

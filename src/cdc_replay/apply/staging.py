@@ -1,0 +1,357 @@
+"""Executors: net changes into staging tables on the subscriber, by COPY.
+
+Each target that has net changes gets one unlogged table in schema `cdc_replay`, made by the first task that needs it. Its
+columns have the target's own types, so that the target's input functions read the publisher's text (R8.1), below
+all domains, so that a value that was not sent can be NULL.
+
+Each COPY commits by itself, and every row carries the number of the task attempt that wrote it. A task that failed or
+was run twice leaves rows behind that nobody reads: the driver merges only the attempts whose `StagedPart` came back.
+Whatever a killed run leaves is found by its name, which begins with the subscription's number, and dropped by the
+next run.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+from psycopg import sql
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from cdc_replay.apply.conflicts import Failure, failure_of
+from cdc_replay.model.change import NetKind
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import SubscribedTable
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.state import SCHEMA, stable_hash
+from cdc_replay.subscriber.tables import TargetColumn, TargetTable
+
+_PART_COLUMNS: Final = (
+    ("target", "int", pa.int32()),
+    ("attempt", "bigint", pa.int64()),
+    ("counts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
+    ("unsent", "array<int>", pa.list_(pa.int32())),
+    ("omitted", "array<string>", pa.list_(pa.string())),
+    ("conflicts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
+    ("failure", "array<string>", pa.list_(pa.string())),
+)
+_PART_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
+_PART_SCHEMA: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_COLUMNS])
+
+_CSV: Final = pa_csv.WriteOptions(include_header=False, quoting_style="needed")
+
+MOVED: Final = "moved"
+"""Beside the kinds of net changes: how many UPDATEs change their row's key."""
+
+UNSURE: Final = "unsure"
+"""Beside them: how many INSERTs come after UPDATEs of a row that may not be there."""
+
+_ORPHANS: Final = """
+    select relname from pg_class
+    where relnamespace = (select oid from pg_namespace where nspname = 'cdc_replay')
+        and relkind = 'r' and starts_with(relname, %s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTable:
+    """The staging table of one target; picklable.
+
+    Columns: attempt, kind, kinds, moved, update_missing, delete_missing, then `b0`… for the base key and `v0`…
+    for the values, in the order of the subscribed table's `identity` and `columns`.
+    """
+
+    index: int
+    target: QualifiedName
+    name: str
+    keys: tuple[TargetColumn, ...]
+    values: tuple[TargetColumn, ...]
+    key_positions: tuple[int, ...]
+    """Where the identity columns are among the values."""
+    is_keyed: bool
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The qualified name."""
+        return sql.Identifier(SCHEMA, self.name)
+
+    @property
+    def create_statement(self) -> sql.Composed:
+        """DDL that makes the table if it is not there."""
+        typed = [*_columns("b", self.keys), *_columns("v", self.values)]
+        return sql.SQL(
+            "create unlogged table if not exists {} (attempt bigint, kind text, kinds text, moved boolean,"
+            " update_missing int, delete_missing int, {}) with (autovacuum_enabled = false)"
+        ).format(self.identifier, sql.SQL(", ").join(typed))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """What one task attempt has staged for one target.
+
+    `counts` are rows by `NetKind` value, besides `MOVED` and `UNSURE`. `unsent` are positions of values that some UPDATE did not
+    send, `omitted` the distinct texts with `-` where an INSERT leaves a column to its default and a blank elsewhere.
+    """
+
+    target: int
+    attempt: int
+    counts: Mapping[str, int]
+    unsent: frozenset[int]
+    omitted: frozenset[str]
+    conflicts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """All parts of one target."""
+
+    table: StageTable
+    parts: tuple[StagedPart, ...]
+
+    def count(self, kind: NetKind | str) -> int:
+        """Rows of that kind."""
+        name = kind.value if isinstance(kind, NetKind) else kind
+        return sum(part.counts.get(name, 0) for part in self.parts)
+
+    @property
+    def attempts(self) -> list[int]:
+        """The task attempts whose rows count."""
+        return sorted(part.attempt for part in self.parts)
+
+    @property
+    def unsent(self) -> frozenset[int]:
+        """Positions of values that some UPDATE did not send."""
+        return frozenset().union(*(part.unsent for part in self.parts))
+
+    @property
+    def omitted(self) -> list[str]:
+        """Distinct patterns of columns that INSERTs leave to their defaults."""
+        return sorted(frozenset().union(*(part.omitted for part in self.parts)))
+
+    @property
+    def conflicts(self) -> collections.Counter[str]:
+        """Conflicts that the window has in itself, by `ConflictKind` value."""
+        total: collections.Counter[str] = collections.Counter()
+        for part in self.parts:
+            total.update(part.conflicts)
+        return total
+
+
+def stage_table(subscription: str, run: str, table: SubscribedTable, target: TargetTable) -> StageTable:
+    """Where the net changes of `table` go in the run named `run`."""
+    return StageTable(
+        table.index,
+        table.name,
+        f"{_prefix(subscription)}{run}_{table.index}",
+        tuple(target.column(name) for name in table.identity),
+        tuple(target.column(name) for name in table.columns),
+        tuple(table.columns.index(name) for name in table.identity),
+        table.is_keyed,
+    )
+
+
+def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, Staged]:
+    """Write `net` (NET) into staging tables, from the executors; what is staged, by target.
+
+    Raises:
+        CdcReplayError: if a value does not fit its target column, or the subscriber cannot be written.
+    """
+    by_index = {table.index: table for table in tables}
+
+    def stage_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.taskAttemptId()
+        rows = _Stager(by_index, dsn, attempt).run(batches)
+        yield pa.RecordBatch.from_pylist(rows, schema=_PART_SCHEMA)
+
+    staged: dict[int, list[StagedPart]] = {}
+    for row in net.mapInArrow(stage_partition, _PART_DDL).collect():
+        if row["failure"] is not None:
+            raise Failure(*row["failure"]).error()
+        part = StagedPart(
+            row["target"],
+            row["attempt"],
+            row["counts"],
+            frozenset(row["unsent"]),
+            frozenset(row["omitted"]),
+            row["conflicts"],
+        )
+        staged.setdefault(part.target, []).append(part)
+    return {target: Staged(by_index[target], tuple(staged[target])) for target in sorted(staged)}
+
+
+def drop_staging(connection: Connection, subscription: str) -> int:
+    """Drop the staging tables of this and of all dead runs of the subscription; how many there were.
+
+    The caller holds the subscription's lock, so that no other run is using them.
+    """
+    names = [name for (name,) in connection.execute(_ORPHANS, (_prefix(subscription),))]
+    if names:
+        tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
+        connection.execute(sql.SQL("drop table if exists {}").format(tables))
+    return len(names)
+
+
+def _prefix(subscription: str) -> str:
+    return f"stage_{stable_hash(subscription) & 0xFFFFFFFFFFFFFFFF:016x}_"
+
+
+def _columns(letter: str, columns: Iterable[TargetColumn]) -> Iterator[sql.Composed]:
+    for number, column in enumerate(columns):
+        collate = (
+            sql.SQL("")
+            if column.collation is None
+            else sql.SQL(" collate {}").format(sql.Identifier(*column.collation))
+        )
+        yield sql.SQL("{} {}{}").format(
+            sql.Identifier(f"{letter}{number}"), sql.SQL(column.base_type_sql), collate
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a task has written for one target."""
+
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    unsent: set[int] = field(default_factory=set)
+    omitted: set[str] = field(default_factory=set)
+    conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+@dataclass(slots=True)
+class _Stager:
+    """One task attempt: one connection, one COPY per target, in the order in which targets come."""
+
+    tables: Mapping[int, StageTable]
+    dsn: str
+    attempt: int
+    _tallies: dict[int, _Tally] = field(default_factory=dict)
+    _target: int = -1
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
+        """Stage all batches; rows of `_PART_SCHEMA`, or one row with the failure."""
+        try:
+            self._write_all(batches)
+        except psycopg.Error as error:
+            failed = self.tables[self._target].target if self._target in self.tables else None
+            return [{"attempt": self.attempt, "failure": failure_of(error, failed).texts}]
+        return [
+            {
+                "target": target,
+                "attempt": self.attempt,
+                "counts": list(tally.counts.items()),
+                "unsent": sorted(tally.unsent),
+                "omitted": sorted(tally.omitted),
+                "conflicts": list(tally.conflicts.items()),
+                "failure": None,
+            }
+            for target, tally in self._tallies.items()
+        ]
+
+    def _write_all(self, batches: Iterator[pa.RecordBatch]) -> None:
+        connection: Connection | None = None
+        copy: psycopg.Copy | None = None
+        with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
+            for target, rows in _by_target(batches):
+                table = self.tables[target]
+                if connection is None:
+                    connection = connected.enter_context(connect(self.dsn, purpose="apply staging"))
+                if copy is None or target != self._target:
+                    copying.close()
+                    self._target = target
+                    copy = copying.enter_context(_copy_into(connection, table))
+                tally = self._tallies.setdefault(target, _Tally())
+                copy.write(_csv(rows, table, self.attempt, tally))
+
+
+def _copy_into(connection: Connection, table: StageTable) -> contextlib.AbstractContextManager[psycopg.Copy]:
+    with connection.transaction():
+        # `if not exists` alone fails where another task creates the same table right now.
+        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (table.name,))
+        connection.execute(table.create_statement)
+    return connection.cursor().copy(sql.SQL("copy {} from stdin (format csv)").format(table.identifier))
+
+
+def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for batch in batches:
+        targets = batch["target"].to_numpy()
+        borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
+        for start, end in itertools.pairwise(borders):
+            if start < end:
+                yield int(targets[start]), batch.slice(start, end - start)
+
+
+def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -> memoryview:
+    """`rows` of one target as COPY's CSV; counts them in `tally`."""
+    kind = rows["kind"]
+    moved = _moved(rows, table)
+    _count(rows, moved, tally)
+    # An INSERT is found by its values; its base key would be the same once more.
+    keyed = pc.not_equal(kind, NetKind.INSERT.value)
+    nothing = pa.scalar(None, pa.string())
+    keys = [
+        pc.if_else(keyed, pc.list_element(rows["base_key"], position), nothing)
+        for position in range(len(table.keys))
+    ]
+    values = [pc.list_element(rows["values"], position) for position in range(len(table.values))]
+    columns = [
+        pa.repeat(pa.scalar(attempt, pa.int64()), rows.num_rows),
+        kind,
+        rows["kinds"],
+        moved,
+        rows["update_missing"],
+        rows["delete_missing"],
+        *keys,
+        *values,
+    ]
+    sink = pa.BufferOutputStream()
+    names = [str(number) for number in range(len(columns))]
+    pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), sink, _CSV)
+    return memoryview(sink.getvalue())
+
+
+def _moved(rows: pa.RecordBatch, table: StageTable) -> pa.Array:
+    """Whether the row's key as sent differs from its base key."""
+    moved = pa.repeat(pa.scalar(False), rows.num_rows)
+    if not table.is_keyed:
+        return moved
+    is_update = pc.equal(rows["kind"], NetKind.UPDATE.value)
+    for number, position in enumerate(table.key_positions):
+        sent = pc.list_element(rows["values"], position)
+        differs = pc.not_equal(sent, pc.list_element(rows["base_key"], number))
+        moved = pc.or_(moved, pc.fill_null(pc.and_(is_update, differs), False))
+    return moved
+
+
+def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> None:
+    for found in pc.value_counts(rows["kind"]).to_pylist():
+        tally.counts[found["values"]] += found["counts"]
+    tally.counts[MOVED] += pc.sum(moved).as_py() or 0
+    inserted = pc.equal(rows["kind"], NetKind.INSERT.value)
+    tally.counts[UNSURE] += pc.sum(pc.and_(inserted, pc.greater(rows["update_missing"], 0))).as_py() or 0
+    for conflicts in rows["conflicts"].drop_null().to_pylist():
+        tally.conflicts.update(dict(conflicts))
+    kinds = _kinds(rows, NetKind.UPDATE)
+    tally.unsent.update(np.flatnonzero(((kinds != ord("n")) & (kinds != ord("t"))).any(axis=0)).tolist())
+    omitted = _kinds(rows, NetKind.INSERT) == ord("-")
+    patterns = np.unique(omitted, axis=0) if omitted.any() else omitted[:1]
+    tally.omitted.update("".join("-" if left else " " for left in pattern) for pattern in patterns)
+
+
+def _kinds(rows: pa.RecordBatch, kind: NetKind) -> npt.NDArray[np.uint8]:
+    """The kinds of the values of all changes of one kind: one row each, one byte per value."""
+    kinds = rows["kinds"].filter(pc.equal(rows["kind"], kind.value))
+    if len(kinds) == 0:
+        return np.zeros((0, 0), np.uint8)
+    return np.frombuffer("".join(kinds.to_pylist()).encode(), np.uint8).reshape(len(kinds), -1)

@@ -1,0 +1,360 @@
+"""The SQL by which staged net changes reach one target; composed here, run by `apply.merge`.
+
+In every statement `s` is a row of the staging table, `t` a row of the target, `m` a row that was taken out of the
+target. How `t` is found for `s` is said once, in `match`. A keyed target is joined by its identity, with the
+operators of its own index. In one without a key, equal rows are numbered on both sides and each change takes the
+row with its number (R8.10), by ctid: only published columns are compared, NULL equals NULL (R8.8), and a column of
+the subscriber's own does not hide a row (R8.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from cdc_replay.apply.staging import Staged
+from cdc_replay.model.change import NetKind
+from cdc_replay.subscriber.tables import EqualityOperator, TargetColumn, TargetTable
+
+_EQUALS: Final = EqualityOperator("pg_catalog", "=")
+_ALWAYS: Final = "a"
+"""`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
+
+MOVED: Final = sql.SQL("s.moved")
+STAYING: Final = sql.SQL("not s.moved")
+ANY: Final = sql.SQL("true")
+
+# Removes the matched rows and tells what the staged changes without a match had expected to find.
+_REMOVE: Final = """
+    with gone as (
+        delete from {target} as t using {stage} as s{pairs} where {mine} and {match} returning s.ctid as staged
+    )
+    select count(gone.staged),
+        coalesce(sum(s.update_missing) filter (where gone.staged is null), 0),
+        coalesce(sum(s.delete_missing) filter (where gone.staged is null), 0)
+    from {stage} as s left join gone on gone.staged = s.ctid
+    where {mine}
+"""
+
+_TAKE: Final = """
+    create temporary table {taken} on commit drop as
+    select s.ctid as staged, {columns}
+    from {target} as t, {stage} as s{pairs} where {mine} and {match}
+"""
+
+_COUNT_TAKEN: Final = """
+    select count(m.staged), coalesce(sum(s.update_missing) filter (where m.staged is null), 0)
+    from {stage} as s left join {taken} as m on m.staged = s.ctid
+    where {mine}
+"""
+
+_COUNT_UNMATCHED: Final = """
+    select coalesce(sum(s.update_missing), 0) from {stage} as s
+    where {mine} and not exists (select from {target} as t{pairs} where {match})
+"""
+
+# Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
+_PAIR: Final = """
+    create temporary table {pair_table} on commit drop as
+    with wanted as materialized (
+        select s.ctid as staged, row({staged_row}) as content,
+            row_number() over (partition by row({staged_row})) as number
+        from {stage} as s
+        where {mine}
+    ),
+    present as (
+        select t.relation, t.place, t.content, row_number() over (partition by t.content) as number
+        from (select t.tableoid as relation, t.ctid as place, row({target_row}) as content from {target} as t) as t
+        where exists (select from wanted where wanted.content operator(pg_catalog.=) t.content)
+    )
+    select wanted.staged, present.relation, present.place
+    from wanted
+    join present on present.content operator(pg_catalog.=) wanted.content and present.number = wanted.number
+"""
+
+_STANDING: Final = """
+    select count(*) over (), {key} from {target} as t, {rows} where {same} limit {limit}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements for one target and what is staged for it."""
+
+    target: TargetTable
+    staged: Staged
+
+    # --- what is written how
+
+    @property
+    def published(self) -> tuple[TargetColumn, ...]:
+        """The target's columns that values are staged for, in staging order."""
+        return self.staged.table.values
+
+    @property
+    def cannot_update_in_place(self) -> bool:
+        """UPDATE could not set a published column (GENERATED ALWAYS AS IDENTITY), or would set none."""
+        keys = {column.name for column in self.staged.table.keys} if self.staged.table.is_keyed else set()
+        settable = self._settable()
+        blocked = [
+            column for column in self.published if column.identity == _ALWAYS and column.name not in keys
+        ]
+        return bool(blocked) or not settable
+
+    # --- statements
+
+    def analyze(self) -> sql.Composed:
+        """Without statistics the planner takes a new table for a small one."""
+        return sql.SQL("analyze {}").format(self.staged.table.identifier)
+
+    def pair(self) -> list[sql.Composed]:
+        """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.
+
+        Rows are then found by their place, which a concurrent writer could change: hence the lock.
+        """
+        lock = sql.SQL("lock table {} in share row exclusive mode").format(self.name)
+        staged_row = [_column("s", f"b{number}") for number in range(len(self.staged.table.keys))]
+        target_row = [
+            sql.SQL("{}::{}").format(_column("t", column.name), sql.SQL(column.base_type_sql))
+            for column in self.staged.table.keys
+        ]
+        pairing = self._fill(
+            _PAIR,
+            pair_table=self._pair_table,
+            staged_row=_commas(staged_row),
+            target_row=_commas(target_row),
+            mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
+        )
+        return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+
+    def remove(self, kind: NetKind) -> sql.Composed:
+        """Delete matched rows: (deleted, update_missing, delete_missing)."""
+        return self._fill(_REMOVE, mine=self.mine(kind))
+
+    def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
+        """Move UPDATEd rows from the target to a temporary table: `c0`… as they will be, `o0`… as they were."""
+        columns = [
+            sql.SQL("{} as {}").format(self._overlaid(column), sql.Identifier(f"c{number}"))
+            for number, column in enumerate(self._writable())
+        ]
+        if keep_originals:
+            columns += [
+                sql.SQL("{} as {}").format(_column("t", column.name), sql.Identifier(f"o{number}"))
+                for number, column in enumerate(self._writable())
+            ]
+        mine = self.mine(NetKind.UPDATE, which=which)
+        return [
+            self._fill(_TAKE, taken=taken, columns=_commas(columns), mine=mine),
+            self._fill(
+                "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}", mine=mine
+            ),
+        ]
+
+    def count_taken(self, taken: sql.Identifier, which: sql.SQL) -> sql.Composed:
+        """(taken out, update_missing) of the UPDATEs of `which`."""
+        return self._fill(_COUNT_TAKEN, taken=taken, mine=self.mine(NetKind.UPDATE, which=which))
+
+    def put_back(self, taken: sql.Identifier) -> sql.Composed:
+        """Insert the rows that were taken out, as they shall be."""
+        return self._insert_all(sql.SQL("{} as m").format(taken), "c")
+
+    def return_blocked(self, taken: sql.Identifier) -> sql.Composed:
+        """Insert, as they were, the rows taken out whose new key belongs to a row of the target."""
+        blocked = sql.SQL("with m as (delete from {} as m where {} returning m.*) ").format(
+            taken, self._exists(self.same_as_taken, expected=True)
+        )
+        return blocked + self._insert_all(sql.SQL("m"), "o")
+
+    def update(self, which: sql.SQL) -> sql.Composed:
+        """Overwrite the columns sent in the rows of staged UPDATEs."""
+        assignments = [
+            sql.SQL("{} = {}").format(
+                sql.Identifier(column.name), self._sent(number, column, number in self.staged.unsent)
+            )
+            for number, column in self._settable()
+        ]
+        return self._fill(
+            "update {target} as t set {assignments} from {stage} as s{pairs} where {mine} and {match}",
+            assignments=_commas(assignments),
+            mine=self.mine(NetKind.UPDATE, which=which),
+        )
+
+    def count_unmatched_updates(self, which: sql.SQL) -> sql.Composed:
+        """(update_missing,) of staged UPDATEs of `which`."""
+        return self._fill(_COUNT_UNMATCHED, mine=self.mine(NetKind.UPDATE, which=which))
+
+    def overwrite_standing(self) -> sql.Composed:
+        """Overwrite the columns sent in rows that stand where staged INSERTs want to be."""
+        assignments = [
+            sql.SQL("{} = {}").format(sql.Identifier(column.name), self._sent(number, column, True))
+            for number, column in self._settable()
+        ]
+        return self._fill(
+            "update {target} as t set {assignments} from {stage} as s where {mine} and {same}",
+            assignments=_commas(assignments),
+            mine=self.mine(NetKind.INSERT),
+            same=self.same_as_inserted,
+        )
+
+    def insert(self, omitted: str, *, only_free: bool) -> sql.Composed:
+        """Insert staged INSERTs that leave the columns `omitted` (a pattern) to their defaults."""
+        columns = [
+            (number, column)
+            for number, column in enumerate(self.published)
+            if omitted[number : number + 1] != "-"
+        ]
+        conditions = [self.mine(NetKind.INSERT)]
+        if len(self.staged.omitted) > 1:
+            pattern = sql.Literal(omitted)
+            conditions.append(sql.SQL("translate(s.kinds, 'ntu', '   ') = {}").format(pattern))
+        if only_free:
+            conditions.append(self._exists(self.same_as_inserted, expected=False))
+        statement = sql.SQL(
+            "insert into {table} ({names}) overriding system value select {values} from {stage} as s where {where}"
+        )
+        return statement.format(
+            table=self.name,
+            names=_commas(sql.Identifier(column.name) for _, column in columns),
+            values=_commas(_column("s", f"v{number}") for number, _ in columns),
+            stage=self.staged.table.identifier,
+            where=_and(conditions),
+        )
+
+    def count_unsure(self) -> sql.Composed:
+        """(update_missing,) of staged INSERTs whose row is not there."""
+        return self._fill(
+            "select coalesce(sum(s.update_missing), 0) from {stage} as s where {mine} and {free}",
+            mine=self.mine(NetKind.INSERT),
+            free=self._exists(self.same_as_inserted, expected=False),
+        )
+
+    def standing(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
+        """(number of all, key…) of rows of the target that stand in the way of `rows`, some of them."""
+        key = _commas(
+            sql.SQL("{}::text").format(_column("t", column.name)) for column in self.staged.table.keys
+        )
+        return self._fill(_STANDING, key=key, rows=rows, same=same, limit=sql.Literal(limit))
+
+    def delete_standing(self, taken: sql.Identifier) -> sql.Composed:
+        """Delete rows of the target that stand where rows taken out go."""
+        return self._fill(
+            "delete from {target} as t using {taken} as m where {same}", taken=taken, same=self.same_as_taken
+        )
+
+    # --- conditions
+
+    @property
+    def name(self) -> sql.Identifier:
+        """The target's qualified name."""
+        return sql.Identifier(self.target.name.schema, self.target.name.name)
+
+    def mine(self, *kinds: NetKind, which: sql.SQL = ANY) -> sql.Composed:
+        """`s` is of one of the kinds, and of a task attempt that counts."""
+        return sql.SQL("s.attempt = any ({}::bigint[]) and s.kind = any ({}::text[]) and {}").format(
+            sql.Literal(self.staged.attempts), sql.Literal([kind.value for kind in kinds]), which
+        )
+
+    @property
+    def match(self) -> sql.Composed:
+        """`t` is the row that `s` changes."""
+        if not self.staged.table.is_keyed:
+            return sql.SQL("p.staged = s.ctid and t.tableoid = p.relation and t.ctid = p.place").format()
+        return self._same_key(_column("s", f"b{number}") for number in range(len(self.staged.table.keys)))
+
+    @property
+    def same_as_inserted(self) -> sql.Composed:
+        """`t` has the key that `s` inserts."""
+        return self._same_key(_column("s", f"v{number}") for number in self.staged.table.key_positions)
+
+    @property
+    def same_as_taken(self) -> sql.Composed:
+        """`t` has the key that `m` moves to."""
+        numbers = {column.name: number for number, column in enumerate(self._writable())}
+        return self._same_key(_column("m", f"c{numbers[column.name]}") for column in self.staged.table.keys)
+
+    def _same_key(self, others: Iterable[sql.Composable]) -> sql.Composed:
+        return _and(
+            sql.SQL("{} operator({}.{}) {}").format(
+                _column("t", column.name),
+                sql.Identifier((column.equality or _EQUALS).schema),
+                sql.SQL((column.equality or _EQUALS).name),
+                other,
+            )
+            for column, other in zip(self.staged.table.keys, others, strict=True)
+        )
+
+    def _exists(self, same: sql.Composable, *, expected: bool) -> sql.Composed:
+        """Whether `same` holds for some `t`."""
+        word = sql.SQL("exists" if expected else "not exists")
+        return self._fill("{word} (select from {target} as t where {same})", word=word, same=same)
+
+    # --- columns
+
+    def _insert_all(self, rows: sql.Composable, letter: str) -> sql.Composed:
+        columns = self._writable()
+        statement = sql.SQL("insert into {} ({}) overriding system value select {} from {}")
+        names = _commas(sql.Identifier(column.name) for column in columns)
+        values = _commas(_column("m", f"{letter}{number}") for number in range(len(columns)))
+        return statement.format(self.name, names, values, rows)
+
+    def _writable(self) -> list[TargetColumn]:
+        return [column for column in self.target.columns if not column.is_generated]
+
+    def _settable(self) -> list[tuple[int, TargetColumn]]:
+        return [
+            (number, column) for number, column in enumerate(self.published) if column.identity != _ALWAYS
+        ]
+
+    def _sent(self, number: int, column: TargetColumn, is_ever_unsent: bool) -> sql.Composed:
+        """The value sent for the column, else what the row has."""
+        value = _column("s", f"v{number}")
+        if not is_ever_unsent:
+            return sql.SQL("{}").format(value)
+        return sql.SQL("case when substr(s.kinds, {}, 1) in ('n', 't') then {} else {} end").format(
+            sql.Literal(number + 1), value, _column("t", column.name)
+        )
+
+    def _overlaid(self, column: TargetColumn) -> sql.Composed:
+        """The column of a taken row, of the column's own type (a domain's value may be NULL in staging)."""
+        for number, published in enumerate(self.published):
+            if published.name == column.name:
+                sent = self._sent(number, column, number in self.staged.unsent)
+                return sql.SQL("({})::{}").format(sent, sql.SQL(column.type_sql))
+        return sql.SQL("{}").format(_column("t", column.name))
+
+    @property
+    def _pair_table(self) -> sql.Identifier:
+        return sql.Identifier("pg_temp", f"pairs_{self.staged.table.index}")
+
+    def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
+        pairs: sql.Composable = sql.SQL("")
+        if not self.staged.table.is_keyed:
+            pairs = sql.SQL(", {} as p").format(self._pair_table)
+        only = sql.SQL("" if self.target.is_partitioned else "only ")
+        return sql.SQL(template).format(
+            target=sql.SQL("{}{}").format(only, self.name),
+            stage=self.staged.table.identifier,
+            pairs=pairs,
+            match=self.match,
+            **parts,
+        )
+
+
+def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
+    """A key as PostgreSQL writes it in its messages."""
+    return f"({', '.join(column.name for column in columns)})=({', '.join(map(str, values))})"
+
+
+def _column(alias: str, name: str) -> sql.Identifier:
+    return sql.Identifier(alias, name)
+
+
+def _commas(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)
+
+
+def _and(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(" and ").join(parts)

@@ -1,0 +1,225 @@
+"""One window into the subscriber: stage, merge every target, record progress, commit.
+
+    executors                             driver, one connection for the whole window
+                                          drop what a killed run left
+    COPY net changes into staging         wait
+                                          begin
+                                            TRUNCATE, then each target's rows   (apply.merge)
+                                            every table Ready(upto), the caller's record
+                                          commit
+                                          drop the staging tables
+
+Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again from
+its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time. Staging is
+unlogged: a crash of the server empties it, but also ends the connection that would merge it.
+
+Triggers and foreign keys behave as in a native apply worker, by `session_replication_role` (R8.13).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+from pyspark.sql import DataFrame
+
+from cdc_replay.apply.conflicts import refusals
+from cdc_replay.apply.merge import Merged, merge
+from cdc_replay.apply.staging import Staged, drop_staging, stage, stage_table
+from cdc_replay.errors import MissingPrivilege
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.change import Truncation
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import SubscribedTable, Subscription
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.state import advance_tables
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
+
+    `truncations` are those of the window, in order; the net changes are what comes after them.
+    """
+
+    subscription: Subscription
+    dsn: str
+    tables: tuple[SubscribedTable, ...]
+    truncations: tuple[Truncation, ...]
+    upto: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Rows changed on the subscriber, tables truncated, and conflicts by `ConflictKind` value."""
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+    truncate: int = 0
+    conflicts: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
+"""Called inside the window's transaction, to record its result with it."""
+
+
+def apply_window(
+    net: DataFrame, request: ApplyRequest, *, before_commit: BeforeCommit | None = None
+) -> Applied:
+    """Apply `net` (NET) and the truncations to the subscriber, with progress, in one transaction.
+
+    The caller holds the subscription's lock (`subscriber.state.lock`).
+
+    Raises:
+        ApplyConflict: if the subscriber's rows or constraints do not allow a change.
+        SubscriberNotReady: if a target is missing or cannot receive its columns.
+        MissingPrivilege: if the role may not apply changes.
+        ServerUnavailable: if the subscriber is lost.
+    """
+    started = time.monotonic()
+    name = request.subscription.name
+    with _session(request) as connection:
+        drop_staging(connection, name)
+        targets = _targets(connection, request)
+        try:
+            run = uuid.uuid4().hex[:8]
+            tables = [stage_table(name, run, table, targets[table.name]) for table in request.tables]
+            staged = stage(net, tables, request.dsn)
+            failpoint("replay.after_staging")
+            with refusals(None), connection.transaction():
+                applied = _merge_all(connection, request, targets, staged, started)
+                _finish(connection, request, applied, before_commit)
+            failpoint("replay.after_commit")
+        finally:
+            # If it fails the next run finds them by name.
+            with contextlib.suppress(psycopg.Error):
+                drop_staging(connection, name)
+    _log.info(
+        "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
+        *(
+            name,
+            request.upto,
+            applied.insert,
+            applied.update,
+            applied.delete,
+            applied.truncate,
+            applied.seconds,
+        ),
+    )
+    return applied
+
+
+def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
+    """Record that a window without any change for the subscription is applied; needs no Spark.
+
+    The caller holds the subscription's lock and knows that nothing is to be applied.
+    """
+    applied = Applied()
+    with (
+        connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection,
+        refusals(None),
+        connection.transaction(),
+    ):
+        _finish(connection, request, applied, before_commit)
+    return applied
+
+
+@contextlib.contextmanager
+def _session(request: ApplyRequest) -> Iterator[Connection]:
+    with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
+        try:
+            connection.execute("set session_replication_role = replica")
+        except pg.InsufficientPrivilege as error:
+            raise MissingPrivilege(
+                "the subscriber's role may not apply changes as a replication worker does",
+                detail=error.diag.message_primary,
+                hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
+                rule="R8.13",
+            ) from error
+        yield connection
+
+
+def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedName, TargetTable]:
+    targets = read_target_tables(connection, [table.name for table in request.tables])
+    check_targets({table.name: table.columns for table in request.tables}, targets)
+    return targets
+
+
+def _merge_all(
+    connection: Connection,
+    request: ApplyRequest,
+    targets: Mapping[QualifiedName, TargetTable],
+    staged: Mapping[int, Staged],
+    started: float,
+) -> Applied:
+    names = {table.index: table.name for table in request.tables}
+    _truncate(connection, request, targets)
+    total = Merged()
+    for index, changes in staged.items():
+        with refusals(names[index]):
+            merged = merge(connection, targets[names[index]], changes, request.subscription.on_conflict)
+        total.insert += merged.insert
+        total.update += merged.update
+        total.delete += merged.delete
+        total.conflicts.update(merged.conflicts)
+        failpoint("replay.mid_merge")
+    return Applied(
+        total.insert,
+        total.update,
+        total.delete,
+        len(request.truncations),
+        dict(total.conflicts),
+        time.monotonic() - started,
+    )
+
+
+def _truncate(
+    connection: Connection, request: ApplyRequest, targets: Mapping[QualifiedName, TargetTable]
+) -> None:
+    """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15)."""
+    names = {table.index: table.name for table in request.tables}
+    done: collections.Counter[sql.Composed] = collections.Counter()
+    for _, group in itertools.groupby(request.truncations, key=lambda found: (found.commit_lsn, found.seq)):
+        truncations = list(group)
+        tables = [targets[names[truncation.target]] for truncation in truncations]
+        restart = any(truncation.restart_identity for truncation in truncations)
+        statement = sql.SQL("truncate table {}{}").format(
+            sql.SQL(", ").join(_truncated(table) for table in tables),
+            sql.SQL(" restart identity" if restart else ""),
+        )
+        done[statement] += 1
+        if done[statement] == 1:
+            with refusals(tables[0].name):
+                connection.execute(statement)
+
+
+def _truncated(table: TargetTable) -> sql.Composed:
+    # A partitioned table goes with its partitions; plain inheritance children stay (R8.15).
+    only = sql.SQL("" if table.is_partitioned else "only ")
+    return sql.SQL("{}{}").format(only, sql.Identifier(table.name.schema, table.name.name))
+
+
+def _finish(
+    connection: Connection, request: ApplyRequest, applied: Applied, before_commit: BeforeCommit | None
+) -> None:
+    names = [table.name for table in request.tables]
+    advance_tables(connection, request.subscription.name, names, request.upto)
+    if before_commit is not None:
+        before_commit(connection, applied)
+    failpoint("replay.before_commit")

@@ -1,0 +1,224 @@
+"""The capture publications: four, one per publish action, in leaf identity, unfiltered.
+
+Which tables they hold mirrors what the subscribed publications publish (`publication.capture_set`), so that
+no statement fails on the publisher that would not fail without them (R2.17, R5.6). All four exist before
+the slot does and are never dropped without being created again in the same transaction: a publication that
+the historic catalog lacks at some change would block the slot (15 to 17) or lose that change (18) (R1.19).
+
+On PostgreSQL 18 generated columns are published if one of the subscribed publications publishes any. It is
+one setting for all four, because publications that disagree about it cannot be decoded together (R6.9); it
+makes no statement fail (R6.10), and without it the values of a published generated column would not be in
+the log.
+
+A publication is only ever changed if its comment names the same slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from cdc_replay.errors import PublisherNotReady
+from cdc_replay.model.publication import Generated, Publication, PublishAction, PublisherCatalog
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.publication.capture_set import CaptureMembers, capture_set
+
+CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
+    PublishAction.INSERT: "cdc_replay_capture_i",
+    PublishAction.UPDATE: "cdc_replay_capture_u",
+    PublishAction.DELETE: "cdc_replay_capture_d",
+    PublishAction.TRUNCATE: "cdc_replay_capture_t",
+}
+
+GENERATED_COLUMNS_SINCE: Final = 180000
+
+COMMENTS: Final = """
+    select p.pubname::text, obj_description(p.oid, 'pg_publication')
+    from pg_publication p
+    where p.pubname = any(%s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPlan:
+    """The statements that bring one capture publication to what it must be; none if it is that already.
+
+    They are to be executed in one transaction.
+    """
+
+    name: str
+    statements: tuple[sql.Composed, ...]
+
+
+def plan_capture_publications(
+    connection: Connection, catalog: PublisherCatalog, publications: Sequence[str], slot: str
+) -> tuple[PublicationPlan, ...]:
+    """What has to be done so that the capture publications mirror `publications`.
+
+    Raises:
+        PublisherNotReady: if a publication of that name belongs to another slot, or is not ours at all.
+    """
+    owned = _owned(connection, slot)
+    members = capture_set(catalog, publications)
+    generated = publishes_generated(catalog, publications)
+    plans = []
+    for action, name in CAPTURE_PUBLICATIONS.items():
+        current = catalog.publications[name] if name in owned else None
+        wanted = _Wanted(name, action, members[action], generated, catalog.server_version)
+        statements = _changes(catalog, current, wanted)
+        if current is None or _must_recreate(current, wanted):
+            statements = (*statements, _comment(name, slot))
+        plans.append(PublicationPlan(name, statements))
+    return tuple(plans)
+
+
+def drop_capture_publications(connection: Connection, slot: str) -> tuple[str, ...]:
+    """Drop the capture publications of `slot` and return their names; those of another slot stay."""
+    comments = _comments(connection)
+    ours = tuple(name for name, comment in comments.items() if comment == comment_text(slot))
+    for name in ours:
+        connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(name)))
+    return ours
+
+
+def comment_text(slot: str) -> str:
+    """The comment that marks a publication as the capture publication of `slot`."""
+    return f"created by cdc-replay for replication slot {slot}"
+
+
+def publishes_generated(catalog: PublisherCatalog, publications: Sequence[str]) -> bool:
+    """Whether one of them publishes a stored generated column, by option or by column list (R6.9)."""
+    return any(
+        publication.publish_generated or _lists_generated(catalog, publication)
+        for publication in catalog.existing(publications)
+    )
+
+
+def _lists_generated(catalog: PublisherCatalog, publication: Publication) -> bool:
+    return any(
+        column.generated is Generated.STORED and column.name in membership.columns
+        for relation, membership in publication.memberships.items()
+        if membership.columns is not None and relation in catalog.tables
+        for column in catalog.tables[relation].columns
+    )
+
+
+def _comments(connection: Connection) -> dict[str, str | None]:
+    """The comments of the capture publications that exist, by name."""
+    found: list[tuple[str, str | None]] = connection.execute(
+        COMMENTS, (list(CAPTURE_PUBLICATIONS.values()),)
+    ).fetchall()
+    return dict(found)
+
+
+def _owned(connection: Connection, slot: str) -> frozenset[str]:
+    comments = _comments(connection)
+    foreign = [name for name, comment in sorted(comments.items()) if comment != comment_text(slot)]
+    if foreign:
+        raise PublisherNotReady(
+            f'publications {", ".join(foreign)} do not belong to replication slot "{slot}"',
+            detail="; ".join(f"{name}: {comments[name] or 'no comment'}" for name in foreign),
+            hint="One database is captured by one slot: let the publishers of the configuration share it,"
+            " or run `cdc-replay teardown` for the other one.",
+        )
+    return frozenset(comments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    name: str
+    action: PublishAction
+    members: CaptureMembers
+    generated: bool
+    server_version: int
+
+
+def _changes(
+    catalog: PublisherCatalog, current: Publication | None, wanted: _Wanted
+) -> tuple[sql.Composed, ...]:
+    if current is None:
+        return (_create(wanted),)
+    if _must_recreate(current, wanted):
+        return (sql.SQL("drop publication {}").format(sql.Identifier(wanted.name)), _create(wanted))
+    settings = () if _has_settings(current, wanted) else (_set(wanted),)
+    return (*settings, *_membership_changes(catalog, current, wanted))
+
+
+def _must_recreate(current: Publication, wanted: _Wanted) -> bool:
+    return current.all_tables != wanted.members.all_tables
+
+
+def _has_settings(current: Publication, wanted: _Wanted) -> bool:
+    return (
+        current.actions == {wanted.action}
+        and not current.via_root
+        and current.publish_generated == wanted.generated
+    )
+
+
+def _create(wanted: _Wanted) -> sql.Composed:
+    return sql.SQL("create publication {}{} with ({})").format(
+        sql.Identifier(wanted.name), _members(wanted.members), _settings(wanted)
+    )
+
+
+def _set(wanted: _Wanted) -> sql.Composed:
+    return sql.SQL("alter publication {} set ({})").format(sql.Identifier(wanted.name), _settings(wanted))
+
+
+def _comment(name: str, slot: str) -> sql.Composed:
+    return sql.SQL("comment on publication {} is {}").format(sql.Identifier(name), comment_text(slot))
+
+
+def _settings(wanted: _Wanted) -> sql.Composed:
+    settings = [
+        sql.SQL("publish = {}").format(wanted.action.value),
+        sql.SQL("publish_via_partition_root = false"),
+    ]
+    if wanted.server_version >= GENERATED_COLUMNS_SINCE:
+        settings.append(
+            sql.SQL("publish_generated_columns = {}").format(
+                sql.SQL("stored") if wanted.generated else sql.SQL("none")
+            )
+        )
+    return sql.SQL(", ").join(settings)
+
+
+def _members(members: CaptureMembers) -> sql.Composed:
+    if members.all_tables:
+        return sql.SQL(" for all tables").format()
+    objects = _objects(members.schemas, members.tables)
+    return sql.SQL(" for {}").format(objects) if members.schemas or members.tables else sql.SQL("").format()
+
+
+def _objects(schemas: frozenset[str], tables: Sequence[QualifiedName]) -> sql.Composed:
+    parts = [sql.SQL("tables in schema {}").format(sql.Identifier(schema)) for schema in sorted(schemas)]
+    # ONLY: inheritance children are members of their own (R2.16); a partitioned table's leaves come with it.
+    parts += [
+        sql.SQL("table only {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables)
+    ]
+    return sql.SQL(", ").join(parts)
+
+
+def _membership_changes(
+    catalog: PublisherCatalog, current: Publication, wanted: _Wanted
+) -> tuple[sql.Composed, ...]:
+    """Additions before removals: what stays published must not be missing in between (R1.19)."""
+    if wanted.members.all_tables:
+        return ()
+    has = {catalog.tables[relation].name for relation in current.memberships}
+    changes = (
+        ("add", wanted.members.schemas - current.schemas, set(wanted.members.tables) - has),
+        ("drop", current.schemas - wanted.members.schemas, has - set(wanted.members.tables)),
+    )
+    return tuple(
+        sql.SQL("alter publication {} {} {}").format(
+            sql.Identifier(wanted.name), sql.SQL(verb), _objects(schemas, tuple(tables))
+        )
+        for verb, schemas, tables in changes
+        if schemas or tables
+    )

@@ -1,0 +1,213 @@
+"""Pull the publisher's changes into the change log, in bounded steps that are each durable.
+
+One pull: read the catalog → peek → write the segment → commit it with the new end LSN → advance the slot.
+The log is written before the slot moves, so a crash anywhere loses nothing; what is delivered again is
+recognised by its end LSN.
+
+| killed at             | the next pull finds         | and does                                   |
+|-----------------------|-----------------------------|--------------------------------------------|
+| capture.after_peek    | log and slot as before      | the same pull                              |
+| capture.after_segment | a file that no commit names | the same pull, into another file           |
+| capture.after_commit  | the slot behind the log     | moves the slot, goes on from the log's end |
+| capture.after_advance | everything done             | the next pull                              |
+
+The new end is the end of the last transaction that was read. Once the target is reached it is the target
+itself, even if nothing was there: all that commits before it was included (R1.23), so it is never inside an
+unread transaction, and a slot that is ahead of its log always means a gap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.slot import catch_up, check_continuity, only_reader, reachable
+from cdc_replay.capture.transactions import Assembler, Tally
+from cdc_replay.catalog.history import catalog_from_json, catalog_to_json, same_definitions
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.changelog.side_tables import CatalogVersion
+from cdc_replay.errors import PublicationMissing
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.replication import PeekOptions, RawMessages, advance_slot, check_server, peek
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSource:
+    """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull."""
+
+    publisher: str
+    dsn: str
+    slot: str
+    change_log: str
+    streaming: bool = False
+    two_phase: bool = False
+    max_changes_per_pull: int = 1_000_000
+
+    def __repr__(self) -> str:
+        # Without the DSN, which may hold a password.
+        return f"CaptureSource(publisher={self.publisher!r}, slot={self.slot!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOutcome:
+    """What went into the log: the transactions in `(from_lsn, to_lsn]`; bytes are those of the messages."""
+
+    from_lsn: Lsn
+    to_lsn: Lsn
+    pulls: int
+    transactions: int
+    messages: int
+    bytes: int
+    seconds: float
+
+
+def capture_changes(
+    source: CaptureSource, to_lsn: Lsn | None = None, *, progress: Callable[[Lsn, Lsn], None] | None = None
+) -> CaptureOutcome:
+    """Pull until the log holds everything up to `to_lsn` (default: where the publisher writes now).
+
+    A `to_lsn` that is not flushed yet is cut to what is. `progress` is told the log's end and the target
+    after each pull.
+
+    Raises:
+        ChangeLogMissing, SlotMissing: before `setup`.
+        SlotActive: if another process captures.
+        SlotLost: if the slot cannot give what comes next in the log.
+        ChangeLogMismatch: if the log is of another cluster, timeline or slot.
+        ChangeLogConflict: if something else writes to the log.
+        PublicationMissing: if a capture publication was dropped.
+    """
+    began = time.monotonic()
+    with (
+        connect(source.dsn, purpose=f"capture {source.publisher}") as connection,
+        only_reader(connection, source.slot),
+    ):
+        check_server(connection)
+        log = ChangeLog.open(source.change_log)
+        status = check_continuity(connection, log, source.slot)
+        catch_up(connection, log, status)
+        puller = _Puller(source, connection, log, two_phase=status.two_phase)
+        target = reachable(connection, to_lsn)
+        first = log.end_lsn
+        total, pulls = Tally(), 0
+        while log.end_lsn < target:
+            total = total + puller.pull(target)
+            pulls += 1
+            if progress is not None:
+                progress(log.end_lsn, target)
+    seconds = time.monotonic() - began
+    return CaptureOutcome(first, log.end_lsn, pulls, total.transactions, total.messages, total.bytes, seconds)
+
+
+def current_position(dsn: str) -> Lsn:
+    """Where the publisher writes now, as far as a capture can read it: a fence for `capture_changes`."""
+    with connect(dsn, purpose="position") as connection:
+        return reachable(connection, None)
+
+
+class _Puller:
+    """Pulls one publisher's changes into one log; the caller holds the lock."""
+
+    def __init__(
+        self, source: CaptureSource, connection: Connection, log: ChangeLog, *, two_phase: bool
+    ) -> None:
+        self._source = source
+        self._connection = connection
+        self._log = log
+        self._options = PeekOptions(
+            source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
+        )
+        stored = log.catalogs()
+        self._catalog = catalog_from_json(stored[-1].text) if stored else None
+
+    def pull(self, target: Lsn) -> Tally:
+        """One pull towards `target`, durable when it returns; it always moves the log's end.
+
+        With streaming a peek may end before any transaction is complete (R1.24): it is then repeated with
+        twice the bound.
+        """
+        limit = self._source.max_changes_per_pull
+        catalog = self._read_catalog()
+        while (tally := self._try(target, limit, catalog)) is None:
+            limit *= 2
+        return tally
+
+    def _try(self, target: Lsn, limit: int, catalog: PublisherCatalog) -> Tally | None:
+        began, after = time.monotonic(), self._log.end_lsn
+        peeked = _Peeked(peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit))
+        with Assembler(after, self._log.prepared) as assembler:
+            segment = self._log.write(_rows(peeked, assembler))
+            failpoint("capture.after_segment")
+            is_complete = peeked.messages < limit
+            end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
+            if end <= after:
+                return None
+            self._log.add_relations(assembler.relations)
+            self._add_catalog(catalog)
+            self._log.commit(segment, end)
+            failpoint("capture.after_commit")
+            self._log.prepared.forget(assembler.resolved)
+        advance_slot(self._connection, self._source.slot, end)
+        failpoint("capture.after_advance")
+        tally = assembler.tally
+        logger.info(
+            "captured %s (%s, %s]: %d transactions, %d messages, %d bytes, %.2f s",
+            self._source.publisher, after, end, tally.transactions, tally.messages, tally.bytes,
+            time.monotonic() - began,
+        )  # fmt: skip
+        return tally
+
+    def _read_catalog(self) -> PublisherCatalog:
+        catalog = read_catalog(self._connection)
+        missing = [name for name in CAPTURE_PUBLICATIONS.values() if name not in catalog.publications]
+        if missing:
+            raise PublicationMissing(
+                f"capture publications are missing: {', '.join(missing)}",
+                detail="Changes that were made since they were dropped are not captured.",
+                hint="Run `cdc-replay setup` for the publisher.",
+                rule="R1.19",
+            )
+        return catalog
+
+    def _add_catalog(self, catalog: PublisherCatalog) -> None:
+        """Keep a catalog that says something new; it is in force from the end of the pull before (R9.10)."""
+        if self._catalog is not None and same_definitions(self._catalog, catalog):
+            return
+        from_lsn = ZERO if self._catalog is None else self._log.end_lsn
+        text = catalog_to_json(dataclasses.replace(catalog, lsn=from_lsn))
+        self._log.add_catalog(CatalogVersion(from_lsn, catalog.lsn, text))
+        self._catalog = catalog
+
+
+class _Peeked:
+    """The batches of a peek, counted as they are read."""
+
+    def __init__(self, batches: Iterator[RawMessages]) -> None:
+        self._batches = batches
+        self.messages = 0
+
+    def __iter__(self) -> Iterator[RawMessages]:
+        for batch in self._batches:
+            if self.messages == 0:
+                failpoint("capture.after_peek")
+            self.messages += len(batch.lsn)
+            yield batch
+
+
+def _rows(peeked: _Peeked, assembler: Assembler) -> Iterator[pa.RecordBatch]:
+    for messages in peeked:
+        yield from assembler.feed(messages)

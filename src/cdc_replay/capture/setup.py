@@ -1,0 +1,239 @@
+"""Prepare a publisher for capture, and undo it. Running it again changes nothing that is right already.
+
+    checks → capture publications → slot → change log
+
+The order matters: a publication that does not exist at a change blocks or loses it (R1.19), so the
+publications are there before the slot; the log starts where the slot does. A setup that dies in between is
+completed by the next one: a slot without a log has delivered nothing that anybody has kept, so the log
+starts at the slot's position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cdc_replay.capture.publications import (
+    CAPTURE_PUBLICATIONS,
+    PublicationPlan,
+    drop_capture_publications,
+    plan_capture_publications,
+)
+from cdc_replay.capture.slot import check_continuity, check_header, only_reader
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.changelog.log import ChangeLog, LogHeader
+from cdc_replay.errors import PublicationMissing, PublisherNotReady, SlotMissing
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
+from cdc_replay.model.relation import ReplicaIdentity
+from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.replication import (
+    RESYNCHRONIZE,
+    check_server,
+    check_slot,
+    create_slot,
+    create_slot_statement,
+    drop_slot,
+    slot_exists,
+    slot_status,
+    system_identity,
+)
+from cdc_replay.publication.capture_set import CaptureMembers, capture_set
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SetupRequest:
+    """A publisher as the configuration wants it; `publications` are those of all its subscriptions."""
+
+    publisher: str
+    dsn: str
+    slot: str
+    change_log: str
+    publications: tuple[str, ...]
+    two_phase: bool = False
+
+    def __repr__(self) -> str:
+        # Without the DSN, which may hold a password.
+        return f"SetupRequest(publisher={self.publisher!r}, slot={self.slot!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOutcome:
+    """What was done, as SQL; `from_lsn` is where the log starts, None if it was a dry run without a slot.
+
+    Statements are in order; after a dry run they are those that would have been executed.
+    """
+
+    statements: tuple[str, ...]
+    warnings: tuple[str, ...]
+    slot_created: bool
+    log_created: bool
+    from_lsn: Lsn | None
+
+
+def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOutcome:
+    """Check the publisher, create its capture publications, slot and change log where they are missing.
+
+    Raises:
+        PublisherNotReady, MissingPrivilege, PublicationMissing: listing everything that is in the way.
+        SlotMissing, SlotLost: if there is a log, but no slot that continues it.
+        ChangeLogMismatch: if there is a log of something else.
+    """
+    with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
+        check_server(connection)
+        catalog = read_catalog(connection)
+        _check_publications(catalog, request.publications)
+        slot_created = not slot_exists(connection, request.slot)
+        log_created = not ChangeLog.exists(request.change_log)
+        _check_log(connection, request, has_slot=not slot_created)
+        warnings = _warnings(connection, catalog, request)
+        statements = _refresh(connection, catalog, request, dry_run=dry_run)
+        if slot_created:
+            create = create_slot_statement(connection, request.slot, two_phase=request.two_phase)
+            statements = (*statements, create.as_string(connection))
+        from_lsn = None if dry_run else _slot_and_log(connection, request)
+    return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn)
+
+
+def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Bring the capture publications to what the subscribed publications are now; returns the statements.
+
+    Raises:
+        PublicationMissing: if a subscribed publication does not exist.
+        MissingPrivilege: if the role may not change them.
+    """
+    with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
+        catalog = read_catalog(connection)
+        _check_publications(catalog, request.publications)
+        return _refresh(connection, catalog, request, dry_run=dry_run)
+
+
+def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tuple[str, ...]:
+    """Remove what `setup_publisher` has created; returns what was removed. The log stays unless told.
+
+    Raises:
+        SlotActive: if a capture is running.
+    """
+    removed = []
+    with (
+        connect(request.dsn, purpose=f"teardown {request.publisher}") as connection,
+        only_reader(connection, request.slot),
+    ):
+        if drop_slot(connection, request.slot):
+            removed.append(f"replication slot {request.slot}")
+        with translated_errors("cannot drop the capture publications"):
+            removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
+    if remove_log and ChangeLog.remove(request.change_log):
+        removed.append(f"change log {request.change_log}")
+    return tuple(removed)
+
+
+def _check_publications(catalog: PublisherCatalog, publications: Sequence[str]) -> None:
+    missing = [name for name in publications if name not in catalog.publications]
+    if missing:
+        raise PublicationMissing(
+            f"publications that subscriptions name do not exist: {', '.join(missing)}",
+            hint="Create them on the publisher, or remove them from the subscriptions.",
+            rule="R1.19",
+        )
+    ours = [name for name in publications if name in CAPTURE_PUBLICATIONS.values()]
+    if ours:
+        raise PublisherNotReady(
+            f"capture publications cannot be subscribed to: {', '.join(ours)}",
+            hint="Name the real publications.",
+        )
+
+
+def _refresh(
+    connection: Connection, catalog: PublisherCatalog, request: SetupRequest, *, dry_run: bool
+) -> tuple[str, ...]:
+    plans = plan_capture_publications(connection, catalog, request.publications, request.slot)
+    if not dry_run:
+        for plan in plans:
+            _execute(connection, plan)
+    return tuple(statement.as_string(connection) for plan in plans for statement in plan.statements)
+
+
+def _execute(connection: Connection, plan: PublicationPlan) -> None:
+    # One transaction: no change may find the publication missing between its drop and its creation.
+    with translated_errors(f'cannot set up publication "{plan.name}"'), connection.transaction():
+        for statement in plan.statements:
+            connection.execute(statement)
+
+
+def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool) -> None:
+    """Check that slot and log, where they are there already, belong together."""
+    if not ChangeLog.exists(request.change_log):
+        if has_slot:
+            check_slot(connection, request.slot)
+        return
+    log = ChangeLog.open(request.change_log)
+    if has_slot:
+        check_continuity(connection, log, request.slot)
+        return
+    check_header(connection, log, request.slot)
+    raise SlotMissing(
+        f'replication slot "{request.slot}" of change log "{log.uri}" does not exist any more',
+        detail=f"The log ends at {log.end_lsn}; a new slot would start later and leave a gap.",
+        hint="Move the change log away. " + RESYNCHRONIZE,
+        rule="R1.33",
+    )
+
+
+def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
+    """Create the slot and the log that are missing; returns where the log starts."""
+    if not slot_exists(connection, request.slot):
+        create_slot(connection, request.slot, two_phase=request.two_phase)
+        logger.info("created replication slot %s of publisher %s", request.slot, request.publisher)
+    if ChangeLog.exists(request.change_log):
+        return ChangeLog.open(request.change_log).header.start_lsn
+    start = check_slot(connection, request.slot).confirmed_flush
+    identity = system_identity(connection)
+    header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start)
+    ChangeLog.create(request.change_log, header)
+    logger.info("created the change log of publisher %s at %s", request.publisher, start)
+    return start
+
+
+def _warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> tuple[str, ...]:
+    return (*_two_phase_warnings(connection, request), *_identity_warnings(catalog, request.publications))
+
+
+def _two_phase_warnings(connection: Connection, request: SetupRequest) -> Iterator[str]:
+    if not slot_exists(connection, request.slot):
+        return
+    found = slot_status(connection, request.slot).two_phase
+    if found != request.two_phase:
+        yield (
+            f'replication slot "{request.slot}" has two_phase = {str(found).lower()}; the configuration says'
+            f" {str(request.two_phase).lower()}, which only a new slot can have"
+        )
+
+
+def _identity_warnings(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[str]:
+    """Tables on which UPDATE or DELETE fails, as it does without the capture publications (R2.17)."""
+    members = capture_set(catalog, publications)
+    for table in sorted(catalog.tables.values(), key=lambda table: table.name):
+        if table.is_partitioned or not table.is_publishable or _has_identity(table):
+            continue
+        failing = [
+            action.name
+            for action in (PublishAction.UPDATE, PublishAction.DELETE)
+            if _covers(catalog, members[action], table)
+        ]
+        if failing:
+            yield f"table {table.name} has no replica identity: {' and '.join(failing)} on it fail [R2.17]"
+
+
+def _has_identity(table: Table) -> bool:
+    return table.replica_identity is ReplicaIdentity.FULL or bool(table.key_columns)
+
+
+def _covers(catalog: PublisherCatalog, members: CaptureMembers, table: Table) -> bool:
+    return members.all_tables or any(
+        one.name in members.tables or one.name.schema in members.schemas
+        for one in (table, *catalog.ancestors(table.id))
+    )

@@ -1,0 +1,219 @@
+"""The whole pipeline as Airflow runs it: real scheduler, real Spark, real PostgreSQL, started through the REST API."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from embedded.airflow import Refused, wait_for
+from fixtures.airflow import PASSWORDS, Pipeline
+
+pytestmark = pytest.mark.airflow
+
+ORDERS = "select id, region, amount, note from orders order by id"
+
+
+def nsw_of(rows: list[tuple[int, str, int, str]]) -> list[tuple[int, str, int, str]]:
+    """Publication nsw: region = 'nsw'."""
+    return [row for row in rows if row[1] == "nsw"]
+
+
+def nsw_or_big_of(rows: list[tuple[int, str, int, str]]) -> list[tuple[int, str, int, str]]:
+    """Publications nsw and big, OR-ed (R3.4): region = 'nsw' or amount > 100."""
+    return [row for row in rows if row[1] == "nsw" or row[2] > 100]
+
+
+def test_snapshots_bring_the_filtered_rows(pipeline: Pipeline) -> None:
+    rows = pipeline.publisher.rows(ORDERS)
+    assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
+    assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
+
+
+def test_captured_changes_are_replayed_and_validated_without_anyone_asking(pipeline: Pipeline) -> None:
+    """Capture → asset → replay (one Spark application) → assets → validations."""
+    client = pipeline.client
+    replays = client.runs("replay__shop")
+    validations = {name: client.runs(f"validate__{name}") for name in ("nsw", "big")}
+    client.unpause("replay__shop", "validate__nsw", "validate__big")
+    pipeline.publisher.run(
+        """
+        begin;
+        insert into orders values (10, 'nsw', 10, 'new'), (11, 'qld', 10, 'outside'), (12, 'qld', 200, 'big');
+        update orders set region = 'nsw' where id = 2;   -- enters nsw, stays in big
+        update orders set region = 'qld' where id = 1;   -- leaves nsw
+        delete from orders where id = 3;
+        commit;
+        """
+    )
+    pipeline.succeed("capture__shop")
+    replay = pipeline.next_run("replay__shop", replays)
+    assert (replay.state, replay.run_type) == ("success", "asset_triggered"), pipeline.describe(replay)
+
+    rows = pipeline.publisher.rows(ORDERS)
+    #  id  nsw  nsw or big
+    #   1  no   no          now qld, 5
+    #   2  yes  yes
+    #   4  no   no
+    #  10  yes  yes
+    #  12  no   yes         200 > 100
+    assert [row[0] for row in nsw_of(rows)] == [2, 10]
+    assert [row[0] for row in nsw_or_big_of(rows)] == [2, 10, 12]
+    assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
+    assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
+
+    reported = client.xcom(replay, "report.nsw")
+    assert reported["subscription"] == "nsw"
+    assert (reported["updates_to_insert"], reported["updates_to_delete"]) == (1, 1)
+    for name, known in validations.items():
+        validation = pipeline.next_run(f"validate__{name}", known)
+        assert validation.state == "success", pipeline.describe(validation)
+
+
+def test_a_capture_that_finds_nothing_new_starts_no_replay(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    pipeline.succeed("capture__shop")
+    before = client.asset_events("cdc-replay://change-log/shop")
+    run = pipeline.succeed("capture__shop")
+    assert client.task_states(run) == {"setup": "success", "capture": "skipped"}
+    assert client.asset_events("cdc-replay://change-log/shop") == before
+    assert all("to_lsn" in extra for extra in before)
+
+
+def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    client.unpause("replay__shop")
+    known = client.runs("replay__shop")
+    pipeline.publisher.run("insert into orders select i, 'nsw', i, 'bulk' from generate_series(100, 199) i")
+    pipeline.succeed("capture__shop")
+    os.kill(wait_for(lambda: driver_of(pipeline), "the Spark driver", 60), signal.SIGKILL)
+    replay = pipeline.next_run("replay__shop", known)
+    assert replay.state == "success", pipeline.describe(replay)
+    assert "Error code is: 137" in client.log(replay, "replay", 1)
+    rows = pipeline.publisher.rows(ORDERS)
+    assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
+    assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
+
+
+def driver_of(pipeline: Pipeline) -> int | None:
+    """The Python process of this instance's replay job."""
+    mark = f"AIRFLOW_HOME={pipeline.airflow.home}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            ours = mark in (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if (
+            ours
+            and b"python" in arguments[0]
+            and any(each.endswith(b"jobs/replay.py") for each in arguments[1:2])
+        ):
+            return int(folder.name)
+    return None
+
+
+def test_a_backfill_repairs_the_subscriber(pipeline: Pipeline) -> None:
+    """The rows that the range touches end as of the subscriber's applied LSN, whatever was done to them."""
+    client = pipeline.client
+    client.unpause("replay__shop", "backfill__nsw")
+    known = client.runs("replay__shop")
+    start = pipeline.position()
+    pipeline.publisher.run("insert into orders values (20, 'nsw', 1, 'first'), (21, 'nsw', 2, 'first')")
+    end = pipeline.position()
+    pipeline.publisher.run("update orders set note = 'second' where id = 20")
+    pipeline.succeed("capture__shop")
+    assert pipeline.next_run("replay__shop", known).state == "success"
+    pipeline.nsw.run("delete from orders where id = 20; update orders set note = 'damaged' where id = 21")
+
+    run = pipeline.succeed("backfill__nsw", **{"from": start, "to": end})
+    assert client.task_states(run)["announce"] == "success"
+    assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
+
+
+def test_a_backfill_goes_into_another_database_by_the_id_of_its_connection(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    client.unpause("backfill__nsw")
+    start = pipeline.position()
+    pipeline.publisher.run("insert into orders values (30, 'nsw', 1, 'audited'), (31, 'vic', 2, 'outside')")
+    end = pipeline.position()
+    pipeline.succeed("capture__shop")
+    run = pipeline.succeed("backfill__nsw", **{"from": start, "to": end, "into_conn_id": "audit"})
+    # The subscriber was not written, so nobody has to validate it.
+    assert client.task_states(run) == {"backfill": "success", "announce": "skipped"}
+    assert pipeline.audit.rows(ORDERS) == [(30, "nsw", 1, "audited")]
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"to": "0/1"}, "from: No value passed"),
+        ({"from": "yesterday", "to": "0/1"}, "'yesterday' does not match"),
+        ({"from": "0/1", "to": "0/2", "dry_run": "no"}, "'no' is not of type 'boolean'"),
+    ],
+)
+def test_bad_params_are_refused_and_no_run_is_made(
+    pipeline: Pipeline, params: dict[str, str], reason: str
+) -> None:
+    before = pipeline.client.runs("backfill__nsw")
+    with pytest.raises(Refused, match=reason) as refused:
+        pipeline.client.trigger("backfill__nsw", **params)
+    assert refused.value.status == 400
+    assert pipeline.client.runs("backfill__nsw") == before
+
+
+def test_a_misspelt_param_fails_the_run_before_anything_is_written(pipeline: Pipeline) -> None:
+    pipeline.client.unpause("backfill__nsw")
+    run = pipeline.run("backfill__nsw", **{"from": "0/1", "to": "0/2", "dry-run": True})
+    assert run.state == "failed"
+    assert 'unknown Params ["dry-run"]' in pipeline.client.log(run, "backfill")
+
+
+def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
+    """Group far has a Spark connection of its own, `local-cluster`: nothing may depend on sharing the driver's process."""
+    client = pipeline.client
+    known = client.runs("replay__far")
+    client.unpause("replay__far")
+    pipeline.publisher.run("insert into orders select i, 'vic', i, 'far' from generate_series(301, 400) i")
+    pipeline.succeed("capture__shop")
+    replay = pipeline.next_run("replay__far", known)
+    assert replay.state == "success", pipeline.describe(replay)
+    assert "local-cluster[1,1,1024]" in client.log(replay, "replay")
+    assert pipeline.far.rows(ORDERS) == [row for row in pipeline.publisher.rows(ORDERS) if row[2] > 100]
+
+
+def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    client.unpause("validate__big")
+    pipeline.big.run("delete from orders where id = 12")
+    run = pipeline.run("validate__big")
+    assert run.state == "failed"
+    log = client.log(run, "validate")
+    assert "public.orders" in log
+    assert "12" in log
+    pipeline.big.run("insert into orders values (12, 'qld', 200, 'big')")
+    pipeline.succeed("validate__big")
+
+
+def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
+    url = f"{pipeline.airflow.url}/cdc-replay"
+    assert httpx.get(f"{url}/data").status_code == 401
+    assert httpx.get(f"{url}/").status_code == 401
+    assert httpx.get(f"{url}/report/nsw").status_code == 401
+    assert httpx.get(f"{url}/data", headers={"Authorization": "Bearer nonsense"}).status_code == 403
+    status = pipeline.client.request("GET", "/cdc-replay/data")
+    assert {each["subscription"] for each in status["subscriptions"]} == {"nsw", "big", "far"}
+    assert all(each["error"] is None for each in (*status["subscriptions"], *status["publishers"]))
+
+
+def test_passwords_are_in_no_log_and_in_no_database_of_airflow(pipeline: Pipeline) -> None:
+    """After all the runs above: connections go to jobs through the environment of their driver only."""
+    files = [path for path in pipeline.airflow.home.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files)
+    for path in files:
+        content = path.read_bytes()
+        for password in PASSWORDS.values():
+            assert password.encode() not in content, path

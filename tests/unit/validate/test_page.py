@@ -1,0 +1,114 @@
+"""The report is one readable page: self-contained, escaped, and plain about what fails."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.validate.page import LATEST, render, write_page
+from cdc_replay.validate.verdict import Check, CheckKind, Difference, DifferenceKind, TableVerdict, Verdict
+
+NOW = dt.datetime(2013, 7, 1, 12, 30, tzinfo=dt.UTC)
+
+EQUAL = TableVerdict(
+    name=QualifiedName("public", "flights"),
+    full=True,
+    checks=(Check(CheckKind.CONTENT, success=True, observed="no difference in 1,234 rows"),),
+    method="digests",
+    publisher_rows=1234,
+    subscriber_rows=1234,
+)
+DIFFERING = TableVerdict(
+    name=QualifiedName("public", 'a <"script">'),
+    full=True,
+    checks=(Check(CheckKind.CONTENT, success=False, observed="30 missing"),),
+    method="digests",
+    publisher_rows=30,
+    subscriber_rows=0,
+    counts=((DifferenceKind.MISSING, 30),),
+    differences=(Difference(DifferenceKind.MISSING, "id=<b>1</b>"),),
+)
+UNREADABLE = replace(EQUAL, checks=(), error="division by zero", publisher_rows=None, subscriber_rows=None)
+INFORMATIVE = replace(
+    DIFFERING, full=False, checks=(replace(DIFFERING.checks[0], informational=True),), notes=("why",)
+)
+
+
+def verdict(*tables: TableVerdict) -> Verdict:
+    folder = Path("reports")
+    return Verdict("nsw", Lsn.parse("16/B374D848"), tables, folder / "index.html", folder / "run.html", 1.5)
+
+
+def page(*tables: TableVerdict) -> str:
+    return render(verdict(*tables), now=NOW, run_link="../run.html", index_link="../index.html")
+
+
+class _Elements(HTMLParser):
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in {"href", "src"}]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    text = page(EQUAL, DIFFERING)
+    elements = _Elements()
+    elements.feed(text)
+
+    assert elements.open == []
+    assert {link for link in elements.links if not link.startswith("#")} == {"../run.html", "../index.html"}
+    assert re.search(r"https?:|@import|url\(|<script", text) is None
+
+
+def test_names_and_keys_are_escaped() -> None:
+    text = page(DIFFERING)
+
+    assert "id=&lt;b&gt;1&lt;/b&gt;" in text
+    assert "<b>" not in text
+    assert "public.a &lt;&quot;script&quot;&gt;" in text
+
+
+def test_a_page_says_whether_the_subscription_holds() -> None:
+    assert "nsw: consistent at 16/B374D848" in page(EQUAL)
+    assert "nsw: not consistent at 16/B374D848" in page(EQUAL, DIFFERING)
+    assert "nsw: not consistent at 16/B374D848" in page(UNREADABLE)
+    assert "nsw: consistent at 16/B374D848" in page(INFORMATIVE)
+
+
+def test_an_error_is_shown_as_an_error_and_not_as_a_difference() -> None:
+    text = page(UNREADABLE)
+
+    assert "division by zero" in text
+    assert "differs" not in text
+
+
+def test_the_number_of_keys_shown_is_told_where_there_are_more() -> None:
+    assert "the first 1 keys" in page(DIFFERING)
+    assert "&ge; 30" in page(replace(DIFFERING, counts_exact=False))
+
+
+def test_the_last_page_is_also_the_latest(tmp_path: Path) -> None:
+    first = replace(verdict(EQUAL), report=tmp_path / "1.html", data_docs=tmp_path / "docs" / "index.html")
+    second = replace(first, report=tmp_path / "2.html", tables=(DIFFERING,))
+    write_page(first, now=NOW, run_page=tmp_path / "docs" / "run.html")
+    write_page(second, now=NOW, run_page=tmp_path / "docs" / "run.html")
+
+    assert (tmp_path / LATEST).read_text() == (tmp_path / "2.html").read_text()
+    assert (tmp_path / "1.html").read_text() != (tmp_path / "2.html").read_text()
+    assert 'href="docs/index.html"' in (tmp_path / LATEST).read_text()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["1.html", "2.html", LATEST]
