@@ -21,4 +21,4 @@ class ValidationReportLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         base = conf.get("api", "base_url", fallback="").rstrip("/")
-        return f"{base}{PREFIX}/report/{ti_key.dag_id.removeprefix('validate__')}"
+        return f"{base}{PREFIX}/reports/{ti_key.dag_id.removeprefix('validate__')}/latest.html"

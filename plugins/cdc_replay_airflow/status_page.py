@@ -1,4 +1,4 @@
-"""The pages behind the plugin's entry in Airflow's menu: what `cdc-replay status` says, as a table.
+"""The pages behind the plugin's entry in Airflow's menu: the state of everything, and reports.
 
 Airflow does not protect the applications of plugins. Every route here asks for what the REST API asks for:
 a valid token, as a header or as the UI's cookie, of a user who may read DAGs.
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from airflow.api_fastapi.core_api.security import requires_access_dag
-from fastapi import Depends, FastAPI
-from fastapi.responses import HTMLResponse
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse, HTMLResponse
 
 from cdc_replay_airflow.connections import airflow_config
 
@@ -71,7 +71,24 @@ def create_app() -> FastAPI:
     def data() -> dict[str, Any]:
         return current.get()
 
+    @app.get("/reports/{path:path}", dependencies=protected)
+    def report(path: str) -> FileResponse:
+        return _file("reports", path)
+
+    @app.get("/data_docs/{path:path}", dependencies=protected)
+    def data_docs(path: str) -> FileResponse:
+        return _file("data_docs", path)
+
     return app
+
+
+def _file(folder: str, path: str) -> FileResponse:
+    """A file of the validations' output; nothing beside the folder, which holds GX's own configuration."""
+    root = (airflow_config().expectations / "gx" / "uncommitted" / folder).resolve()
+    file = (root / path).resolve()
+    if not file.is_relative_to(root) or not file.is_file():
+        raise HTTPException(404, "there is no such report")
+    return FileResponse(file)
 
 
 def render(status: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The whole pipeline as Airflow runs it: real scheduler, real Spark, real PostgreSQL, started through the REST API."""
+"""The whole pipeline as Airflow runs it: its own scheduler, Spark and PostgreSQL, started by the REST API."""
 
 from __future__ import annotations
 
@@ -107,11 +107,7 @@ def driver_of(pipeline: Pipeline) -> int | None:
             ours = mark in (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if (
-            ours
-            and b"python" in arguments[0]
-            and any(each.endswith(b"jobs/replay.py") for each in arguments[1:2])
-        ):
+        if ours and b"python" in arguments[0] and arguments[1].endswith(b"jobs/replay.py"):
             return int(folder.name)
     return None
 
@@ -173,7 +169,7 @@ def test_a_misspelt_param_fails_the_run_before_anything_is_written(pipeline: Pip
 
 
 def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
-    """Group far has a Spark connection of its own, `local-cluster`: nothing may depend on sharing the driver's process."""
+    """Group far has the Spark connection `local-cluster`: nothing may share the driver's process."""
     client = pipeline.client
     known = client.runs("replay__far")
     client.unpause("replay__far")
@@ -202,7 +198,8 @@ def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
     url = f"{pipeline.airflow.url}/cdc-replay"
     assert httpx.get(f"{url}/data").status_code == 401
     assert httpx.get(f"{url}/").status_code == 401
-    assert httpx.get(f"{url}/report/nsw").status_code == 401
+    assert httpx.get(f"{url}/reports/nsw/latest.html").status_code == 401
+    assert httpx.get(f"{url}/data_docs/index.html").status_code == 401
     assert httpx.get(f"{url}/data", headers={"Authorization": "Bearer nonsense"}).status_code == 403
     status = pipeline.client.request("GET", "/cdc-replay/data")
     assert {each["subscription"] for each in status["subscriptions"]} == {"nsw", "big", "far"}

@@ -175,10 +175,10 @@ Step: TypeAlias = Publish | Subscribe | Sync | Expect | Refresh | Pause | Resume
 
 
 class Databases(Strict):
-    """Options of CREATE DATABASE."""
+    """Options of CREATE DATABASE. What the scenarios expect of letter cases is that of locale C."""
 
-    publisher: str = ""
-    subscriber: str = ""
+    publisher: str = "encoding 'UTF8' locale 'C' template template0"
+    subscriber: str = "encoding 'UTF8' locale 'C' template template0"
 
 
 def _as_compare(entries: list[Any]) -> list[Any]:

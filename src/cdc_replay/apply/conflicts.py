@@ -1,14 +1,14 @@
 """Changes that the subscriber's rows do not allow: how they are named, counted and raised.
 
-| kind           | what the subscriber has            | error         | overwrite              | skip             |
-|----------------|------------------------------------|---------------|------------------------|------------------|
-| insert_exists  | a row with the inserted key        | ApplyConflict | it takes sent columns  | it stays as it is|
-| update_exists  | a row with the key a row moves to  | ApplyConflict | it is deleted          | both stay        |
-| update_missing | no row to update                   | counted       | counted                | counted          |
-| delete_missing | no row to delete                   | counted       | counted                | counted          |
+| kind           | what the subscriber has           | error         | overwrite            | skip       |
+|----------------|-----------------------------------|---------------|----------------------|------------|
+| insert_exists  | a row with the inserted key       | ApplyConflict | sent columns go in   | it stays   |
+| update_exists  | a row with the key a row moves to | ApplyConflict | it is deleted        | both stay  |
+| update_missing | no row to update                  | counted       | counted              | counted    |
+| delete_missing | no row to delete                  | counted       | counted              | counted    |
 
-The names are PostgreSQL 18's. What no policy can decide (a value that the target's type or constraints refuse, another
-unique index) fails under every policy, as it stops a native worker (R8.5).
+The names are PostgreSQL 18's. What no policy can decide (a value that the target's type or constraints
+refuse, another unique index) fails under every policy, as it stops a native worker (R8.5).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def contradictory(kind: ConflictKind, target: QualifiedName, count: int) -> Appl
         f'changes of one window claim the same keys of table "{target.schema}"."{target.name}":'
         " duplicate key value violates unique constraint",
         detail=f"{kind.value}: {count} changes.",
-        hint="Several published rows have one key on the subscriber: give the table a key that tells them apart,"
+        hint="Give the subscriber's table a key that tells the published rows apart,"
         " or set `on_conflict` to overwrite or skip.",
         rule="R8.5",
     )

@@ -14,8 +14,8 @@ collide. Where step 4 meets another unique constraint whose values rows exchange
 rows are taken out and put back instead. So is every update of a target with a column GENERATED ALWAYS AS
 IDENTITY outside its key, which UPDATE cannot set (R8.14).
 
-Under the policy `error` nothing is looked up before step 5 and 6: the unique index itself finds the conflict, and
-only then the rows are named.
+Under the policy `error` nothing is looked up before step 5 and 6: the unique index itself finds the
+conflict, and only then the rows are named.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _Merge:
     def _execute_or_refuse(
         self, kind: ConflictKind, standing: sql.Composed, statements: Iterable[sql.Composed]
     ) -> int:
-        """Rows of all statements; where an index refuses one, name the rows of `standing` that are in the way."""
+        """Rows of all statements; if an index refuses one, name the rows of `standing` in the way."""
         try:
             with self.connection.transaction():
                 return sum(self._execute(statement) for statement in statements)

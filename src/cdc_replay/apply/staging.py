@@ -1,13 +1,13 @@
 """Executors: net changes into staging tables on the subscriber, by COPY.
 
-Each target that has net changes gets one unlogged table in schema `cdc_replay`, made by the first task that needs it. Its
-columns have the target's own types, so that the target's input functions read the publisher's text (R8.1), below
-all domains, so that a value that was not sent can be NULL.
+Each target that has net changes gets one unlogged table in schema `cdc_replay`, made by the first task that
+needs it. Its columns have the target's own types, so that the target's input functions read the publisher's
+text (R8.1), below all domains, so that a value that was not sent can be NULL.
 
-Each COPY commits by itself, and every row carries the number of the task attempt that wrote it. A task that failed or
-was run twice leaves rows behind that nobody reads: the driver merges only the attempts whose `StagedPart` came back.
-Whatever a killed run leaves is found by its name, which begins with the subscription's number, and dropped by the
-next run.
+Each COPY commits by itself, and every row carries the number of the task attempt that wrote it. A task that
+failed or was run twice leaves rows behind that nobody reads: the driver merges only the attempts whose
+`StagedPart` came back. Whatever a killed run leaves is found by its name, which begins with the
+subscription's number, and dropped by the next run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from psycopg import sql
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
 
 from cdc_replay.apply.conflicts import Failure, failure_of
 from cdc_replay.model.change import NetKind
@@ -36,6 +35,9 @@ from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber.state import SCHEMA, stable_hash
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _PART_COLUMNS: Final = (
     ("target", "int", pa.int32()),
@@ -68,8 +70,8 @@ _ORPHANS: Final = """
 class StageTable:
     """The staging table of one target; picklable.
 
-    Columns: attempt, kind, kinds, moved, update_missing, delete_missing, then `b0`… for the base key and `v0`…
-    for the values, in the order of the subscribed table's `identity` and `columns`.
+    Columns: attempt, kind, kinds, moved, update_missing, delete_missing, then `b0`… for the base key and
+    `v0`… for the values, in the order of the subscribed table's `identity` and `columns`.
     """
 
     index: int
@@ -100,8 +102,9 @@ class StageTable:
 class StagedPart:
     """What one task attempt has staged for one target.
 
-    `counts` are rows by `NetKind` value, besides `MOVED` and `UNSURE`. `unsent` are positions of values that some UPDATE did not
-    send, `omitted` the distinct texts with `-` where an INSERT leaves a column to its default and a blank elsewhere.
+    `counts` are rows by `NetKind` value, besides `MOVED` and `UNSURE`. `unsent` are positions of values
+    that some UPDATE did not send, `omitted` the distinct texts with `-` where an INSERT leaves a column to
+    its default and a blank elsewhere.
     """
 
     target: int

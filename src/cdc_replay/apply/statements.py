@@ -1,10 +1,10 @@
 """The SQL by which staged net changes reach one target; composed here, run by `apply.merge`.
 
-In every statement `s` is a row of the staging table, `t` a row of the target, `m` a row that was taken out of the
-target. How `t` is found for `s` is said once, in `match`. A keyed target is joined by its identity, with the
-operators of its own index. In one without a key, equal rows are numbered on both sides and each change takes the
-row with its number (R8.10), by ctid: only published columns are compared, NULL equals NULL (R8.8), and a column of
-the subscriber's own does not hide a row (R8.9).
+In every statement `s` is a row of the staging table, `t` a row of the target, `m` a row that was taken out
+of the target. How `t` is found for `s` is said once, in `match`. A keyed target is joined by its identity,
+with the operators of its own index. In one without a key, equal rows are numbered on both sides and each
+change takes the row with its number (R8.10), by ctid: only published columns are compared, NULL equals NULL
+(R8.8), and a column of the subscriber's own does not hide a row (R8.9).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ANY: Final = sql.SQL("true")
 # Removes the matched rows and tells what the staged changes without a match had expected to find.
 _REMOVE: Final = """
     with gone as (
-        delete from {target} as t using {stage} as s{pairs} where {mine} and {match} returning s.ctid as staged
+        delete from {target} as t using {stage} as s{pairs} where {mine} and {match}
+        returning s.ctid as staged
     )
     select count(gone.staged),
         coalesce(sum(s.update_missing) filter (where gone.staged is null), 0),
@@ -67,7 +68,9 @@ _PAIR: Final = """
     ),
     present as (
         select t.relation, t.place, t.content, row_number() over (partition by t.content) as number
-        from (select t.tableoid as relation, t.ctid as place, row({target_row}) as content from {target} as t) as t
+        from (
+            select t.tableoid as relation, t.ctid as place, row({target_row}) as content from {target} as t
+        ) as t
         where exists (select from wanted where wanted.content operator(pg_catalog.=) t.content)
     )
     select wanted.staged, present.relation, present.place
@@ -135,7 +138,7 @@ class Statements:
         return self._fill(_REMOVE, mine=self.mine(kind))
 
     def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
-        """Move UPDATEd rows from the target to a temporary table: `c0`… as they will be, `o0`… as they were."""
+        """Move UPDATEd rows to a temporary table: `c0`… as they will be, `o0`… as they were."""
         columns = [
             sql.SQL("{} as {}").format(self._overlaid(column), sql.Identifier(f"c{number}"))
             for number, column in enumerate(self._writable())
@@ -213,7 +216,8 @@ class Statements:
         if only_free:
             conditions.append(self._exists(self.same_as_inserted, expected=False))
         statement = sql.SQL(
-            "insert into {table} ({names}) overriding system value select {values} from {stage} as s where {where}"
+            "insert into {table} ({names}) overriding system value"
+            " select {values} from {stage} as s where {where}"
         )
         return statement.format(
             table=self.name,

@@ -9,16 +9,15 @@
                                           commit
                                           drop the staging tables
 
-Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again from
-its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time. Staging is
-unlogged: a crash of the server empties it, but also ends the connection that would merge it.
+Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again
+from its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time.
+Staging is unlogged: a crash of the server empties it, but also ends the connection that would merge it.
 
 Triggers and foreign keys behave as in a native apply worker, by `session_replication_role` (R8.13).
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 import logging
@@ -26,12 +25,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from pyspark.sql import DataFrame
 
 from cdc_replay.apply.conflicts import refusals
 from cdc_replay.apply.merge import Merged, merge
@@ -45,6 +43,9 @@ from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber.state import advance_tables
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _log: Final = logging.getLogger(__name__)
 
@@ -194,19 +195,21 @@ def _truncate(
 ) -> None:
     """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15)."""
     names = {table.index: table.name for table in request.tables}
-    done: collections.Counter[sql.Composed] = collections.Counter()
-    for _, group in itertools.groupby(request.truncations, key=lambda found: (found.commit_lsn, found.seq)):
+    statements = itertools.groupby(request.truncations, key=lambda found: (found.commit_lsn, found.seq))
+    done: set[tuple[frozenset[QualifiedName], bool]] = set()
+    for _, group in statements:
         truncations = list(group)
-        tables = [targets[names[truncation.target]] for truncation in truncations]
         restart = any(truncation.restart_identity for truncation in truncations)
+        together = frozenset(names[truncation.target] for truncation in truncations)
+        if (together, restart) in done:
+            continue
+        done.add((together, restart))
         statement = sql.SQL("truncate table {}{}").format(
-            sql.SQL(", ").join(_truncated(table) for table in tables),
+            sql.SQL(", ").join(_truncated(targets[name]) for name in sorted(together)),
             sql.SQL(" restart identity" if restart else ""),
         )
-        done[statement] += 1
-        if done[statement] == 1:
-            with refusals(tables[0].name):
-                connection.execute(statement)
+        with refusals(min(together)):
+            connection.execute(statement)
 
 
 def _truncated(table: TargetTable) -> sql.Composed:

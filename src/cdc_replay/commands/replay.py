@@ -7,6 +7,7 @@ only: its error is in its result and in its state, its rows and its LSN are as t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,12 @@ import psycopg
 from pyspark import StorageLevel
 
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
+from cdc_replay.catalog.history import CatalogHistory, catalog_from_json
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.compact import compact
+from cdc_replay.compact import net_changes, survey
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.decode import decode
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidConfiguration, SubscriberNotReady
@@ -144,7 +146,17 @@ def _definitions(
     """The relation versions that changes in the window have, and the catalogs in force in it."""
     known = change_log.relations()
     versions = change_log.relation_versions(window)
-    return tuple(known[version] for version in sorted(versions)), change_log.catalogs().within(window)
+    return tuple(known[version] for version in sorted(versions)), catalog_history(change_log).within(window)
+
+
+def catalog_history(change_log: ChangeLog) -> CatalogHistory:
+    """The publisher's catalogs, each at the position from which it is in force."""
+    return CatalogHistory(
+        tuple(
+            dataclasses.replace(catalog_from_json(version.text), lsn=version.from_lsn)
+            for version in change_log.catalogs()
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -172,7 +184,7 @@ def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) ->
         change_log.segments(window),
         window,
         change_log.relations(),
-        [catalog.lsn.value for catalog in change_log.catalogs().versions],
+        [version.from_lsn.value for version in change_log.catalogs()],
     )
 
 
@@ -201,22 +213,20 @@ def _flow(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayR
     results: list[ReplayResult] = []
 
     def record(connection: Connection, applied: Applied) -> None:
+        # Tables without a change in the window have reached its end too.
+        state.advance_tables(connection, subscription.name, plan.opened.ready_tables(), plan.window.upto)
         results.append(_result(plan, routed, applied))
         state.record_result(connection, subscription.name, "replay", results[-1].to_dict())
 
-    request = ApplyRequest(
-        subscription=subscription,
-        dsn=plan.opened.dsn,
-        tables=plan.routes.tables,
-        ready=tuple(plan.opened.ready_tables()),
-        upto=plan.window.upto,
-    )
+    request = ApplyRequest(subscription, plan.opened.dsn, plan.routes.tables, (), plan.window.upto)
     if changes is None or not plan.routes.routes:
         routed = None
         advance_only(request, before_commit=record)
         return results[0]
     routed = route(changes, plan.routes, origin=subscription.origin, publisher_dsn=publisher_dsn)
-    net = compact(routed.changes)
+    found = survey(routed.changes)
+    net = net_changes(routed.changes, found, plan.routes.tables, policy=subscription.on_conflict)
+    request = dataclasses.replace(request, truncations=found.truncations)
     apply_window(net, request, before_commit=record)
     return results[0]
 

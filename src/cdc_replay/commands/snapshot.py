@@ -64,7 +64,13 @@ def snapshot_opened(
     """`snapshot` for a subscription whose lock the caller holds."""
     began = time.monotonic()
     publisher = config.publisher(at_work.subscription.publisher)
-    ChangeLog.open(publisher.change_log)
+    change_log = ChangeLog.open(publisher.change_log)
+    state.remember_subscription(
+        at_work.connection,
+        at_work.subscription.name,
+        change_log.header.system_identifier,
+        at_work.subscription.publications,
+    )
     states = at_work.table_states()
     if states and not tables and all(isinstance(each, Ready) for each in states.values()):
         return SnapshotResult(at_work.subscription.name, None, None, time.monotonic() - began, 0, 0, ())

@@ -47,7 +47,7 @@ def translated_spark_errors(what: str) -> Iterator[None]:
 def _translate(what: str, text: str) -> CdcReplayError:
     if found := _OURS.search(text):
         kind = getattr(errors, found["name"], SparkJobFailed)
-        return kind(found["message"].strip(), detail=found["detail"], hint=found["hint"])  # type: ignore[no-any-return]
+        return kind(found["message"].strip(), detail=found["detail"], hint=found["hint"])
     if found := _RAISED_IN_SQL.search(text):
         return errors.SubscriberNotReady(found["message"])
     return SparkJobFailed(f"{what} failed in Spark", detail=text.strip()[:2000])

@@ -25,8 +25,9 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snaps
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.validate.comparison import ValidatedTable
 from cdc_replay.validate.fence import open_fence
-from cdc_replay.validate.report import ValidatedTable, ValidationRequest, validate_subscription
+from cdc_replay.validate.report import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 log = logging.getLogger(__name__)

@@ -91,7 +91,7 @@ SPARK_TYPES: Final[Mapping[int, str]] = {
 
 
 def _unwrapped(expression: Expression) -> Expression:
-    """The argument of casts that do not change the value; other casts are refused where they are looked at."""
+    """The argument of a cast that does not change the value; any other cast is refused by its own rule."""
     match expression:
         case Relabel(argument) | Collate(argument):
             return _unwrapped(argument)

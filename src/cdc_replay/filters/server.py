@@ -217,10 +217,10 @@ class _Server:
         if self._connection is None:
             self._connection = connect(self._dsn, purpose="row filters")
         statements = _Statements.of(check)
-        if check.number not in self._tables:
-            self._connection.execute(statements.create)
-            self._tables.add(check.number)
         with self._connection.transaction(), self._connection.cursor() as cursor:
+            # Not ON COMMIT DELETE ROWS, which empties the tables of all checks at every commit.
+            cursor.execute(statements.empty if check.number in self._tables else statements.create)
+            self._tables.add(check.number)
             with cursor.copy(statements.fill) as copy:
                 copy.write(_csv(table))
             with cursor.copy(statements.select) as copy:
@@ -244,6 +244,7 @@ class _Statements:
     """What is executed for a check."""
 
     create: sql.Composed
+    empty: sql.Composed
     fill: sql.Composed
     select: sql.Composed
 
@@ -254,10 +255,11 @@ class _Statements:
         row = sql.Identifier(_unused_name(columns))
         sent = [sql.Identifier(column.name) for column in columns if column.generated is Generated.NO]
         return cls(
-            create=sql.SQL("create temporary table {} ({}) on commit delete rows").format(
+            create=sql.SQL("create temporary table {} ({})").format(
                 sql.Identifier(f"cdc_replay_check_{check.number}"),
                 sql.SQL(", ").join([sql.SQL("{} bigint").format(row), *map(_definition, columns)]),
             ),
+            empty=sql.SQL("truncate {}").format(table),
             fill=sql.SQL("copy {} ({}) from stdin (format csv)").format(
                 table, sql.SQL(", ").join([row, *sent])
             ),

@@ -59,8 +59,10 @@ class _Builder:
         match expression:
             case Column(attnum=attnum, type_oid=type_oid):
                 return _read(self._text_of(attnum), type_oid)
-            case Constant(type_oid, value):
-                return F.lit(value).cast(rules.SPARK_TYPES[type_oid])
+            case Constant(type_oid, None):
+                return F.lit(None).cast(rules.SPARK_TYPES[type_oid])
+            case Constant(value=value):
+                return F.lit(value)
             case Relabel(argument) | Collate(argument):
                 return self.build(argument)
             case NullTest() | TruthTest() | Bool() | Coalesce() | Case():
@@ -117,8 +119,10 @@ class _Builder:
     def _is_in(self, left: SparkColumn, array: Expression) -> SparkColumn:
         if not isinstance(array, Array):
             raise TypeError(array)
-        # Nothing is in an empty array, not even NULL may be.
-        return left.isin(self._all(array.elements)) if array.elements else F.lit(False)
+        if not array.elements:
+            return F.lit(False)  # even for NULL
+        # Plain values where possible: each Column costs several calls to the JVM, and lists are long.
+        return left.isin([_plain_value(each) or self.build(each) for each in array.elements])
 
     def _case(self, branches: Sequence[tuple[Expression, Expression]], otherwise: Expression) -> SparkColumn:
         (condition, result), *rest = ((self.build(when), self.build(then)) for when, then in branches)
@@ -126,6 +130,10 @@ class _Builder:
         for condition, result in rest:
             chain = chain.when(condition, result)
         return chain.otherwise(self.build(otherwise))
+
+
+def _plain_value(expression: Expression) -> int | str | None:
+    return expression.value if isinstance(expression, Constant) else None
 
 
 def _read(text: SparkColumn, type_oid: int) -> SparkColumn:

@@ -14,19 +14,17 @@ are brought as arrays of booleans before step 3.
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.compile import CompiledFilter, ServerFilter, compile_any
 from cdc_replay.filters.server import ServerCheck, evaluate_on_server
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.change import ROUTED, ChangeKind
-from cdc_replay.model.publication import PublishAction, RowFilter
+from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.route.attribute_map import kinds_at, positions, values_at
 from cdc_replay.route.origin import origin_is_wanted
@@ -105,68 +103,56 @@ def _with_route(changes: DataFrame, routes: Routes) -> DataFrame:
 
 
 class _Filters:
-    """The row filters of the routes: compiled once each, those for the server numbered."""
+    """The effective filters of the routes: compiled once each, those for the server numbered."""
 
     def __init__(self, routes: Routes) -> None:
-        self._compiled: dict[Hashable, SparkFilter | ServerFilter] = {}
-        self._numbers: dict[Hashable, int] = {}
-        members: dict[int, list[Route]] = {}
+        self._compiled: dict[Hashable, CompiledFilter] = {}
+        members: dict[Hashable, list[Route]] = {}
         for item in routes.routes:
-            for each in _all_filters(item):
-                key = self._key(item, each)
+            for action, filters in item.published.filters.items():
+                if filters is None:
+                    continue
+                key = self.group(item, action)
                 if key not in self._compiled:
-                    self._compiled[key] = compile_filter(each, item.published.table)
-                if isinstance(self._compiled[key], ServerFilter):
-                    number = self._numbers.setdefault(key, len(self._numbers))
-                    members.setdefault(number, []).append(item)
-        self.checks = tuple(
-            self._check(key, number, members[number]) for key, number in self._numbers.items()
-        )
+                    self._compiled[key] = compile_any(filters, item.published.table)
+                members.setdefault(key, []).append(item)
+        on_server = [key for key, compiled in self._compiled.items() if isinstance(compiled, ServerFilter)]
+        self._numbers = {key: number for number, key in enumerate(on_server)}
+        self.checks = tuple(self._check(key, members[key]) for key in on_server)
 
-    @staticmethod
-    def _key(item: Route, row_filter: RowFilter) -> Hashable:
-        # The same tree means the same only for the same columns at the same positions.
-        return (row_filter.node_tree, item.published.table, item.relation.column_names)
-
-    def _check(self, key: Hashable, number: int, items: list[Route]) -> ServerCheck:
+    def _check(self, key: Hashable, items: list[Route]) -> ServerCheck:
         compiled = self._compiled[key]
         if not isinstance(compiled, ServerFilter):
             raise TypeError(compiled)
         held = items[0].relation.column_names
-        columns = tuple(
-            (column, held.index(column.name)) for column in compiled.columns if column.name in held
+        return ServerCheck.of(
+            compiled, held, number=self._numbers[key], routes=[item.number for item in items]
         )
-        return ServerCheck(number, frozenset(item.number for item in items), compiled.sql, columns)
 
     def passes(self, item: Route, action: PublishAction, row: str, verdicts: str) -> Column:
         """Whether the row in the array column `row` passes the route's filter for `action`; never NULL."""
-        filters = item.published.filters[action]
-        if filters is None:
+        key = self.group(item, action)
+        if key is None:
             return F.lit(True)
-        answers = [self._answer(item, each, row, verdicts) for each in filters]
-        return F.coalesce(functools.reduce(operator.or_, answers), F.lit(False))
-
-    def _answer(self, item: Route, row_filter: RowFilter, row: str, verdicts: str) -> Column:
-        key = self._key(item, row_filter)
         compiled = self._compiled[key]
         if isinstance(compiled, ServerFilter):
-            return F.col(verdicts)[self._numbers[key]]
+            return F.coalesce(F.col(verdicts)[self._numbers[key]], F.lit(False))
         held = item.relation.column_names
 
         def value_of(name: str) -> Column:
             return F.col(row)[held.index(name)] if name in held else F.lit(None).cast("string")
 
-        return filter_column(compiled, value_of)
+        return F.coalesce(filter_column(compiled, value_of), F.lit(False))
 
-    def group(self, item: Route, action: PublishAction) -> Hashable:
-        """Routes with the same group have the same expression for `action`."""
+    @staticmethod
+    def group(item: Route, action: PublishAction) -> Hashable:
+        """What the expression for `action` depends on: None without a filter."""
         filters = item.published.filters[action]
-        return None if filters is None else tuple(self._key(item, each) for each in filters)
-
-
-def _all_filters(item: Route) -> tuple[RowFilter, ...]:
-    actions = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
-    return tuple(each for action in actions for each in item.published.filters[action] or ())
+        if filters is None:
+            return None
+        # The same trees mean the same only for the same columns at the same positions.
+        trees = tuple(each.node_tree for each in filters)
+        return trees, item.published.table.columns, item.relation.column_names
 
 
 def _outcome(routes: Routes, filters: _Filters) -> Column:

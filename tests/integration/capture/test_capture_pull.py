@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
-from cdc_replay.capture.pull import capture_changes, current_position
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
 from cdc_replay.capture.slot import only_reader
+from cdc_replay.capture.transactions import Assembler
 from cdc_replay.catalog.history import catalog_from_json
 from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.replication import advance_slot
+from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.replication import PeekOptions, advance_slot, peek
 
 SetUp = Callable[..., Captured]
 
@@ -99,7 +105,9 @@ def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, se
     assert reached[-1] == captured.log.end_lsn == Lsn.parse(captured.slot("confirmed_flush_lsn"))
 
 
-def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(publisher: Database, set_up: SetUp) -> None:
+def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(
+    publisher: Database, set_up: SetUp
+) -> None:
     """Changes that nobody publishes still let the slot go on, so that it does not retain their WAL."""
     publisher.run(TABLE + "create table other (id int)")
     captured = set_up()
@@ -145,7 +153,8 @@ def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["capture.after_peek", "capture.after_segment", "capture.after_commit", "capture.after_advance"]
+    "failpoint",
+    ["capture.after_peek", "capture.after_segment", "capture.after_commit", "capture.after_advance"],
 )
 def test_a_killed_capture_loses_and_doubles_nothing(
     failpoint: str, publisher: Database, set_up: SetUp
@@ -180,54 +189,267 @@ def test_a_slot_that_is_behind_its_log_is_moved_to_the_log(publisher: Database, 
     assert inserted(captured) == ["1"]
 
 
+def test_a_second_capture_of_the_same_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
+    publisher.run(TABLE)
+    captured = set_up()
+    with (
+        publisher.connect() as connection,
+        only_reader(connection, captured.source.slot),
+        pytest.raises(SlotActive, match=captured.source.slot),
+    ):
+        captured.capture()
+    captured.capture()
+
+
+def test_a_slot_that_another_process_reads_is_refused(publisher: Database, set_up: SetUp) -> None:
+    """R1.33, SQLSTATE 55006: a walsender holds the slot."""
+    publisher.run(TABLE + "insert into t values (1, 'x')")
+    captured = set_up()
+    publisher.run("insert into t values (2, 'x')")
+    with contextlib.closing(connect(publisher.dsn, purpose="test", replication=True)) as walsender:
+        walsender.pgconn.send_query(
+            f"START_REPLICATION SLOT {captured.source.slot} LOGICAL 0/0 (proto_version '1',"
+            " publication_names 'cdc_replay_capture_i')".encode()
+        )
+        deadline = time.monotonic() + 30
+        while captured.slot("active") != "true":
+            assert time.monotonic() < deadline, "the walsender did not take the slot"
+        with pytest.raises(SlotActive, match="is active"):
+            captured.capture()
+
+
+def test_changes_that_somebody_else_took_from_the_slot_are_a_gap(publisher: Database, set_up: SetUp) -> None:
+    """A slot ahead of its log: refused with the positions and the way to resynchronise."""
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run("insert into t values (1, 'x')")
+    with publisher.connect() as connection:
+        advance_slot(connection, captured.source.slot, current_position(publisher.dsn))
+
+    with pytest.raises(SlotLost, match="past the end") as refused:
+        captured.capture()
+
+    assert str(captured.log.end_lsn) in str(refused.value.detail)
+    assert "cdc-replay snapshot" in str(refused.value.hint)
+
+
+def test_a_dropped_slot_is_named_with_the_remedy(publisher: Database, set_up: SetUp) -> None:
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run(f"select pg_drop_replication_slot('{captured.source.slot}')")
+    with pytest.raises(SlotMissing, match=captured.source.slot) as refused:
+        captured.capture()
+    assert "cdc-replay setup" in str(refused.value.hint)
+
+
+def test_a_log_of_another_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run("select pg_create_logical_replication_slot('another_slot', 'pgoutput')")
+    with pytest.raises(ChangeLogMismatch, match="not of this publisher") as refused:
+        captured.capture(slot="another_slot")
+    assert "another_slot" in str(refused.value.detail)
+
+
+def test_capture_before_setup_says_so(publisher: Database, tmp_path: Path) -> None:
+    source = CaptureSource("test", publisher.dsn, "nothing", str(tmp_path / "log"))
+    with pytest.raises(ChangeLogMissing) as refused:
+        capture_changes(source)
+    assert "cdc-replay setup" in str(refused.value.hint)
+
+
+def test_the_catalog_is_kept_when_it_has_changed(publisher: Database, set_up: SetUp) -> None:
+    """R9.10: each version is in force from the end of the pull before the one that read it."""
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run("insert into t values (1, 'x')")
+    captured.capture()
+    publisher.run("insert into t values (2, 'x')")
+    captured.capture()
+    end = captured.log.end_lsn
+    publisher.run("alter publication p set (publish = 'insert'); insert into t values (3, 'x')")
+    captured.capture()
+
+    versions = captured.log.catalogs()
+    assert [version.from_lsn for version in versions] == [Lsn(0), end]
+    first, second = (catalog_from_json(version.text) for version in versions)
+    assert (first.lsn, second.lsn) == (Lsn(0), end)
+    assert len(first.publications["p"].actions) == 4
+    assert len(second.publications["p"].actions) == 1
+
+
+def test_messages_are_kept_with_their_transaction_or_alone(publisher: Database, set_up: SetUp) -> None:
+    """R9.4, R9.13: a non-transactional message survives the rollback of its transaction."""
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run("begin; select pg_logical_emit_message(false, 'p', 'alone'); rollback")
+    publisher.run(
+        "begin; select pg_logical_emit_message(true, 'p', 'inside'); insert into t values (1); commit"
+    )
+
+    captured.capture()
+
+    rows = captured.rows()
+    assert [row["kind"] for row in rows] == ["M", "M", "I"]
+    assert rows[0]["commit_time"] is None
+    assert rows[1]["commit_lsn"] == rows[2]["commit_lsn"] > rows[0]["commit_lsn"]
+    assert captured.log.summary(Window(Lsn(0), captured.log.end_lsn)).transactions == 1
+
+
+def test_the_origin_of_a_transaction_is_kept(publisher: Database, set_up: SetUp) -> None:
+    """R1.12: O follows B; a local transaction has none."""
+    publisher.run(TABLE)
+    captured = set_up()
+    with publisher.connect() as connection:
+        connection.execute("select pg_replication_origin_create(%s)", (f"origin_{publisher.name}",))
+        connection.execute("select pg_replication_origin_session_setup(%s)", (f"origin_{publisher.name}",))
+        connection.execute("insert into t values (1, 'from elsewhere')")
+        connection.execute("select pg_replication_origin_session_reset()")
+        connection.execute("insert into t values (2, 'local')")
+
+    captured.capture()
+
+    assert [row["origin"] for row in captured.rows()] == [f"origin_{publisher.name}", None]
+    publisher.run(f"select pg_replication_origin_drop('origin_{publisher.name}')")
+
+
+def assembled(
+    publisher: Database, captured: Captured, *, streaming: bool
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """The log's rows of all that the slot holds, and the kinds of messages that were sent."""
+    kinds: set[str] = set()
+    rows: list[dict[str, Any]] = []
+    options = PeekOptions(captured.source.slot, tuple(CAPTURE_PUBLICATIONS.values()), streaming=streaming)
+    position = current_position(publisher.dsn)
+    with (
+        publisher.connect() as connection,
+        Assembler(captured.log.end_lsn, captured.log.prepared) as assembler,
+    ):
+        connection.execute("set logical_decoding_work_mem = '64kB'")
+        for raw in peek(connection, options, upto_lsn=position, upto_nchanges=10_000_000):
+            kinds |= {chr(message.as_py()[0]) for message in raw.data}
+            for batch in assembler.feed(raw):
+                rows += batch.to_pylist()
+    return rows, kinds
+
+
 def test_streamed_transactions_have_the_same_rows_as_others(publisher: Database, set_up: SetUp) -> None:
-    """R9.5, R1.26: two interleaved large transactions with savepoints rolled back, streamed and not."""
+    """R9.5, R1.16, R1.26: interleaved large transactions, savepoints rolled back at two depths."""
     publisher.run(TABLE + "alter table t replica identity full")
     captured = set_up(streaming=True)
-    other = f"{captured.source.slot}_plain"
-    plain = Captured(
-        publisher,
-        *_beside(captured, other),
-    )
     with publisher.connect() as first, publisher.connect() as second:
         first.autocommit = second.autocommit = False
-        for part in range(3):
+        for part in range(2):
             for number, connection in enumerate((first, second)):
                 start = number * 1_000_000 + part * 10_000
                 connection.execute(
                     "insert into t select g, repeat('x', 20) from generate_series(%s::int, %s::int) g",
-                    (start, start + 1500),
+                    (start, start + 999),
                 )
                 connection.execute("savepoint s")
                 connection.execute("update t set a = 'rolled back'")
-                connection.execute("savepoint deeper")
-                connection.execute("delete from t where id %% 2 = %s", (part % 2,))
                 connection.execute("rollback to s")
-                connection.execute("update t set a = 'kept' where id %% 100 = %s", (part,))
+                connection.execute("savepoint kept")
+                connection.execute("update t set a = 'kept' where id % 2 = 0")
+                connection.execute("savepoint deeper")
+                connection.execute("delete from t")
+                connection.execute("rollback to deeper")
+                connection.execute("release kept")
         second.commit()
+        publisher.run("insert into t values (-1, 'small')")
         first.execute("select pg_logical_emit_message(true, 'p', 'transactional')")
+        first.execute("alter table t add b int default 7")
+        first.execute("update t set b = 8 where id = 1")
         first.commit()
-    with publisher.connect() as reader:
-        reader.execute("set logical_decoding_work_mem = '64kB'")
-        streamed = {
-            bytes(data[:1])
-            for (data,) in reader.execute(
-                "select data from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '2',"
-                " 'streaming', 'on', 'publication_names', 'cdc_replay_capture_i,cdc_replay_capture_u,"
-                "cdc_replay_capture_d,cdc_replay_capture_t')",
-                (captured.source.slot,),
-            ).fetchall()
-        }
-    assert {b"S", b"E", b"A", b"c"} <= streamed, "the workload must stream for the test to mean anything"
+    publisher.run("update t set a = 'last' where id = 2")
 
+    plain, plain_kinds = assembled(publisher, captured, streaming=False)
+    streamed, streamed_kinds = assembled(publisher, captured, streaming=True)
+
+    assert "S" not in plain_kinds
+    assert {"S", "E", "A", "c"} <= streamed_kinds
+    assert streamed == plain
+    # Two transactions of 2,000 inserts; each part's update hits the even rows so far: 500 and 1,000.
+    assert len(plain) == 2 * (2000 + 500 + 1000) + 1 + 2 + 1
+    assert captured.capture().messages == len(plain)
+    assert captured.rows() == plain
+
+
+def test_a_streamed_transaction_that_is_still_open_arrives_whole_later(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R1.24, R1.26: a fragment is not kept, and a bound that only fragments reach does not stop the capture."""
+    publisher.run(TABLE)
     publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
+    captured = set_up(streaming=True, max_changes_per_pull=100)
+    with publisher.connect() as writer:
+        writer.autocommit = False
+        writer.execute("insert into t select g, repeat('x', 50) from generate_series(1, 2000) g")
+        publisher.run("insert into t values (0, 'small')")
+        captured.capture()
+        assert inserted(captured) == ["0"]
+        writer.commit()
+
     captured.capture()
-    publisher.run(f"alter database {publisher.name} reset logical_decoding_work_mem")
-    plain.capture()
 
-    assert captured.rows() == plain.rows()
-    assert len(captured.rows()) > 9000
+    assert inserted(captured) == [str(number) for number in range(2001)]
 
 
-def _beside(captured: Captured, slot: str) -> tuple[object, object]:
-    raise NotImplementedError
+def test_a_transaction_larger_than_memory_goes_through_a_file(
+    publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.capture.spool.MEMORY_BYTES", 100_000)
+    monkeypatch.setattr("cdc_replay.postgres.replication.BATCH_ROWS", 500)
+    publisher.run(TABLE)
+    captured = set_up()
+    publisher.run("insert into t select g, repeat('x', 50) from generate_series(1, 5000) g")
+
+    captured.capture()
+
+    assert inserted(captured) == [str(number) for number in range(1, 5001)]
+    assert [row["seq"] for row in captured.rows()] == list(range(5000))
+
+
+def test_a_prepared_transaction_appears_at_its_commit_and_not_before(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R9.8: prepared in one pull, committed pulls later; its place is that of COMMIT PREPARED."""
+    publisher.run(TABLE)
+    captured = set_up(two_phase=True)
+    publisher.run("begin; insert into t values (1, 'prepared'); prepare transaction 'one'")
+    publisher.run("begin; insert into t values (2, 'prepared'); prepare transaction 'two'")
+    captured.capture()
+    publisher.run("insert into t values (3, 'between')")
+    captured.capture()
+    assert inserted(captured) == ["3"]
+    assert len(captured.log.prepared.waiting()) == 2
+
+    publisher.run("rollback prepared 'two'")
+    publisher.run("commit prepared 'one'")
+    publisher.run("insert into t values (4, 'after')")
+    captured.capture_killed_at("capture.after_commit")
+    captured.capture()
+
+    assert inserted(captured) == ["3", "1", "4"]
+    lsns = [row["commit_lsn"] for row in captured.rows()]
+    assert lsns == sorted(lsns)
+    captured.capture()
+    assert captured.slot("confirmed_flush_lsn") == str(captured.log.end_lsn)
+
+
+def test_prepared_and_committed_in_one_pull(publisher: Database, set_up: SetUp) -> None:
+    """R9.9: COMMIT PREPARED of a transaction without changes is nothing."""
+    publisher.run(TABLE)
+    captured = set_up(two_phase=True, streaming=True)
+    publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
+    publisher.run("begin; select 1 from t for update; prepare transaction 'empty'")
+    publisher.run("commit prepared 'empty'")
+    insert = "insert into t select g, 'x' from generate_series(1, 3000) g"
+    publisher.run(f"begin; {insert}; prepare transaction 'large'")
+    publisher.run("commit prepared 'large'")
+
+    outcome = captured.capture()
+
+    assert inserted(captured) == [str(number) for number in range(1, 3001)]
+    assert outcome.transactions == 1
+    assert captured.log.prepared.waiting() == ()

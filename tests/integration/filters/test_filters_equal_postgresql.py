@@ -31,21 +31,21 @@ IN_SPARK = (
     "a = any ('{}'::int[])", "a <> all ('{}'::int[])", "a <> all (array[1, 10])", "a = any (array[i2, 1])",
     "s = any ('{abc,\"a b\",n}'::text[])", "v = any (array['abc', ''])",
     "a is distinct from 1", "a is not distinct from i2", "not (a is distinct from null)", "s is distinct from ''",
-    "a % 2 = 0", "a % -7 <> 0", "i8 % -1::bigint = 0", "i2 % 2::int2 = 1::int2", "a % 3 = -1",
+    "a % 2 = 0", "a % -7 <> 0", "i8 % (-1)::bigint = 0", "i2 % 2::int2 = 1::int2", "a % 3 = -1",
     "s = 'abc'", "s <> 'abc'", "'n' = s", "s = ''", "s collate \"C\" = 'abc'", "cc = 'B'", "v = 'abc'", "v = 'abc '",
     "v::text <> 'abc'", "s::varchar = 'abc'", "s in ('abc', 'n', '')", "s not in ('abc', 'n')", "c = 'abc'", "c = 'abc  '",
     "c <> ''", "c = 'ab' or c is null", "d = '2020-01-01'", "d <> '0001-01-01'", "d = '9999-12-31'",
     "u = 'A0EEBC999C0B4EF8BB6D6BB9BD380A11'", "u > '00000000-0000-0000-0000-00000000000a'",
     "u <> '00000000-0000-0000-0000-000000000000'", "coalesce(a, 0) > 0", "coalesce(b, i8 = 1, false)",
     "coalesce(s, 'none') = 'none'", "case when a = 1 then b when a > 5 then not b else false end",
-    "case when b then a end = 1", "nullif(a, 1) is null", "nullif(a, 1) = 10", "a::bigint = 10", "i2::int = i8",
-    "n is null", "arr is not null", "pt is null and j is null", "(a > 1) = b", "(a > 1) is distinct from b",
+    "case when b then a end = 1", "nullif(a, 1) is null", "nullif(a, 1) = 10", "a::bigint = 10", "i2 = 10::int2", "i2::int = i8",
+    "n is null", "(a, s) = (1, 'abc')", "arr is not null", "pt is null and j is null", "(a > 1) = b", "(a > 1) is distinct from b",
     "(a = 1 and b) or (not b and s = 'ABC') or (a is null and not (i8 > 0 or s = 'x'))",
 )  # fmt: skip
 """Filters that Spark must answer itself."""
 
 ON_SERVER = (
-    "a + 1 > 2", "a / 3 > 1", "-i2 > 2", "abs(i2) > 5", "a & 1 = 1", "a | 1 > 3", "~a < 0",
+    "a / 2 + 1 > 2", "a / 3 > 1", "-a::bigint > 2", "abs(i8 / 2) > 5", "a & 1 = 1", "a | 1 > 3", "~a < 0",
     "s < 'b'", "s collate \"C\" < 'b'", "cc > 'A'", "s = v", "c = v", "c < 'b'", "s = 'é'", "v = 'é'", "s like 'a%'",
     "s ilike 'A%'", "s similar to '(a|A)%'", "s ~ '^a'", "s !~ 'b$'", "lower(s) = 'abc'", "upper(v) = 'ABC'", "length(s) = 3",
     "substring(s from 1 for 1) = 'a'", "md5(s) < '8'", "hashtext(s) > 0", "regexp_replace(s, 'a', 'b') = 'bbc'",
@@ -57,10 +57,10 @@ ON_SERVER = (
     "a > any (array[1, 2])", "a = all (array[1, 1])", "a <> any (array[1, null])", "c = any (array['abc'::char(5)])",
     "a = any ('{1,null}'::int[])", "array[a, i2] = array[1, 1]", "j @> '{\"k\": \"v\"}'", "j ? 'k'", "j -> 'k' = '\"v\"'",
     "j ->> 'k' = 'v'", "js ->> 'k' = 'v'", "jsonb_path_exists(j, '$.k')", "to_tsvector('simple', s) @@ to_tsquery('simple', 'abc')",
-    "row(a, i2) is null", "row(a, i2) is not null", "(a, id) > (1, 2)", "(a, s) = (1, 'abc')", "greatest(a, i2) = 10",
+    "row(a, i2) is null", "row(a, i2) is not null", "(a, id) > (1, 2)", "greatest(a, i2) = 10",
     "least(a, 0) < 0", "case a when 1 then true when 10 then b end", "o = 5", "o > 4294967294", "bits = B'1010'",
     "by = '\\x00ff'", "ip << '10.0.0.0/8'", "r @> 3", "pt <@ box '(0,0),(5,5)'", "ch = 'n'", "nullif(s, 'abc') < 'b'",
-    "m > '1'", "i8::int = 1", "a = 70000::int2" , "(a < 5 or s ~ 'b') and b",
+    "m > '1'", "(a < 5 or s ~ 'b') and b",
 )  # fmt: skip
 """Filters that are left to PostgreSQL."""
 
@@ -173,8 +173,8 @@ def test_and_or_not_follow_three_valued_logic(filtered: FilteredTable, spark: Sp
 
 
 def test_wide_and_deep_filters_are_answered(filtered: FilteredTable, spark: SparkSession) -> None:
-    numbers = ", ".join(map(str, range(2000)))
-    wide = " or ".join(f"(a = {number} and b)" for number in range(500))
+    numbers = ", ".join(map(str, range(1000)))
+    wide = " or ".join(f"(a = {number} and b)" for number in range(60))
     deep = "not (a > 5 and " * 50 + "b" + ")" * 50
     texts = [f"a in ({numbers})", wide, deep]
     stored = filtered.store(texts)

@@ -1,0 +1,240 @@
+"""R8.4, R8.5: what does not fit the subscriber's rows is counted, decided by the policy, and never half-applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_replay.errors import ApplyConflict, CdcReplayError, SubscriberNotReady
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import connect
+from cdc_replay.subscriber import state
+from fixtures.postgres import Database
+from integration.apply.windows import Changes, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Make = Callable[[ConflictPolicy], Target]
+
+TABLE = """
+    create table t (id int primary key, a int, own text default 'default');
+    insert into t values (1, 1, 'own 1'), (2, 2, 'own 2'), (3, 3, 'own 3')
+"""
+UNTOUCHED = [(1, 1, "own 1"), (2, 2, "own 2"), (3, 3, "own 3")]
+
+
+@pytest.fixture
+def make(spark: SparkSession, subscriber: Database) -> Make:
+    def target(policy: ConflictPolicy) -> Target:
+        subscriber.run(TABLE)
+        return Target(spark, subscriber, {"t": ("id", "a")}, policy)
+
+    return target
+
+
+@pytest.mark.parametrize("policy", ConflictPolicy)
+def test_a_missing_row_is_counted_and_never_an_error(make: Make, policy: ConflictPolicy) -> None:
+    """R8.4: an UPDATE is never turned into an INSERT. Each message that finds nothing counts."""
+    target = make(policy)
+    changes = target.window()
+    changes.update("t", 10, 0)
+    changes.update("t", 10, 1)
+    changes.update("t", 11, 0)
+    changes.delete("t", 11)
+    changes.delete("t", 12)
+    changes.update("t", 20, 0, old=[13])
+    changes.update("t", 20, 1)
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == UNTOUCHED
+    assert applied.conflicts == {"update_missing": 5, "delete_missing": 2}
+    assert (applied.insert, applied.update, applied.delete) == (0, 0, 0)
+
+
+def insert_exists(changes: Changes) -> None:
+    changes.insert("t", 1, 10)
+    changes.insert("t", 4, 40)
+    changes.insert("t", 2, 20)
+    changes.update("t", 2, 21)
+    changes.insert("t", 3, 30)
+    changes.delete("t", 3)
+
+
+def update_exists(changes: Changes) -> None:
+    changes.update("t", 2, 10, old=[1])
+    changes.insert("t", 4, 40)
+
+
+def claimed_twice(changes: Changes) -> None:
+    changes.insert("t", 4, 40)
+    changes.insert("t", 4, 41)
+    changes.insert("t", 5, 50)
+    changes.update("t", 4, 51, old=[5])
+
+
+@pytest.mark.parametrize(
+    ("conflict", "words"),
+    [
+        (insert_exists, r"insert_exists: key \(id\)=\(\d\)"),
+        (update_exists, r"update_exists: key \(id\)=\(2\) already exists"),
+        (claimed_twice, r"claim the same keys"),
+    ],
+)
+def test_with_error_nothing_of_the_window_is_applied(
+    make: Make, conflict: Callable[[Changes], None], words: str
+) -> None:
+    target = make(ConflictPolicy.ERROR)
+    changes = target.window()
+    changes.update("t", 3, 33)
+    conflict(changes)
+    with pytest.raises(ApplyConflict, match="duplicate key value violates unique constraint") as raised:
+        target.apply(changes)
+    raised.match('table "public"."t"')
+    raised.match(words)
+    assert target.rows("select * from t order by id") == UNTOUCHED
+    assert staging_tables(target) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows"),
+    [
+        # The publisher's values, the subscriber's own columns; 3 was deleted after its insert.
+        (ConflictPolicy.OVERWRITE, [(1, 10, "own 1"), (2, 21, "own 2"), (4, 40, "default")]),
+        (ConflictPolicy.SKIP, [(1, 1, "own 1"), (2, 2, "own 2"), (4, 40, "default")]),
+    ],
+)
+def test_an_inserted_row_that_exists(
+    make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
+) -> None:
+    target = make(policy)
+    changes = target.window()
+    insert_exists(changes)
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == rows
+    assert applied.conflicts == {"insert_exists": 3}
+    assert applied.insert == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows"),
+    [
+        (ConflictPolicy.OVERWRITE, [(2, 10, "own 1"), (3, 3, "own 3"), (4, 40, "default")]),
+        (ConflictPolicy.SKIP, [*UNTOUCHED, (4, 40, "default")]),
+    ],
+)
+def test_a_moved_row_whose_new_key_exists(
+    make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
+) -> None:
+    target = make(policy)
+    changes = target.window()
+    update_exists(changes)
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == rows
+    assert applied.conflicts == {"update_exists": 1}
+
+
+def test_with_skip_a_row_that_returns_to_its_key_holds_up_the_next(make: Make) -> None:
+    """3 → 9 is blocked by the subscriber's own row 9, so 2 → 3 and 1 → 2 are blocked too."""
+    target = make(ConflictPolicy.SKIP)
+    target.database.run("insert into t values (9, 9, 'own 9')")
+    changes = target.window()
+    for old, new in ((3, 9), (2, 3), (1, 2)):
+        changes.update("t", new, -new, old=[old])
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == [*UNTOUCHED, (9, 9, "own 9")]
+    assert (applied.update, applied.conflicts) == (0, {"update_exists": 3})
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows"),
+    [
+        (ConflictPolicy.OVERWRITE, [*UNTOUCHED, (4, 51, "default")]),
+        (ConflictPolicy.SKIP, [*UNTOUCHED, (4, 40, "default"), (5, 50, "default")]),
+    ],
+)
+def test_rows_of_the_window_itself_that_claim_one_key(
+    make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
+) -> None:
+    target = make(policy)
+    changes = target.window()
+    claimed_twice(changes)
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == rows
+    assert applied.conflicts == {"insert_exists": 1, "update_exists": 1}
+
+
+@pytest.mark.parametrize("policy", ConflictPolicy)
+@pytest.mark.parametrize(
+    ("ddl", "error", "words"),
+    [
+        ("alter table t alter a set not null", ApplyConflict, '"a".*not-null constraint'),
+        ("alter table t add constraint positive check (a > 0)", ApplyConflict, '"positive"'),
+        ("alter table t add constraint once unique (a)", ApplyConflict, '"once"'),
+        ("alter table t alter a type smallint", ApplyConflict, "out of range for type smallint"),
+        (
+            "alter table t alter a type bool using true",
+            ApplyConflict,
+            "invalid input syntax for type boolean",
+        ),
+        ("alter table t drop a", SubscriberNotReady, 'table "public"."t": missing column "a"'),
+        ("drop table t", SubscriberNotReady, "does not exist"),
+        (
+            "alter table t drop a; alter table t add a int generated always as (id) stored",
+            SubscriberNotReady,
+            "generated on the subscriber",
+        ),
+    ],
+)
+def test_what_the_target_refuses_names_the_table_and_leaves_it_untouched(
+    make: Make, policy: ConflictPolicy, ddl: str, error: type[CdcReplayError], words: str
+) -> None:
+    target = make(policy)
+    changes = target.window()
+    changes.insert("t", 10, 5)
+    changes.insert("t", 11, None)
+    changes.insert("t", 12, -5)
+    changes.insert("t", 13, 1)
+    changes.insert("t", 14, 1000000)
+    target.database.run(ddl)
+    there = target.rows("table t") if "drop table" not in ddl else []
+    with pytest.raises(error, match=words) as raised:
+        target.apply(changes)
+    raised.match('"public"."t"')
+    assert "drop table" in ddl or target.rows("table t") == there
+    assert staging_tables(target) == []
+
+
+def test_progress_and_the_callers_record_are_part_of_the_window(make: Make) -> None:
+    """R8.17: rows, applied LSN and result are one commit; if the record fails nothing is applied."""
+    target = make(ConflictPolicy.ERROR)
+    changes = target.window()
+    changes.insert("t", 4, 4)
+    with pytest.raises(RuntimeError, match="no record"):
+        target.apply(changes, before_commit=lambda _connection, _applied: refuse())
+    assert target.rows("select * from t order by id") == UNTOUCHED
+    with connect(target.database.dsn, purpose="test") as connection:
+        assert state.table_states(connection, "nsw") == {}
+    target.apply(
+        changes,
+        before_commit=lambda connection, applied: state.record_result(
+            connection, "nsw", "replay", {"insert": applied.insert}
+        ),
+    )
+    with connect(target.database.dsn, purpose="test") as connection:
+        assert state.table_states(connection, "nsw") == {QualifiedName("public", "t"): Ready(Lsn(100))}
+        result = state.last_result(connection, "nsw", "replay")
+    assert result is not None
+    assert result.result == {"insert": 1}
+
+
+def refuse() -> None:
+    raise RuntimeError("no record")
+
+
+def staging_tables(target: Target) -> list[tuple[object, ...]]:
+    return target.rows("select relname from pg_class where relname like 'stage%'")

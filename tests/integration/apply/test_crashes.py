@@ -1,0 +1,130 @@
+"""A window that is killed anywhere is applied exactly once by the next run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_replay.apply.window import Applied, ApplyRequest, advance_only
+from cdc_replay.errors import MissingPrivilege, SubscriptionBusy
+from cdc_replay.failpoints import VARIABLE
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import connect
+from cdc_replay.subscriber import state
+from fixtures.postgres import Database
+from integration.apply.killed_window import EXPECTED, PUBLISHED, TABLES, run_once
+from integration.apply.windows import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).resolve().parents[2]
+STAGING = "select count(*) from pg_class where relname like 'stage%'"
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "committed"),
+    [
+        ("replay.after_staging", False),
+        ("replay.mid_merge", False),
+        ("replay.before_commit", False),
+        ("replay.after_commit", True),
+    ],
+)
+def test_a_killed_window_is_applied_exactly_once(
+    spark: SparkSession, subscriber: Database, failpoint: str, committed: bool
+) -> None:
+    subscriber.run(TABLES)
+    before = subscriber.rows("select * from t order by id")
+    killed = subprocess.run(
+        [sys.executable, "-m", "integration.apply.killed_window", subscriber.dsn],
+        env=os.environ | {VARIABLE: failpoint, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert subscriber.rows("select * from t order by id") == (EXPECTED if committed else before)
+    assert subscriber.rows("select count(*) from u") == [(100 if committed else 0,)]
+    assert subscriber.rows(STAGING) == [(2,)]
+
+    target = Target(spark, subscriber.dsn, PUBLISHED)
+    assert run_when_free(target) is not committed
+    assert subscriber.rows("select * from t order by id") == EXPECTED
+    assert subscriber.rows("select count(*) from u") == [(100,)]
+    if committed:
+        # What was left behind goes with the next window.
+        target.apply(target.window())
+    assert subscriber.rows(STAGING) == [(0,)]
+
+
+def run_when_free(target: Target, seconds: float = 30) -> bool:
+    """Run once the server has noticed that the killed process is gone."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return run_once(target)
+        except SubscriptionBusy:
+            assert time.monotonic() < deadline, f"the killed process still holds its lock after {seconds} s"
+
+
+def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
+    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscriber.run(TABLES)
+    target = Target(spark, subscriber.dsn, PUBLISHED)
+    monkeypatch.setenv(VARIABLE, "replay.mid_merge=error")
+    with pytest.raises(RuntimeError, match=r"replay\.mid_merge"):
+        run_once(target)
+    assert subscriber.rows(STAGING) == [(0,)]
+    monkeypatch.delenv(VARIABLE)
+    assert run_once(target)
+    assert subscriber.rows("select * from t order by id") == EXPECTED
+
+
+def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
+    subscriber.run(TABLES)
+    target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
+    tables = tuple(target.window().tables)
+    request = ApplyRequest(target.subscription, subscriber.dsn, tables, (), Lsn(500))
+    recorded: list[Applied] = []
+    with connect(subscriber.dsn, purpose="test") as connection:
+        state.install(connection)
+        state.remember_subscription(connection, "nsw", "1", ["p"])
+        assert advance_only(request, before_commit=lambda _, applied: recorded.append(applied)) == Applied()
+        ready = Ready(Lsn(500))
+        assert state.table_states(connection, "nsw") == {
+            QualifiedName("public", "t"): ready,
+            QualifiedName("public", "u"): ready,
+        }
+    assert recorded == [Applied()]
+
+
+def test_a_role_that_cannot_act_as_a_replication_worker_is_told_what_it_needs(
+    spark: SparkSession, subscriber: Database
+) -> None:
+    """R8.13: session_replication_role needs a superuser, or the privilege on the parameter."""
+    role = f"poor_{subscriber.name}"
+    subscriber.run(
+        f"{TABLES}; create role {role} login; grant create on database {subscriber.name} to {role};"
+        f"grant all on all tables in schema public to {role}"
+    )
+    try:
+        target = Target(spark, f"{subscriber.dsn} user={role}", PUBLISHED)
+        with pytest.raises(MissingPrivilege, match="grant set on parameter session_replication_role"):
+            run_once(target)
+        subscriber.run(f"grant set on parameter session_replication_role to {role}")
+        assert run_once(target)
+        assert subscriber.rows("select * from t order by id") == EXPECTED
+    finally:
+        subscriber.run(f"drop owned by {role} cascade; drop role {role}")

@@ -1,0 +1,169 @@
+"""Windows made by hand: ROUTED frames for tables that exist, applied as `commands.replay` applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
+from cdc_replay.compact import net_changes, survey
+from cdc_replay.model.change import ROUTED
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.tables import read_target_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+UNSENT = object()
+"""A value that the publisher did not send: unchanged and stored out of line."""
+
+UNKNOWN = object()
+"""A value of a column that the publisher did not have yet."""
+
+
+@dataclass
+class Changes:
+    """The changes of one window; every call is one more message, `at` gives its commit LSN."""
+
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[SubscribedTable] = field(default_factory=list)
+    seq: int = 0
+    lsn: int = 100
+
+    def insert(self, table: str, *values: Any) -> None:
+        self._add(table, "I", None, values)
+
+    def update(self, table: str, *values: Any, old: Sequence[Any] | None = None) -> None:
+        """`old` is the old key, or the old row of a table without a key; default: the key did not change."""
+        self._add(table, "U", old, values)
+
+    def delete(self, table: str, *key: Any) -> None:
+        self._add(table, "D", key, None)
+
+    def truncate(self, *tables: str, restart_identity: bool = False) -> None:
+        self.seq += 1
+        for table in tables:
+            self._row(self._table(table), "T", truncate_flags=2 if restart_identity else 0)
+
+    def commit(self) -> None:
+        """What follows belongs to the next transaction."""
+        self.lsn, self.seq = self.lsn + 100, 0
+
+    def _add(self, name: str, kind: str, old: Sequence[Any] | None, values: Sequence[Any] | None) -> None:
+        self.seq += 1
+        table = self._table(name)
+        new_key = None
+        if values is not None:
+            by_name = dict(zip(table.columns, values, strict=True))
+            new_key = [_text(by_name[column]) for column in table.identity]
+        search_key = new_key if old is None else [_text(value) for value in old]
+        self._row(
+            table,
+            kind,
+            search_key=None if kind == "I" else search_key,
+            new_key=new_key,
+            values=None if values is None else [_text(value) for value in values],
+            kinds=None if values is None else "".join(_kind(value) for value in values),
+        )
+
+    def _row(self, table: SubscribedTable, kind: str, **more: Any) -> None:
+        self.rows.append(
+            dict.fromkeys(ROUTED.names)
+            | {
+                "target": table.index,
+                "commit_lsn": self.lsn,
+                "commit_time": 0,
+                "seq": self.seq,
+                "kind": kind,
+                "transformed": False,
+            }
+            | more
+        )
+
+    def _table(self, name: str) -> SubscribedTable:
+        return next(table for table in self.tables if table.name.name == name)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None or value is UNSENT or value is UNKNOWN else str(value)
+
+
+def _kind(value: object) -> str:
+    if value is UNSENT:
+        return "u"
+    if value is UNKNOWN:
+        return "-"
+    return "n" if value is None else "t"
+
+
+@dataclass
+class Target:
+    """A subscriber's database and the published columns of its tables."""
+
+    spark: SparkSession
+    dsn: str
+    published: dict[str, tuple[str, ...]]
+    policy: ConflictPolicy = ConflictPolicy.ERROR
+
+    def window(self) -> Changes:
+        names = [QualifiedName("public", name) for name in self.published]
+        with connect(self.dsn, purpose="test") as connection:
+            found = read_target_tables(connection, names)
+        changes = Changes()
+        for index, (name, columns) in enumerate(self.published.items()):
+            identity = found[QualifiedName("public", name)].identity
+            changes.tables.append(
+                SubscribedTable(
+                    index,
+                    QualifiedName("public", name),
+                    columns,
+                    identity or columns,
+                    bool(identity),
+                    Lsn(0),
+                )
+            )
+        return changes
+
+    @property
+    def subscription(self) -> Subscription:
+        return Subscription("nsw", "shop", ("p",), on_conflict=self.policy)
+
+    def routed(self, changes: Changes) -> DataFrame:
+        rows = [tuple(row[name] for name in ROUTED.names) for row in changes.rows]
+        return self.spark.createDataFrame(rows, ROUTED.ddl)
+
+    def apply(
+        self, changes: Changes, *, before_commit: Callable[[Connection, Applied], None] | None = None
+    ) -> Applied:
+        with connect(self.dsn, purpose="test") as connection:
+            state.install(connection)
+            state.remember_subscription(connection, "nsw", "1", ["p"])
+            with state.lock(connection, "nsw"):
+                return self.apply_locked(changes, before_commit)
+
+    def apply_locked(
+        self, changes: Changes, before_commit: Callable[[Connection, Applied], None] | None
+    ) -> Applied:
+        routed = self.routed(changes)
+        found = survey(routed)
+        net = net_changes(routed, found, changes.tables, policy=self.policy)
+        request = ApplyRequest(
+            self.subscription,
+            self.dsn,
+            tuple(changes.tables),
+            found.truncations,
+            Lsn(changes.lsn),
+        )
+        return apply_window(net, request, before_commit=before_commit)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with connect(self.dsn, purpose="test") as connection:
+            connection.execute("set search_path = public")
+            return connection.execute(query.encode()).fetchall()

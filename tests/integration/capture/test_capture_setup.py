@@ -1,0 +1,238 @@
+"""Preparing a publisher: idempotent, never stricter than the real publications, everything wrong at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from embedded.postgres import Cluster
+from fixtures.captured import Captured
+from fixtures.postgres import Database, create_database
+
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.setup import (
+    SetupRequest,
+    refresh_capture_publications,
+    setup_publisher,
+    teardown_publisher,
+)
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import (
+    ChangeLogMismatch,
+    MissingPrivilege,
+    PublicationMissing,
+    PublisherNotReady,
+    SlotLost,
+    SlotMissing,
+)
+from cdc_replay.model.lsn import Lsn
+
+SetUp = Callable[..., Captured]
+
+
+def members(publisher: Database) -> dict[str, list[str]]:
+    """The listed tables of each capture publication, by the last letter of its name."""
+    found: dict[str, list[str]] = {name[-1]: [] for name in CAPTURE_PUBLICATIONS.values()}
+    for publication, table in publisher.rows(
+        "select pubname::text, prrelid::regclass::text from pg_publication_rel"
+        " join pg_publication p on p.oid = prpubid where pubname like 'cdc_replay_capture%' order by 1, 2"
+    ):
+        found[publication[-1]].append(table)
+    return found
+
+
+def test_each_capture_publication_holds_the_tables_whose_action_is_published(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R2.17: a table without replica identity that is published for inserts only stays updatable."""
+    publisher.run(
+        "create table keyed (id int primary key); create table keyless (id int);"
+        "create publication p1 for table keyed;"
+        "create publication p2 for table keyless with (publish = 'insert, truncate')"
+    )
+    set_up("p1", "p2")
+
+    assert members(publisher) == {
+        "i": ["keyed", "keyless"],
+        "u": ["keyed"],
+        "d": ["keyed"],
+        "t": ["keyed", "keyless"],
+    }
+    publisher.run("insert into keyless values (1); update keyless set id = 2; delete from keyless")
+
+
+def test_setup_again_does_nothing(publisher: Database, set_up: SetUp) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    end = captured.log.end_lsn
+
+    outcome = setup_publisher(captured.request)
+
+    assert outcome.statements == ()
+    assert (outcome.slot_created, outcome.log_created) == (False, False)
+    assert captured.log.end_lsn == end == outcome.from_lsn == Lsn.parse(captured.slot("confirmed_flush_lsn"))
+
+
+def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database, tmp_path: Path) -> None:
+    publisher.run('create table "T t" (id int primary key); create publication p for table "T t"')
+    request = SetupRequest("test", publisher.dsn, "dry_run", str(tmp_path / "log"), ("p",))
+
+    outcome = setup_publisher(request, dry_run=True)
+
+    assert [statement for statement in outcome.statements if 'table only "public"."T t"' in statement]
+    assert "pg_create_logical_replication_slot" in outcome.statements[-1]
+    assert publisher.rows("select from pg_publication where pubname like 'cdc_replay%'") == []
+    assert publisher.rows("select from pg_replication_slots where slot_name = 'dry_run'") == []
+    assert not ChangeLog.exists(request.change_log)
+    with publisher.connect() as connection:
+        for statement in outcome.statements:
+            connection.execute(statement.encode())
+    assert [len(tables) for tables in members(publisher).values()] == [1, 1, 1, 1]
+
+
+def test_a_refresh_follows_the_subscribed_publications(publisher: Database, set_up: SetUp) -> None:
+    """Tables and schemas come and go; to FOR ALL TABLES and back the publication is made anew."""
+    publisher.run(
+        "create table a (id int primary key); create table b (id int primary key); create schema s;"
+        "create table s.c (id int primary key); create publication p for table a;"
+        "create publication everything for all tables; create publication in_schema for tables in schema s"
+    )
+    captured = set_up()
+
+    def refreshed(*publications: str) -> dict[str, list[str]]:
+        refresh_capture_publications(dataclasses.replace(captured.request, publications=publications))
+        return members(publisher)
+
+    publisher.run("alter publication p add table b; alter publication p drop table a")
+    assert refreshed("p")["u"] == ["b"]
+    assert refreshed("p", "in_schema")["u"] == ["b"]
+    schemas = "select count(*) from pg_publication_namespace"
+    assert publisher.rows(schemas) == [(1 + 4,)]
+    publisher.run("insert into s.c values (1); insert into b values (1)")
+    assert captured.capture().messages == 2
+    refreshed("everything")
+    assert publisher.rows("select count(*) from pg_publication where puballtables") == [(1 + 4,)]
+    publisher.run("insert into a values (1)")
+    refreshed("p")
+    assert members(publisher)["i"] == ["b"]
+    publisher.run("insert into a values (2); insert into b values (2)")
+    # a's first row is captured: the catalog at its position still had FOR ALL TABLES.
+    assert captured.capture().messages == 2
+    assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
+
+
+def test_everything_that_is_in_the_way_is_listed_at_once(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """R1.33: wal_level and the role's attribute are both wrong."""
+    cluster = make_cluster("not_logical", wal_level="replica")
+    with psycopg.connect(cluster.dsn(), autocommit=True) as admin:
+        admin.execute("create role reader login")
+    request = SetupRequest("test", cluster.dsn(user="reader"), "s", str(tmp_path / "log"), ())
+
+    with pytest.raises(PublisherNotReady) as refused:
+        setup_publisher(request)
+
+    assert 'wal_level of the publisher is "replica"' in refused.value.message
+    assert 'role "reader" lacks the attribute REPLICATION' in refused.value.message
+    assert "Set wal_level to logical" in str(refused.value.hint)
+
+
+@pytest.fixture
+def reader(publisher: Database) -> Iterator[Database]:
+    """The publisher as seen by a role without attributes."""
+    role = f"reader_{publisher.name}"
+    publisher.run(f"create role {role} login")
+    yield publisher
+    publisher.run(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_role_without_replication_is_told_how_to_get_it(reader: Database, tmp_path: Path) -> None:
+    dsn = reader.cluster.dsn(reader.name, f"reader_{reader.name}")
+    with pytest.raises(MissingPrivilege, match="lacks the attribute REPLICATION") as refused:
+        setup_publisher(SetupRequest("test", dsn, "s", str(tmp_path / "log"), ()))
+    assert "alter role" in str(refused.value.hint)
+
+
+def test_all_missing_publications_are_named(publisher: Database, tmp_path: Path) -> None:
+    request = SetupRequest("test", publisher.dsn, "s", str(tmp_path / "log"), ("x", "y"))
+    with pytest.raises(PublicationMissing, match="x, y"):
+        setup_publisher(request)
+
+
+def test_tables_whose_updates_fail_are_warned_about(publisher: Database, tmp_path: Path) -> None:
+    """R2.17: they fail with the real publication already."""
+    publisher.run("create table keyless (id int); create publication p for table keyless")
+    request = SetupRequest("test", publisher.dsn, "s", str(tmp_path / "log"), ("p",))
+    (warning,) = setup_publisher(request, dry_run=True).warnings
+    assert "public.keyless" in warning
+    assert "UPDATE and DELETE" in warning
+
+
+def test_the_publications_of_another_slot_are_not_touched(publisher: Database, set_up: SetUp) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    other = dataclasses.replace(captured.request, slot="other", change_log=captured.request.change_log + "2")
+    with pytest.raises(PublisherNotReady, match="do not belong") as refused:
+        setup_publisher(other)
+    assert captured.request.slot in str(refused.value.detail)
+    assert teardown_publisher(other) == ()
+
+
+def test_a_setup_that_died_after_the_slot_is_completed(publisher: Database, set_up: SetUp) -> None:
+    """A slot without a log has delivered nothing: the log starts at the slot's position."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    ChangeLog.remove(captured.request.change_log)
+    publisher.run("insert into t values (1)")
+
+    outcome = setup_publisher(captured.request)
+
+    assert (outcome.slot_created, outcome.log_created) == (False, True)
+    assert captured.capture().messages == 1
+
+
+def test_a_log_whose_slot_is_gone_is_not_continued_by_a_new_slot(publisher: Database, set_up: SetUp) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    publisher.run(f"select pg_drop_replication_slot('{captured.request.slot}')")
+    with pytest.raises(SlotMissing, match="does not exist any more") as refused:
+        setup_publisher(captured.request)
+    assert str(captured.log.end_lsn) in str(refused.value.detail)
+    publisher.run(f"select pg_create_logical_replication_slot('{captured.request.slot}', 'pgoutput')")
+    with pytest.raises(SlotLost, match="past the end"):
+        captured.capture()
+
+
+def test_the_log_of_another_cluster_is_refused(
+    publisher: Database, set_up: SetUp, subscriber_cluster: Cluster
+) -> None:
+    """Another server behind the same configuration: its system identifier differs."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    elsewhere = create_database(subscriber_cluster, "other")
+    request = dataclasses.replace(captured.request, dsn=elsewhere.dsn, publications=())
+    with pytest.raises(ChangeLogMismatch) as refused:
+        setup_publisher(request)
+    assert "system identifier" in str(refused.value.detail)
+
+
+def test_teardown_removes_what_setup_made_and_nothing_else(publisher: Database, set_up: SetUp) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+
+    removed = teardown_publisher(captured.request)
+
+    assert len(removed) == 1 + 4
+    assert publisher.rows("select pubname::text from pg_publication") == [("p",)]
+    assert (
+        publisher.rows(f"select from pg_replication_slots where slot_name = '{captured.request.slot}'") == []
+    )
+    assert ChangeLog.exists(captured.request.change_log)
+    assert teardown_publisher(captured.request, remove_log=True) == (
+        f"change log {captured.request.change_log}",
+    )
+    assert not ChangeLog.exists(captured.request.change_log)

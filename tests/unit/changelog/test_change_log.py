@@ -1,0 +1,228 @@
+"""The change log on its own: atomic, one writer at a time, and damage is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc_replay.changelog.log import ChangeLog, LogHeader
+from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
+from cdc_replay.changelog.side_tables import CatalogVersion
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import (
+    QualifiedName,
+    Relation,
+    RelationColumn,
+    RelationId,
+    ReplicaIdentity,
+)
+
+HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(100))
+EVERYTHING = Window(Lsn(0), Lsn(2**62))
+
+
+def transaction(commit_lsn: int, messages: int = 1) -> pa.RecordBatch:
+    rows = [
+        {
+            "commit_lsn": commit_lsn, "commit_time": commit_lsn, "xid": 1, "origin": None, "seq": seq,
+            "lsn": commit_lsn - 8, "kind": "I", "relation_id": 1, "relation_version": 2, "message": b"I" * 50,
+        }
+        for seq in range(messages)
+    ]  # fmt: skip
+    return pa.RecordBatch.from_pylist(rows, schema=LOG_SCHEMA)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def log(uri: str) -> ChangeLog:
+    return ChangeLog.create(uri, HEADER)
+
+
+def append(log: ChangeLog, end_lsn: int, *batches: pa.RecordBatch) -> None:
+    log.commit(log.write(batches), Lsn(end_lsn))
+
+
+def commit_lsns(log: ChangeLog, window: Window = EVERYTHING) -> list[int]:
+    return [lsn for group in log.segments(window) for lsn in read_row_group(group)["commit_lsn"].to_pylist()]
+
+
+def test_a_new_log_is_empty_and_ends_where_it_starts(log: ChangeLog, uri: str) -> None:
+    opened = ChangeLog.open(uri)
+    assert (opened.header, opened.end_lsn) == (HEADER, Lsn(100))
+    assert (commit_lsns(opened), opened.relations(), opened.catalogs()) == ([], {}, ())
+
+
+def test_messages_and_end_become_visible_together(log: ChangeLog, uri: str) -> None:
+    segment = log.write([transaction(110), transaction(120)])
+    assert (ChangeLog.open(uri).end_lsn, commit_lsns(ChangeLog.open(uri))) == (Lsn(100), [])
+
+    log.commit(segment, Lsn(125))
+
+    assert (ChangeLog.open(uri).end_lsn, commit_lsns(ChangeLog.open(uri))) == (Lsn(125), [110, 120])
+
+
+def test_an_empty_pull_moves_the_end_only(log: ChangeLog, uri: str) -> None:
+    append(log, 150)
+    assert (ChangeLog.open(uri).end_lsn, commit_lsns(ChangeLog.open(uri))) == (Lsn(150), [])
+
+
+def test_a_reader_keeps_the_log_that_it_opened(log: ChangeLog, uri: str) -> None:
+    append(log, 110, transaction(110))
+    reader = ChangeLog.open(uri)
+    append(log, 120, transaction(120))
+    assert (reader.end_lsn, commit_lsns(reader)) == (Lsn(110), [110])
+
+
+def test_a_second_writer_is_refused(log: ChangeLog, uri: str) -> None:
+    other = ChangeLog.open(uri)
+    append(log, 110, transaction(110))
+    with pytest.raises(ChangeLogConflict, match="another writer"):
+        append(other, 110, transaction(110))
+    assert commit_lsns(ChangeLog.open(uri)) == [110]
+
+
+def test_a_log_is_not_created_over_another(log: ChangeLog, uri: str) -> None:
+    with pytest.raises(ChangeLogConflict, match="already"):
+        ChangeLog.create(uri, HEADER)
+
+
+def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment of three row groups (of 10 rows) and one of one; the window is in the second group."""
+    monkeypatch.setattr("cdc_replay.changelog.log.ROW_GROUP_ROWS", 10)
+    append(log, 130, transaction(110, 10), transaction(120, 10), transaction(130, 10))
+    append(log, 140, transaction(140))
+    assert [group.rows for group in log.segments(EVERYTHING)] == [10, 10, 10, 1]
+    assert commit_lsns(log, Window(Lsn(110), Lsn(120))) == [120] * 10
+    assert log.segments(Window(Lsn(140), Lsn(200))) == ()
+
+
+def test_summary_and_commits_count_transactions_across_row_groups(
+    log: ChangeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.changelog.log.ROW_GROUP_ROWS", 2)
+    rows = transaction(110, 5)
+    append(log, 120, *(rows.slice(start, 1) for start in range(5)), transaction(120, 2))
+    summary = log.summary(EVERYTHING)
+    assert (summary.messages, summary.transactions) == (7, 2)
+    assert [commit.commit_lsn for commit in log.commits(EVERYTHING)] == [Lsn(110), Lsn(120)]
+    assert log.summary(Window(Lsn(110), Lsn(120))).messages == 2
+
+
+def test_relations_are_kept_once_per_version(log: ChangeLog, uri: str) -> None:
+    columns = (RelationColumn("id", 23, -1, True), RelationColumn("ä", 25, 7, False))
+    relation = Relation(RelationId(5), -9, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, columns)
+    log.add_relations({relation.version: relation})
+    log.add_relations({relation.version: relation})
+    assert ChangeLog.open(uri).relations() == {-9: relation}
+    assert DeltaTable(f"{uri}/relations").version() == 1
+
+
+def test_of_two_catalogs_for_one_position_the_later_reading_counts(log: ChangeLog) -> None:
+    """The first was written by a pull that died before its commit."""
+    for read_lsn, text in ((90, "died"), (95, "committed")):
+        log.add_catalog(CatalogVersion(Lsn(0), Lsn(read_lsn), text))
+    log.add_catalog(CatalogVersion(Lsn(120), Lsn(130), "next"))
+    assert [version.text for version in log.catalogs()] == ["committed", "next"]
+
+
+def test_any_delta_reader_can_read_it(log: ChangeLog, uri: str) -> None:
+    append(log, 110, transaction(110, 3))
+    table = DeltaTable(f"{uri}/changes")
+    assert table.transaction_version("slot") == 110
+    assert table.to_pyarrow_table()["message"].to_pylist() == [b"I" * 50] * 3
+
+
+def data_file(log: ChangeLog) -> Path:
+    (group,) = log.segments(EVERYTHING)
+    return Path(group.uri)
+
+
+def test_a_missing_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
+    append(log, 110, transaction(110))
+    file = data_file(log)
+    file.unlink()
+    with pytest.raises(ChangeLogDamaged, match=file.name):
+        log.segments(EVERYTHING)
+
+
+def test_a_truncated_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
+    append(log, 110, transaction(110))
+    file = data_file(log)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ChangeLogDamaged, match=file.name) as refused:
+        log.segments(EVERYTHING)
+    assert "bytes" in str(refused.value.detail)
+
+
+def test_a_flipped_bit_is_found_by_the_page_checksum(log: ChangeLog) -> None:
+    """The error names the file and the row group."""
+    append(log, 110, transaction(110))
+    (group,) = log.segments(EVERYTHING)
+    file = Path(group.uri)
+    content = bytearray(file.read_bytes())
+    content[60] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ChangeLogDamaged, match=file.name) as refused:
+        read_row_group(group)
+    assert "Row group 0" in str(refused.value.detail)
+
+
+def test_a_damaged_commit_is_found_when_the_log_is_opened(log: ChangeLog, uri: str) -> None:
+    append(log, 110, transaction(110))
+    Path(uri, "changes", "_delta_log", f"{1:020}.json").write_text("{")
+    with pytest.raises(ChangeLogDamaged, match="changes"):
+        ChangeLog.open(uri)
+
+
+def test_a_missing_log_is_named(uri: str) -> None:
+    with pytest.raises(ChangeLogMissing, match=uri):
+        ChangeLog.open(uri)
+
+
+def test_a_delta_table_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    DeltaTable.create(str(tmp_path / "log" / "changes"), schema=pa.schema([("a", pa.int64())]))
+    with pytest.raises(ChangeLogDamaged, match="not a change log"):
+        ChangeLog.open(str(tmp_path / "log"))
+
+
+def test_a_failed_write_leaves_nothing_that_readers_see(log: ChangeLog, uri: str) -> None:
+    def breaks() -> Iterator[pa.RecordBatch]:
+        yield transaction(110, 50_000)
+        yield transaction(120, 50_000)
+        raise RuntimeError("the connection was lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        log.write(breaks())
+    assert list(Path(uri, "changes").glob("*.parquet")) == []
+
+
+def test_removing_a_log_leaves_other_files_of_its_folder(log: ChangeLog, uri: str) -> None:
+    Path(uri, "notes.txt").write_text("mine")
+    assert ChangeLog.remove(uri)
+    assert not ChangeLog.remove(uri)
+    assert [path.name for path in Path(uri).iterdir()] == ["notes.txt"]
+
+
+def test_prepared_transactions_wait_until_they_are_forgotten(log: ChangeLog, uri: str) -> None:
+    """R9.8: keyed by xid and the end of the prepare record; keeping one again changes nothing."""
+    key = PreparedKey(7, Lsn(110))
+    assert not log.prepared.keep(PreparedKey(8, Lsn(105)), [])
+    for _ in range(2):
+        assert log.prepared.keep(key, [transaction(110, 3)])
+    assert ChangeLog.open(uri).prepared.waiting() == (key,)
+    (content,) = ChangeLog.open(uri).prepared.content(key)
+    assert content.equals(transaction(110, 3))
+    log.prepared.forget([key, PreparedKey(9, Lsn(1))])
+    assert log.prepared.waiting() == ()
