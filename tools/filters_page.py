@@ -25,19 +25,20 @@ _INTRODUCTION: Final = """\
 
 *This page is made from `src/cdc_replay/filters/rules.py` by `python tools/filters_page.py`.*
 
-A row filter is read as PostgreSQL stored it, with operators, functions, types and collations resolved. It is
-evaluated in Spark only if every part of it is exact there: in value, NULL, overflow, collation and error.
-Otherwise PostgreSQL evaluates the whole filter, over the rows of the window that it decides about, with one
-round trip per batch. No filter that PostgreSQL accepts is refused or approximated. `cdc-replay explain` says for
-each filter where it is evaluated and why.
+A row filter is read as PostgreSQL stored it, with operators, functions, types and collations resolved.
+It is evaluated in Spark only if every part of it is exact there: in value, NULL, overflow, collation and
+error. Otherwise PostgreSQL evaluates the whole filter, over the rows of the window that it decides
+about, with one round trip per batch. No filter that PostgreSQL accepts is refused or approximated. `cdc-
+replay explain` says for each filter where it is evaluated and why.
 """
 
 _REST: Final = f"""\
 Everything else: {UNKNOWN.because}.
 
-A filter that reads a generated column is evaluated by PostgreSQL too, where the column is generated again, and
-so is one with a constant whose stored form is not understood: text that is not plain ASCII, dates outside of the
-years 1 to 9999, and arrays with NULLs or several dimensions that are written as one constant.
+A filter that reads a generated column is evaluated by PostgreSQL too, where the column is generated
+again, and so is one with a constant whose stored form is not understood: text that is not plain ASCII,
+dates outside of the years 1 to 9999, and arrays with NULLs or several dimensions that are written as one
+constant.
 """
 
 

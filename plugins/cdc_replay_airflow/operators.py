@@ -249,8 +249,9 @@ class SparkJobOperator(SparkSubmitOperator):
         return self.request(context["params"])
 
     def execute(self, context: Context) -> None:
-        if unknown := unknown_params(context["dag_run"].conf, context["params"]):
-            raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(context['params'])}")
+        # Not `context["params"]`: Airflow adds the whole configuration of the run to it.
+        if unknown := unknown_params(context["dag_run"].conf, self.dag.params):
+            raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(self.dag.params)}")
         with hopeless_errors_fail_at_once():
             config = airflow_config()
             request = self.job_request(config, context)

@@ -26,7 +26,7 @@ class Spool:
         self._held_bytes = 0
         self._file: IO[bytes] | None = None
         self._writer: pa.RecordBatchStreamWriter = None
-        self._open = contextlib.ExitStack()
+        self._open: contextlib.ExitStack | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -53,11 +53,15 @@ class Spool:
     def close(self) -> None:
         """Give up what is held."""
         self._held, self._held_bytes = [], 0
-        self._open.close()
         self._file = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def _spill(self) -> None:
         if self._file is None:
+            # Only now: most transactions are small, and one costs as little as it can.
+            self._open = contextlib.ExitStack()
             self._file = self._open.enter_context(_nameless_file())
             self._writer = pa.ipc.new_stream(self._file, BODY_SCHEMA)
         for batch in self._held:

@@ -1,11 +1,11 @@
 """`backfill`: replay a past range of the log again.
 
-| into             | the range is                       | and ends with                                             |
-|------------------|------------------------------------|-----------------------------------------------------------|
-| the subscriber   | repaired: every row that it        | those rows as of the subscriber's applied LSN: a row is   |
-|                  | touches is applied again           | never taken back in time                                  |
-| another database | applied as it was                  | the state at the end of the range, if the tables held     |
-|                  |                                    | the state at its start; empty tables get the range's rows |
+| into             | the range is               | and ends with                                              |
+|------------------|----------------------------|------------------------------------------------------------|
+| the subscriber   | repaired: every row that   | those rows as of the subscriber's applied LSN: a row is    |
+|                  | it touches is applied anew | never taken back in time                                   |
+| another database | applied as it was          | the state at its end, if the tables held the state at its  |
+|                  |                            | start; empty tables get the rows of the range              |
 
 A row that is already there is overwritten and counted as a conflict; a whole row that is missing is inserted.
 """
@@ -18,8 +18,8 @@ import datetime as dt
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
@@ -28,7 +28,7 @@ from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import catalog_history, decode_window, replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.compact import Survey, net_changes, survey, upserted
+from cdc_replay.compact import net_changes, survey, upserted
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.model.change import NetKind
@@ -39,16 +39,30 @@ from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Routes, Target, plan_routes
 from cdc_replay.spark_session import spark_session
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.tables import check_targets, read_target_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where the range goes: `subscription` is the name under which its progress is kept meanwhile."""
+    """Where the range goes; under the subscription's name its progress is kept meanwhile."""
 
     subscription: Subscription
     dsn: str
-    tables: tuple[Opened, Window]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A range to apply: what of the log to read, and the part of it whose rows are wanted."""
+
+    change_log: ChangeLog
+    read: Window
+    wanted: Window
+    routes: Routes
+    destination: _Destination
+    publisher_dsn: str
 
 
 def backfill(
@@ -60,29 +74,215 @@ def backfill(
     into: str | None = None,
     dry_run: bool = False,
 ) -> BackfillResult:
-    """Apply the transactions in `(from_, to]`, WAL positions or timestamps, again; with `dry_run` only count.
+    """Apply the transactions in `(from_, to]` again; with `dry_run` only count what would be applied.
 
     Args:
         config: the configuration.
         subscription: whose publications the range is seen through.
-        from_: the range's start; a timestamp stands for the last transaction committed until then.
-        to: the range's end, likewise.
+        from_: WAL position, or timestamp: the last transaction that was committed by then.
+        to: likewise.
         into: DSN of another database; default: the subscriber.
         dry_run: read and compact the range, write nothing.
 
     Raises:
         InvalidConfiguration: if the range is empty, or not in the log.
+        SubscriberNotReady: if a table or column is missing where the range goes.
     """
     began = time.monotonic()
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     change_log = ChangeLog.open(publisher.change_log)
-    window = range_of(change_log, from_, to)
+    wanted = range_of(change_log, from_, to)
     with opened(config, subscription, "backfill") as at_work:
-        reach = window if into is not None else _until_applied(config, at_work, window)
-        with _destination(at_work, change_log, into) as (name, dsn):
-            routes = _routes(change_log, at_work, reach, dsn)
+        read = wanted
+        if into is None:
+            read = Window(wanted.after, _level_position(config, at_work, wanted))
+        with _destination(at_work, change_log, into) as destination:
+            routes = _routes(change_log, at_work, destination, read)
+            work = _Work(change_log, read, wanted, routes, destination, config.dsn_of(publisher))
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
-                routed, applied = _apply(
-                    change_log, routes, dataclasses.replace(at_work.subscription, name=name), dsn, window, reach
-                )
-    return BackfillResult()
+                counts, applied = _apply(work, dry_run=dry_run)
+    summary = change_log.summary(wanted)
+    return BackfillResult(
+        subscription=subscription,
+        from_lsn=wanted.after,
+        to_lsn=wanted.upto,
+        seconds=time.monotonic() - began,
+        changes_read=summary.messages,
+        transactions=summary.transactions,
+        filtered_out=counts.get("filtered_out", 0),
+        updates_to_insert=counts.get("updates_to_insert", 0),
+        updates_to_delete=counts.get("updates_to_delete", 0),
+        applied={
+            "insert": applied.insert,
+            "update": applied.update,
+            "delete": applied.delete,
+            "truncate": applied.truncate,
+        },
+        conflicts=dict(applied.conflicts),
+        dry_run=dry_run,
+    )
+
+
+def range_of(change_log: ChangeLog, from_: str, to: str) -> Window:
+    """The range between two WAL positions or timestamps.
+
+    Raises:
+        InvalidConfiguration: if it is empty, or reaches beyond the log.
+    """
+    window = Window(_position(change_log, from_), _position(change_log, to))
+    whole = Window(change_log.header.start_lsn, change_log.end_lsn)
+    if window.is_empty:
+        raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
+    if window.after < whole.after or window.upto > whole.upto:
+        raise InvalidConfiguration(
+            f"the range {window} is not in the change log", detail=f"The log holds {whole}."
+        )
+    return window
+
+
+def _position(change_log: ChangeLog, text: str) -> Lsn:
+    try:
+        return Lsn.parse(text)
+    except InvalidLsn:
+        moment = _moment(text)
+    whole = Window(change_log.header.start_lsn, change_log.end_lsn)
+    before = (each.commit_lsn for each in change_log.commits(whole) if each.commit_time <= moment)
+    return max(before, default=whole.after)
+
+
+def _moment(text: str) -> int:
+    """Microseconds since 1970; a timestamp without a zone is UTC."""
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidConfiguration(
+            f'"{text}" is neither a WAL position nor a timestamp',
+            hint="Give 0/16B3748, or 2026-01-31T12:00:00+00:00.",
+        ) from None
+    aware = found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    return round(aware.timestamp() * 1_000_000)
+
+
+def _level_position(config: Config, at_work: Opened, wanted: Window) -> Lsn:
+    """The position that all tables have reached, after a replay if they have reached different ones."""
+    reached = set(at_work.ready_tables().values())
+    if len(reached) > 1:
+        (result,) = replay_opened(config, config.publisher(at_work.subscription.publisher), [at_work])
+        if result.error is not None:
+            raise SubscriberNotReady(
+                f'subscription "{at_work.subscription.name}" cannot be replayed', detail=result.error
+            )
+        reached = set(at_work.ready_tables().values())
+    applied = min(reached, default=wanted.after)
+    if applied < wanted.upto:
+        raise InvalidConfiguration(
+            f"the range {wanted} is not applied yet",
+            detail=f'Subscription "{at_work.subscription.name}" is at {applied}.',
+            hint="Run `cdc-replay replay`: what is not applied yet needs no backfill.",
+        )
+    return applied
+
+
+@contextlib.contextmanager
+def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> Iterator[_Destination]:
+    """The subscriber, or another database with a state of its own for as long as this takes."""
+    policy = dataclasses.replace(at_work.subscription, on_conflict=ConflictPolicy.OVERWRITE)
+    if into is None:
+        yield _Destination(policy, at_work.dsn)
+        return
+    name = f"{at_work.subscription.name} backfill"
+    with connect(into, purpose=f"backfill {at_work.subscription.name}") as connection:
+        state.install(connection)
+        with state.lock(connection, name):
+            identifier = change_log.header.system_identifier
+            state.remember_subscription(connection, name, identifier, policy.publications)
+            try:
+                yield _Destination(dataclasses.replace(policy, name=name), into)
+            finally:
+                state.remove_subscription(connection, name)
+
+
+def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window) -> Routes:
+    known = change_log.relations()
+    relations = tuple(known[version] for version in sorted(change_log.relation_versions(window)))
+    names = tuple(at_work.ready_tables())
+    with connect(destination.dsn, purpose=f"backfill {at_work.subscription.name}") as connection:
+        targets = read_target_tables(connection, names)
+    wanted = {name: Target(targets[name].identity if name in targets else (), window.after) for name in names}
+    catalogs = catalog_history(change_log).within(window)
+    routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
+    check_targets({table.name: table.columns for table in routes.tables}, targets)
+    return routes
+
+
+def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+    """The routing's counts, and what was applied or, in a dry run, would be."""
+    if not work.routes.routes:
+        return {}, Applied()
+    routed = _routed(work)
+    touched = _touched(routed.changes, work.wanted, work.read)
+    found = survey(touched)
+    counts = routed.counts.get
+    policy = work.destination.subscription.on_conflict
+    net = upserted(net_changes(touched, found, work.routes.tables, policy=policy), work.routes.tables)
+    if dry_run:
+        return counts, _counted(net, len(found.truncations))
+    destination = work.destination
+    request = ApplyRequest(
+        destination.subscription, destination.dsn, work.routes.tables, found.truncations, work.read.upto
+    )
+    return counts, apply_window(net, request)
+
+
+def _routed(work: _Work) -> Routed:
+    changes = decode_window(spark_session("cdc-replay"), work.change_log, work.read)
+    origin = work.destination.subscription.origin
+    return route(changes, work.routes, origin=origin, publisher_dsn=work.publisher_dsn)
+
+
+def _touched(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
+    """The changes of all rows that the wanted part of the range touches, under whatever key they go on.
+
+    A TRUNCATE that comes later has emptied the table since: then everything after it belongs to the range.
+    """
+    if read == wanted:
+        return routed
+    later = F.col("commit_lsn") > wanted.upto.value
+    keys = _keys(routed.where(~later))
+    truncated = routed.where(later & (F.col("kind") == "T")).select("target").distinct()
+    while True:
+        found = _with_keys(routed, keys)
+        more = _keys(found)
+        if more.count() == keys.count():
+            break
+        keys = more.localCheckpoint()
+    emptied = F.broadcast(truncated.withColumnRenamed("target", "emptied"))
+    everything = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
+    others = found.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
+    return others.unionByName(everything)
+
+
+def _keys(changes: DataFrame) -> DataFrame:
+    """Every key, of old and new rows, that the changes name."""
+    both = F.explode(F.array_compact(F.array("search_key", "new_key")))
+    return changes.select("target", both.alias("key")).distinct()
+
+
+def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
+    """The changes that name one of the keys, and every TRUNCATE."""
+    known = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
+    same = (F.col("target") == F.col("known_target")) & (
+        (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))
+    )
+    rows = routed.where(F.col("kind") != "T").join(known, same, "left_semi")
+    return rows.unionByName(routed.where(F.col("kind") == "T"))
+
+
+def _counted(net: DataFrame, truncations: int) -> Applied:
+    counts = {row["kind"]: row["count"] for row in net.groupBy("kind").count().collect()}
+    return Applied(
+        insert=counts.get(NetKind.INSERT.value, 0),
+        update=counts.get(NetKind.UPDATE.value, 0),
+        delete=counts.get(NetKind.DELETE.value, 0),
+        truncate=truncations,
+    )

@@ -1,9 +1,9 @@
 """Net changes for a target that may lack rows: whole rows are inserted or overwritten, whichever fits.
 
-A backfill repairs a subscriber that lost rows, or fills an empty database from a range of the log. An UPDATE that
-finds no row says nothing there (R8.4), although the log holds the whole row. So an UPDATE that carries every
-column becomes an INSERT that overwrites, and a DELETE of the old key where it moved the row. One that does
-not (`u`, `-`) stays what it is.
+A backfill repairs a subscriber that lost rows, or fills an empty database from a range of the log. An UPDATE
+that finds no row says nothing there (R8.4), although the log holds the whole row. So an UPDATE that carries
+every column becomes an INSERT that overwrites, and a DELETE of the old key where it moved the row. One that
+does not (`u`, `-`) stays what it is.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def upserted(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
 
 
 def _row(**changed: Column) -> Column:
-    columns = (
-        changed.get(name, F.col(name)).cast(kind).alias(name) for name, kind in NET.columns
-    )
+    columns = (changed.get(name, F.col(name)).cast(kind).alias(name) for name, kind in NET.columns)
     return F.struct(*columns)
 
 

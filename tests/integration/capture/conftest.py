@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.captured import Captured
-from fixtures.postgres import Database
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from fixtures.captured import Captured
+from fixtures.postgres import Database
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from embedded.postgres import Cluster
-from fixtures.captured import Captured
-from fixtures.postgres import Database, create_database
 
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.setup import (
@@ -28,7 +25,9 @@ from cdc_replay.errors import (
     SlotLost,
     SlotMissing,
 )
-from cdc_replay.model.lsn import Lsn
+from embedded.postgres import Cluster
+from fixtures.captured import Captured
+from fixtures.postgres import Database, create_database
 
 SetUp = Callable[..., Captured]
 
@@ -73,7 +72,7 @@ def test_setup_again_does_nothing(publisher: Database, set_up: SetUp) -> None:
 
     assert outcome.statements == ()
     assert (outcome.slot_created, outcome.log_created) == (False, False)
-    assert captured.log.end_lsn == end == outcome.from_lsn == Lsn.parse(captured.slot("confirmed_flush_lsn"))
+    assert captured.log.end_lsn == end == outcome.from_lsn == captured.position
 
 
 def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def commit_lsns(log: ChangeLog, window: Window = EVERYTHING) -> list[int]:
     return [lsn for group in log.segments(window) for lsn in read_row_group(group)["commit_lsn"].to_pylist()]
 
 
-def test_a_new_log_is_empty_and_ends_where_it_starts(log: ChangeLog, uri: str) -> None:
+@pytest.mark.usefixtures("log")
+def test_a_new_log_is_empty_and_ends_where_it_starts(uri: str) -> None:
     opened = ChangeLog.open(uri)
     assert (opened.header, opened.end_lsn) == (HEADER, Lsn(100))
     assert (commit_lsns(opened), opened.relations(), opened.catalogs()) == ([], {}, ())
@@ -91,7 +92,8 @@ def test_a_second_writer_is_refused(log: ChangeLog, uri: str) -> None:
     assert commit_lsns(ChangeLog.open(uri)) == [110]
 
 
-def test_a_log_is_not_created_over_another(log: ChangeLog, uri: str) -> None:
+@pytest.mark.usefixtures("log")
+def test_a_log_is_not_created_over_another(uri: str) -> None:
     with pytest.raises(ChangeLogConflict, match="already"):
         ChangeLog.create(uri, HEADER)
 
@@ -208,7 +210,8 @@ def test_a_failed_write_leaves_nothing_that_readers_see(log: ChangeLog, uri: str
     assert list(Path(uri, "changes").glob("*.parquet")) == []
 
 
-def test_removing_a_log_leaves_other_files_of_its_folder(log: ChangeLog, uri: str) -> None:
+@pytest.mark.usefixtures("log")
+def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
     Path(uri, "notes.txt").write_text("mine")
     assert ChangeLog.remove(uri)
     assert not ChangeLog.remove(uri)

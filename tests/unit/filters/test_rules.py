@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import filters_page
 import pytest
 
+import filters_page
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
-from cdc_replay.filters.expression import Collate, Column, Constant, Expression, NullTest, Operator, Type
+from cdc_replay.filters.expression import (
+    Collate,
+    Column,
+    Constant,
+    Expression,
+    Function,
+    NullTest,
+    Operator,
+    Type,
+)
 from cdc_replay.filters.rules import (
     FUNCTIONS,
     OPERATORS,
@@ -22,7 +31,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 
 TEXT = Column(2, Type.TEXT, 100)
 DEFAULT, C, FIRST_OF_A_USER = 100, 950, 16384
-TEXT_EQUALS, INT4_REMAINDER = 98, 530
+TEXT_EQUALS, INT4_REMAINDER, INT2_OF_INT4 = 98, 530, 314
 VAR = "{VAR :varno 1 :varattno %d :vartype %d :vartypmod -1 :varcollid 0}"
 
 
@@ -77,6 +86,14 @@ def test_text_equality_needs_a_built_in_collation_and_a_constant(
     found = reason_for_server(Operator(TEXT_EQUALS, collation, (TEXT, right)))
 
     assert found is None if reason is None else reason in (found or "")
+
+
+@pytest.mark.parametrize(("value", "exact"), [(32767, True), (-32768, True), (32768, False), (None, False)])
+def test_a_narrowing_cast_is_exact_for_a_constant_that_fits(value: int | None, exact: bool) -> None:
+    cast = Function(INT2_OF_INT4, (Constant(Type.INT4, value),))
+
+    assert (reason_for_server(cast) is None) is exact
+    assert reason_for_server(Function(INT2_OF_INT4, (Column(1, Type.INT4, 0),))) is not None
 
 
 def test_null_tests_are_exact_for_columns_of_any_type() -> None:
