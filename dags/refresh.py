@@ -10,7 +10,6 @@ from airflow.sdk import DAG
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import subscription
 from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator
-from cdc_replay_airflow.params import refresh_params, refresh_request
 
 config = load_config()
 for member in config.subscriptions.values():
@@ -21,7 +20,6 @@ for member in config.subscriptions.values():
         schedule=None,
         max_active_runs=1,
         default_args=DEFAULT_ARGS,
-        params=refresh_params(),
         tags=["cdc-replay", member.subscription.publisher],
     ):
         SparkJobOperator(
@@ -29,6 +27,5 @@ for member in config.subscriptions.values():
             job="refresh",
             subscriptions=[member.name],
             config=config,
-            request=refresh_request,
             outlets=[subscription(member.name)],
         )

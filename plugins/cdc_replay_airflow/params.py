@@ -69,25 +69,6 @@ def snapshot_request(params: Mapping[str, Any]) -> JobRequest:
     return JobRequest(tuple(f"--table={table}" for table in params["tables"]))
 
 
-def refresh_params() -> ParamsDict:
-    """`reconcile`."""
-    return ParamsDict(
-        {
-            "reconcile": Param(
-                default=False,
-                type="boolean",
-                title="Reconcile rows",
-                description="Also bring rows that a changed filter lets in, delete those that it shuts out.",
-            )
-        }
-    )
-
-
-def refresh_request(params: Mapping[str, Any]) -> JobRequest:
-    """Arguments of `jobs/refresh.py`."""
-    return JobRequest(("--reconcile",) if params["reconcile"] else ())
-
-
 def backfill_params() -> ParamsDict:
     """`from`, `to`, `into_conn_id`, `dry_run`."""
     return ParamsDict(

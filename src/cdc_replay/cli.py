@@ -1,7 +1,7 @@
 """`cdc-replay`: the command line. Parses, calls one function of `commands`, prints its result.
 
 Exit codes: 0 success, 1 a failure (its reason on standard error), 2 a usage or configuration error. With
-`--json` there is one JSON object on standard output; logs go to standard error always.
+`--json` there is one JSON object on standard output, after a failure too; logs go to standard error always.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Final, TextIO
 
 import click
+import psycopg
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
@@ -77,10 +78,14 @@ def _error_in(form: dict[str, Json]) -> Json:
 
 
 def _prepare(config: Path | None, log_level: str) -> Config:
+    _set_log_level(log_level)
+    return load_config(config)
+
+
+def _set_log_level(log_level: str) -> None:
     if log_level not in _LEVELS:
         raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
     logging.getLogger("cdc_replay").setLevel(log_level.upper())
-    return load_config(config)
 
 
 def _lsn(text: str | None) -> Lsn | None:
@@ -267,7 +272,7 @@ def _batch(log_level: LogLevelOption = "warning") -> None:
     """Run one command per line of standard input in this process and its Spark session."""
     from cdc_replay.commands.batch import batch
 
-    logging.getLogger("cdc_replay").setLevel(log_level.upper())
+    _set_log_level(log_level)
     batch(sys.stdin, sys.stdout, run_line)
 
 
@@ -294,25 +299,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
+    as_json = "--json" in arguments
     try:
         outcome = _invoke(arguments)
     except click.ClickException as error:
         error.show()
-        return 2
+        return _fail(error.format_message(), 2, as_json=as_json, told=True)
     except (InvalidConfiguration, InvalidLsn) as error:
-        return _complain(str(error), 2)
-    except CdcReplayError as error:
-        return _complain(str(error), 1)
+        return _fail(str(error), 2, as_json=as_json)
+    except (CdcReplayError, psycopg.Error, OSError) as error:
+        return _fail(str(error).strip(), 1, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
-        return _complain("interrupted", 1)
+        return _fail("interrupted", 1, as_json=as_json)
     if outcome is None:
         return 0
     _print(outcome, sys.stdout)
-    return _complain(outcome.error, 1) if outcome.error else 0
+    return _fail(outcome.error, 1) if outcome.error else 0
 
 
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"cdc-replay: {text}\n")
+def _fail(text: str, code: int, *, as_json: bool = False, told: bool = False) -> int:
+    """Give the reason, for programs too, and return the exit code."""
+    if as_json:
+        sys.stdout.write(json.dumps({"error": text}, ensure_ascii=False) + "\n")
+    if not told:
+        sys.stderr.write(f"cdc-replay: {text}\n")
     return code
 
 

@@ -33,6 +33,9 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 """What a session gets unless `spark-submit` or the caller says otherwise."""
 
+SMALL_WINDOW_ROWS: Final = 50_000
+ROWS_PER_PARTITION: Final = 500_000
+
 _SHIM: Final = """#!/bin/sh
 for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done
 exec "{java}" "$@"
@@ -59,6 +62,19 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def tune_for(session: SparkSession, rows: int) -> None:
+    """Set what depends on the size of the window that is planned next.
+
+    Compiling a plan costs more than it gains on a small window: a cold session needs about 3 s of CPU for it.
+    """
+    is_small = rows < SMALL_WINDOW_ROWS
+    session.conf.set("spark.sql.codegen.wholeStage", str(not is_small).lower())
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if is_small else "FALLBACK")
+    cores = session.sparkContext.defaultParallelism
+    partitions = 1 if is_small else max(2 * cores, rows // ROWS_PER_PARTITION)
+    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
 
 
 def prepare_environment() -> None:

@@ -48,8 +48,6 @@ ACCEPTED: list[tuple[str, dict[str, Any], list[str] | None]] = [
         {"tables": ["public.t", "Sales.order lines".replace(" ", "_")]},
         ["--table=public.t", "--table=Sales.order_lines"],
     ),
-    ("refresh", {}, []),
-    ("refresh", {"reconcile": True}, ["--reconcile"]),
     ("replay", {"to_lsn": "0/1"}, None),
     ("replay", {"to_lsn": None}, None),
     ("capture", {"to_lsn": "FFFFFFFF/FFFFFFFF"}, None),
@@ -67,7 +65,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("snapshot", {"tables": "public.t"}, "public.t"),
     ("snapshot", {"tables": ["t"]}, "'t'"),
     ("snapshot", {"tables": ["public.t", "public.t"]}, "unique"),
-    ("refresh", {"reconcile": 1}, "1"),
     ("replay", {"to_lsn": "16-B374D848"}, "16-B374D848"),
     ("capture", {"to_lsn": "123456789/0"}, "123456789/0"),
 ]

@@ -158,7 +158,7 @@ class Airflow:
         self._parts.clear()
 
     def client(self) -> Client:
-        """A client that is logged in."""
+        """A client that is logged in; a context, as it keeps connections open."""
         return Client(self.url, USER, self.password)
 
     @property
@@ -206,6 +206,14 @@ class Client:
         self._http = httpx.Client(base_url=url, timeout=60)
         token = self.request("POST", "/auth/token", {"username": user, "password": password})["access_token"]
         self._http.headers["Authorization"] = f"Bearer {token}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One call; the JSON object that it answers.

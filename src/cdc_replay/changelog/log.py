@@ -46,7 +46,9 @@ from cdc_replay.changelog.storage import Location
 from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.relation import Relation
+from cdc_replay.model.relation import Relation, RelationId
+from cdc_replay.pgoutput.messages import MessageType, Truncate
+from cdc_replay.pgoutput.reader import decode
 
 FORMAT: Final = "1"
 """The version of this layout, written into the header."""
@@ -107,6 +109,19 @@ class LoggedCommit:
     commit_lsn: Lsn
     commit_time: int
     xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRelations:
+    """What the messages of a window are about.
+
+    `versions` are the relation versions of its row changes, `truncated` the relations that its TRUNCATEs
+    name, `first_lsn` the lowest position of a message: a transaction may have begun before the window.
+    """
+
+    versions: frozenset[int]
+    truncated: frozenset[RelationId]
+    first_lsn: Lsn | None
 
 
 class ChangeLog:
@@ -278,16 +293,25 @@ class ChangeLog:
             for row in table.filter(first).to_pylist():
                 yield LoggedCommit(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
 
-    def relation_versions(self, window: Window) -> frozenset[int]:
-        """The versions of the relations that the changes in `window` are of.
+    def relations_in(self, window: Window) -> LoggedRelations:
+        """What the messages of `window` are about; reads small columns, and the messages of TRUNCATEs.
 
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        found: set[int] = set()
-        for table in self._columns(window, ("relation_version",)):
-            found.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
-        return frozenset(found)
+        versions: set[int] = set()
+        truncated: set[RelationId] = set()
+        first: int | None = None
+        for group in self.segments(window):
+            table = read_columns(group, ("lsn", "kind", "relation_version"), window)
+            versions.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
+            lowest = pc.min(table["lsn"]).as_py()
+            first = lowest if first is None else min(first, lowest or first)
+            if pc.any(pc.equal(table["kind"], MessageType.TRUNCATE.value)).as_py():
+                truncated.update(_truncated(group, window))
+        return LoggedRelations(
+            frozenset(versions), frozenset(truncated), None if first is None else Lsn(first)
+        )
 
     def summary(self, window: Window) -> LogSummary:
         """Counts of the messages and transactions in `window`; reads small columns only.
@@ -316,6 +340,14 @@ class ChangeLog:
                 hint=RESTORE,
             )
         return plan_row_groups(file, window)
+
+
+def _truncated(group: RowGroup, window: Window) -> Iterator[RelationId]:
+    table = read_columns(group, ("kind", "message"), window)
+    for data in table.filter(pc.equal(table["kind"], MessageType.TRUNCATE.value))["message"].to_pylist():
+        message = decode(data)
+        if isinstance(message, Truncate):
+            yield from message.relations
 
 
 def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

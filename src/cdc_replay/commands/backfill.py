@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
-from cdc_replay.commands.replay import catalog_history, decode_window, replay_opened
+from cdc_replay.commands.replay import decode_window, definitions, replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.compact import net_changes, survey, upserted
@@ -37,7 +37,7 @@ from cdc_replay.model.subscription import ConflictPolicy, Subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Routes, Target, plan_routes
-from cdc_replay.spark_session import spark_session
+from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
@@ -173,6 +173,13 @@ def _level_position(config: Config, at_work: Opened, wanted: Window) -> Lsn:
                 f'subscription "{at_work.subscription.name}" cannot be replayed', detail=result.error
             )
         reached = set(at_work.ready_tables().values())
+    if len(reached) > 1:
+        # A row of a table that was copied after the end of the log would be taken back in time.
+        raise SubscriberNotReady(
+            f'tables of subscription "{at_work.subscription.name}" are ahead of the change log',
+            detail=f"They have reached {', '.join(map(str, sorted(reached)))}.",
+            hint=f"Run `cdc-replay sync {at_work.subscription.name}` first.",
+        )
     applied = min(reached, default=wanted.after)
     if applied < wanted.upto:
         raise InvalidConfiguration(
@@ -192,6 +199,11 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
         return
     name = f"{at_work.subscription.name} backfill"
     with connect(into, purpose=f"backfill {at_work.subscription.name}") as connection:
+        if state.subscription_record(connection, at_work.subscription.name) is not None:
+            raise InvalidConfiguration(
+                f'the destination is the subscriber of subscription "{at_work.subscription.name}"',
+                hint="Leave out `--into` to repair it.",
+            )
         state.install(connection)
         with state.lock(connection, name):
             identifier = change_log.header.system_identifier
@@ -203,13 +215,11 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
 
 
 def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window) -> Routes:
-    known = change_log.relations()
-    relations = tuple(known[version] for version in sorted(change_log.relation_versions(window)))
+    relations, catalogs = definitions(change_log, window)
     names = tuple(at_work.ready_tables())
     with connect(destination.dsn, purpose=f"backfill {at_work.subscription.name}") as connection:
         targets = read_target_tables(connection, names)
     wanted = {name: Target(targets[name].identity if name in targets else (), window.after) for name in names}
-    catalogs = catalog_history(change_log).within(window)
     routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes
@@ -235,7 +245,9 @@ def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
 
 
 def _routed(work: _Work) -> Routed:
-    changes = decode_window(spark_session("cdc-replay"), work.change_log, work.read)
+    session = spark_session("cdc-replay")
+    tune_for(session, work.change_log.summary(work.read).messages)
+    changes = decode_window(session, work.change_log, work.read)
     origin = work.destination.subscription.origin
     return route(changes, work.routes, origin=origin, publisher_dsn=work.publisher_dsn)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from cdc_replay.catalog.reader import read_catalog
@@ -12,15 +12,18 @@ from cdc_replay.config import Config
 from cdc_replay.filters.compile import ServerFilter, compile_filter
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.publication.restrictions import check_publications, warnings_for
+
+_ROW_ACTIONS = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTable:
     """One published relation; `leaves` is the number of tables whose changes go out under it.
+
+    Leaves that are published with other actions or filters are a row of their own (R2.8).
 
     `insert`, `update` and `delete` are the effective filters as SQL, `-` for no filter, None where the action
     is not published. `evaluated_by` names Spark or PostgreSQL per filter, and why PostgreSQL.
@@ -75,14 +78,17 @@ def explain(config: Config, subscription: str) -> ExplainResult:
 
 def explain_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[ExplainedTable, ...]:
     """The published relations in order of name."""
-    by_name: dict[QualifiedName, list[PublishedRelation]] = {}
-    for table in catalog.tables.values():
+    alike: dict[Hashable, list[PublishedRelation]] = {}
+    for table in sorted(catalog.tables.values(), key=lambda each: each.name):
         if table.is_partitioned:
             continue
         published = resolve(catalog, publications, table.id)
         if published is not None:
-            by_name.setdefault(published.table.name, []).append(published)
-    return tuple(_explain(by_name[name], catalog) for name in sorted(by_name))
+            filters = tuple(published.filters[action] for action in _ROW_ACTIONS)
+            alike.setdefault((published.table.name, published.actions, filters), []).append(published)
+    return tuple(
+        _explain(each, catalog) for each in sorted(alike.values(), key=lambda each: each[0].table.name)
+    )
 
 
 def _explain(published: Sequence[PublishedRelation], catalog: PublisherCatalog) -> ExplainedTable:

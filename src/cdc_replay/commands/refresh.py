@@ -11,12 +11,11 @@ import time
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.results import RefreshResult, SnapshotResult
+from cdc_replay.commands.results import RefreshResult
 from cdc_replay.commands.setup import setup_request
-from cdc_replay.commands.snapshot import enter_tables, published_tables, snapshot_opened
+from cdc_replay.commands.snapshot import enter_tables, published_tables, remembered, snapshot_opened
 from cdc_replay.config import Config
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber import state
@@ -25,6 +24,8 @@ from cdc_replay.subscriber import state
 def refresh(config: Config, subscription: str) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
+    With `copy_data: false` the new ones start as they are, with what is committed from now on.
+
     Raises:
         PublicationRefused, PublicationMissing, SubscriberNotReady: with nothing changed.
     """
@@ -32,12 +33,14 @@ def refresh(config: Config, subscription: str) -> RefreshResult:
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with opened(config, subscription, "refresh") as at_work:
         with export_snapshot(config.dsn_of(publisher)) as exported:
-            published = published_tables(at_work, exported)
+            published = published_tables(at_work, exported, captured=False)
         # The slot must carry the new tables' changes before their rows are copied, or what happens in between
         # would be in neither.
         setup_publisher(setup_request(config, publisher), dry_run=False)
+        remembered(config, at_work)
         added, removed = _change_tables(at_work, published)
-        copied = snapshot_opened(config, at_work) if added else _nothing_copied(subscription)
+        # Also where no table is new: a refresh that was killed may have left some waiting.
+        copied = snapshot_opened(config, at_work)
         return RefreshResult(
             subscription=subscription,
             from_lsn=applied_lsn(at_work),
@@ -56,16 +59,7 @@ def _change_tables(
     name = at_work.subscription.name
     added = {table: each for table, each in published.items() if table not in states}
     removed = tuple(table for table in states if table not in published)
-    reached = applied_lsn(at_work)
-    if at_work.subscription.copy_data or reached is None:
-        enter_tables(at_work, added)
-    else:
-        for table in added:
-            state.set_table_state(at_work.connection, name, table, Ready(reached))
+    enter_tables(at_work, added)
     for table in removed:
         state.forget_table(at_work.connection, name, table)
     return tuple(added), removed
-
-
-def _nothing_copied(subscription: str) -> SnapshotResult:
-    return SnapshotResult(subscription, None, None, 0.0, 0, 0, ())

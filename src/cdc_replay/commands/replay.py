@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from cdc_replay.model.relation import QualifiedName, Relation
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Routes, Target, plan_routes
-from cdc_replay.spark_session import spark_session
+from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
@@ -89,6 +89,8 @@ class _Plan:
 
     opened: Opened
     window: Window
+    behind: tuple[QualifiedName, ...]
+    """The tables that the window advances; one that was copied since is ahead, and stays there."""
     routes: Routes
     began: float
     messages: int
@@ -122,31 +124,53 @@ def replay_opened(
 
 def _plan(change_log: ChangeLog, at_work: Opened, upto: Lsn) -> _Plan:
     began = time.monotonic()
-    applied = at_work.ready_tables()
-    if not applied and not at_work.table_states():
+    if not at_work.table_states():
         raise SubscriberNotReady(
             f'subscription "{at_work.subscription.name}" has no tables yet',
             hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
         )
-    window = Window(min(applied.values(), default=upto), upto)
-    relations, catalogs = _definitions(change_log, window)
-    targets = read_target_tables(at_work.connection, tuple(applied))
+    behind = {name: lsn for name, lsn in at_work.ready_tables().items() if lsn < upto}
+    _check_no_gap(change_log, at_work.subscription.name, behind)
+    window = Window(min(behind.values(), default=upto), upto)
+    relations, catalogs = definitions(change_log, window)
+    targets = read_target_tables(at_work.connection, tuple(behind))
     wanted = {
-        name: Target(targets[name].identity if name in targets else (), lsn) for name, lsn in applied.items()
+        name: Target(targets[name].identity if name in targets else (), lsn) for name, lsn in behind.items()
     }
     routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     summary = change_log.summary(window)
-    return _Plan(at_work, window, routes, began, summary.messages, summary.transactions)
+    return _Plan(at_work, window, tuple(behind), routes, began, summary.messages, summary.transactions)
 
 
-def _definitions(
+def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:
+    start = change_log.header.start_lsn
+    stale = [str(name) for name, lsn in behind.items() if lsn < start]
+    if stale:
+        raise SubscriberNotReady(
+            f'subscription "{subscription}" needs changes from before the change log',
+            detail=f"The log starts at {start}; these tables end before it: {', '.join(stale)}.",
+            hint="Copy them again: `cdc-replay snapshot {} {}`.".format(
+                subscription, " ".join(f"--table {name}" for name in stale)
+            ),
+            rule="R1.33",
+        )
+
+
+def definitions(
     change_log: ChangeLog, window: Window
 ) -> tuple[tuple[Relation, ...], tuple[PublisherCatalog, ...]]:
-    """The relation versions that changes in the window have, and the catalogs in force in it."""
+    """The relation versions that changes in the window have, and the catalogs in force at any of them."""
     known = change_log.relations()
-    versions = change_log.relation_versions(window)
-    return tuple(known[version] for version in sorted(versions)), catalog_history(change_log).within(window)
+    found = change_log.relations_in(window)
+    relations = {known[version].id: known[version] for version in known}
+    # A TRUNCATE has no version: where nothing else of its relation is in the window, any one stands for it.
+    alone = found.truncated - {known[version].id for version in found.versions}
+    chosen = [known[version] for version in sorted(found.versions)]
+    chosen += [relations[relation] for relation in sorted(alone) if relation in relations]
+    # A transaction that began before the window sees the definitions of that time (R9.10).
+    since = window.after if found.first_lsn is None else min(window.after, found.first_lsn)
+    return tuple(chosen), catalog_history(change_log).within(Window(since, window.upto))
 
 
 def catalog_history(change_log: ChangeLog) -> CatalogHistory:
@@ -167,7 +191,9 @@ def _decoded(change_log: ChangeLog, plans: Sequence[_Plan]) -> Iterator[DataFram
         yield None
         return
     window = Window(min(plan.window.after for plan in routed), routed[0].window.upto)
-    changes = decode_window(spark_session("cdc-replay"), change_log, window)
+    session = spark_session("cdc-replay")
+    tune_for(session, max(plan.messages for plan in routed))
+    changes = decode_window(session, change_log, window)
     if len(routed) > 1:
         changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -214,7 +240,7 @@ def _flow(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayR
 
     def record(connection: Connection, applied: Applied) -> None:
         # Tables without a change in the window have reached its end too.
-        state.advance_tables(connection, subscription.name, plan.opened.ready_tables(), plan.window.upto)
+        state.advance_tables(connection, subscription.name, plan.behind, plan.window.upto)
         results.append(_result(plan, routed, applied))
         state.record_result(connection, subscription.name, "replay", results[-1].to_dict())
 

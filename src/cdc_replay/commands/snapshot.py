@@ -10,20 +10,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import SnapshotResult, TableCopied
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.config import Config
-from cdc_replay.errors import SubscriberNotReady
+from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Pending, Ready, TableState
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
-from cdc_replay.publication.resolve import SyncedTable, synced_tables
+from cdc_replay.publication.partition_root import contains
+from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications
 from cdc_replay.snapshot.load import CopiedTable, SnapshotRequest, load_tables
 from cdc_replay.spark_session import spark_session
@@ -45,8 +50,11 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
+    A table that was ready before the change log was begun anew is copied again, too.
+
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
+        PublisherNotReady: if `setup` was not run since the configuration got these publications.
         PublicationRefused: where PostgreSQL refuses these publications.
         SubscriberNotReady: listing every table and column that the subscriber lacks.
     """
@@ -64,19 +72,13 @@ def snapshot_opened(
     """`snapshot` for a subscription whose lock the caller holds."""
     began = time.monotonic()
     publisher = config.publisher(at_work.subscription.publisher)
-    change_log = ChangeLog.open(publisher.change_log)
-    state.remember_subscription(
-        at_work.connection,
-        at_work.subscription.name,
-        change_log.header.system_identifier,
-        at_work.subscription.publications,
-    )
+    change_log = remembered(config, at_work)
     states = at_work.table_states()
-    if states and not tables and all(isinstance(each, Ready) for each in states.values()):
+    if not tables and not _needed(at_work, states, change_log.header.start_lsn):
         return SnapshotResult(at_work.subscription.name, None, None, time.monotonic() - began, 0, 0, ())
     with export_snapshot(config.dsn_of(publisher)) as exported:
         failpoint("snapshot.after_export")
-        copied = _copy(at_work, exported, tables, states, progress)
+        copied = _copy(at_work, exported, _Wish(tables, states, change_log.header.start_lsn), progress)
     return SnapshotResult(
         subscription=at_work.subscription.name,
         from_lsn=exported.consistent_point,
@@ -88,66 +90,141 @@ def snapshot_opened(
     )
 
 
+def remembered(config: Config, at_work: Opened) -> ChangeLog:
+    """The publisher's change log, after the subscription is bound to it and to its publications.
+
+    Raises:
+        ChangeLogMissing: before `setup` of the publisher.
+        SubscriberNotReady: if the subscription's rows come from another publisher.
+    """
+    change_log = ChangeLog.open(config.publisher(at_work.subscription.publisher).change_log)
+    state.remember_subscription(
+        at_work.connection,
+        at_work.subscription.name,
+        change_log.header.system_identifier,
+        at_work.subscription.publications,
+    )
+    return change_log
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """The tables that were named, the states of all tables, and where the change log starts."""
+
+    named: Sequence[QualifiedName]
+    states: Mapping[QualifiedName, TableState]
+    log_start: Lsn
+
+
+def _needed(at_work: Opened, states: Mapping[QualifiedName, TableState], log_start: Lsn) -> bool:
+    return not states or any(_needs_copy(at_work, each, log_start) for each in states.values())
+
+
+def _needs_copy(at_work: Opened, found: TableState, log_start: Lsn) -> bool:
+    return not isinstance(found, Ready) or (at_work.subscription.copy_data and _is_stale(found, log_start))
+
+
+def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
+    """Whether what the table needs next is not in the log, which was begun anew since (R1.33)."""
+    return isinstance(found, Ready) and found.applied_lsn < log_start
+
+
 def _copy(
-    at_work: Opened,
-    exported: ExportedSnapshot,
-    tables: Sequence[QualifiedName],
-    states: Mapping[QualifiedName, TableState],
-    progress: Progress | None,
+    at_work: Opened, exported: ExportedSnapshot, wish: _Wish, progress: Progress | None
 ) -> tuple[CopiedTable, ...]:
     name = at_work.subscription.name
-    wanted = _tables_to_copy(at_work, published_tables(at_work, exported), tables, states)
-    if not at_work.subscription.copy_data and not tables:
+    wanted = _tables_to_copy(at_work, published_tables(at_work, exported, captured=True), wish)
+    if not at_work.subscription.copy_data and not wish.named:
         for table in wanted:
             state.set_table_state(
                 at_work.connection, name, table.table.name, Ready(exported.consistent_point)
             )
         return ()
-    request = SnapshotRequest(
-        subscription=name,
-        snapshot=exported,
-        subscriber_dsn=at_work.dsn,
-        tables=wanted,
-        replace=bool(tables),
-    )
-    with translated_spark_errors(f'snapshot of subscription "{name}"'):
-        return load_tables(spark_session("cdc-replay"), request, progress=progress)
+    copied: list[CopiedTable] = []
+    # An initial copy deletes no row (R7.13); a resync replaces those that are there.
+    for replace in (False, True):
+        tables = tuple(
+            each
+            for each in wanted
+            if replace is (bool(wish.named) or _is_stale(wish.states.get(each.table.name), wish.log_start))
+        )
+        if tables:
+            request = SnapshotRequest(name, exported, at_work.dsn, tables, replace)
+            with translated_spark_errors(f'snapshot of subscription "{name}"'):
+                copied += load_tables(spark_session("cdc-replay"), request, progress=progress)
+    return tuple(copied)
 
 
-def published_tables(at_work: Opened, exported: ExportedSnapshot) -> dict[QualifiedName, SyncedTable]:
-    """What the subscription's publications publish as of the snapshot, checked as PostgreSQL checks it."""
+def published_tables(
+    at_work: Opened, exported: ExportedSnapshot, *, captured: bool
+) -> dict[QualifiedName, SyncedTable]:
+    """What the subscription's publications publish as of the snapshot, checked as PostgreSQL checks it.
+
+    With `captured`, the capture publications must carry all of it already.
+    """
     publications = at_work.subscription.publications
     with import_snapshot(exported, purpose="catalog") as connection:
         catalog = read_catalog(connection, exported.consistent_point)
     check_publications(catalog, publications)
+    if captured:
+        _check_captured(catalog, at_work.subscription)
     found = {each.table.name: each for each in synced_tables(catalog, publications)}
     targets = read_target_tables(at_work.connection, tuple(found))
     check_targets({name: each.columns for name, each in found.items()}, targets)
     return found
 
 
+def _check_captured(catalog: PublisherCatalog, subscription: Subscription) -> None:
+    """A table that is copied, but whose changes the log does not get, would silently stand still."""
+    missing = [
+        f"{table.name} ({action.value})"
+        for table in catalog.tables.values()
+        if not table.is_partitioned
+        and (published := resolve(catalog, subscription.publications, table.id)) is not None
+        for action in PublishAction
+        if action in published.actions and not _is_captured(catalog, table, action)
+    ]
+    if missing:
+        raise PublisherNotReady(
+            f'changes that subscription "{subscription.name}" needs are not captured yet',
+            detail=f"No capture publication carries {', '.join(sorted(missing))}.",
+            hint=f"Run `cdc-replay setup {subscription.publisher}`: it follows the configuration.",
+            rule="R2.3",
+        )
+
+
+def _is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
+    publication = catalog.publications.get(CAPTURE_PUBLICATIONS[action])
+    family = (table, *catalog.ancestors(table.id))
+    return publication is not None and any(contains(publication, each) for each in family)
+
+
 def _tables_to_copy(
-    at_work: Opened,
-    published: Mapping[QualifiedName, SyncedTable],
-    named: Sequence[QualifiedName],
-    states: Mapping[QualifiedName, TableState],
+    at_work: Opened, published: Mapping[QualifiedName, SyncedTable], wish: _Wish
 ) -> tuple[SyncedTable, ...]:
-    if unknown := [str(each) for each in named if each not in published]:
+    name = at_work.subscription.name
+    if unknown := [str(each) for each in wish.named if each not in published]:
         raise SubscriberNotReady(
-            f'subscription "{at_work.subscription.name}" has no table {", ".join(unknown)}',
+            f'subscription "{name}" has no table {", ".join(unknown)}',
             detail=f"Its publications have: {', '.join(map(str, sorted(published))) or 'none'}.",
         )
-    if named:
-        return tuple(published[each] for each in named)
-    if not states:
+    if not wish.states:
         enter_tables(at_work, published)
-        return tuple(published.values())
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
-    return tuple(each for name, each in published.items() if name in states and not _is_ready(states[name]))
-
-
-def _is_ready(found: TableState) -> bool:
-    return isinstance(found, Ready)
+    entered = set(wish.states or published)
+    if new := [str(each) for each in wish.named if each not in entered]:
+        raise SubscriberNotReady(
+            f'table {", ".join(new)} is not in subscription "{name}" yet',
+            hint=f"Run `cdc-replay refresh {name}`.",
+            rule="R7.12",
+        )
+    if wish.named:
+        return tuple(published[each] for each in dict.fromkeys(wish.named))
+    return tuple(
+        each
+        for table, each in published.items()
+        if table in entered and _needs_copy(at_work, wish.states.get(table, Pending()), wish.log_start)
+    )
 
 
 def enter_tables(at_work: Opened, published: Mapping[QualifiedName, SyncedTable]) -> None:

@@ -14,7 +14,7 @@ import psycopg
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, SubscriptionParked
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, SlotMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.table_state import Ready, describe
 from cdc_replay.postgres.connection import connect
@@ -104,14 +104,18 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
 
 
 def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
+    position = log_end = None
     try:
         log_end = _log_end(found)
         with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
             ((text,),) = connection.execute(_POSITION).fetchall()
+            position = Lsn.parse(text)
             slot = slot_status(connection, found.slot)
     except (CdcReplayError, psycopg.Error) as error:
-        return PublisherStatus(found.name, found.slot, "unknown", error=str(error))
-    position = Lsn.parse(text)
+        state_of_slot = "missing" if isinstance(error, SlotMissing) else "unknown"
+        return PublisherStatus(
+            found.name, found.slot, state_of_slot, position=position, log_end=log_end, error=str(error)
+        )
     return PublisherStatus(
         publisher=found.name,
         slot=found.slot,
@@ -140,17 +144,19 @@ def _subscription(
             states = state.table_states(connection, name)
             replayed = state.last_result(connection, name, "replay")
             validated = state.last_result(connection, name, "validate")
-    except (CdcReplayError, psycopg.Error) as error:
-        return SubscriptionStatus(name, publisher.publisher, error=str(error)), []
+    except (CdcReplayError, psycopg.Error) as failure:
+        return SubscriptionStatus(name, publisher.publisher, error=str(failure)), []
     applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
+    lag_seconds, error = _lag_seconds(config.publisher(publisher.publisher), applied)
     return SubscriptionStatus(
         subscription=name,
         publisher=publisher.publisher,
         applied_lsn=applied,
         lag_bytes=_lag_bytes(publisher.position, applied),
-        lag_seconds=_lag_seconds(config.publisher(publisher.publisher), applied),
+        lag_seconds=lag_seconds,
         last_replay=None if replayed is None else _in_words(replayed.result),
         last_validation=None if validated is None else _in_words(validated.result),
+        error=error,
     ), [TableStatus(name, str(table), describe(each)) for table, each in states.items()]
 
 
@@ -166,10 +172,13 @@ def _lag_bytes(position: Lsn | None, applied: Lsn | None) -> int | None:
     return None if position is None or applied is None else max(0, position.value - applied.value)
 
 
-def _lag_seconds(found: PublisherConfig, applied: Lsn | None) -> float | None:
-    if applied is None or _log_end(found) is None:
-        return None
-    change_log = ChangeLog.open(found.change_log)
-    commits = change_log.commits(Window(applied, change_log.end_lsn))
-    first = next(iter(commits), None)
-    return 0.0 if first is None else max(0.0, time.time() - first.commit_time / 1e6)
+def _lag_seconds(found: PublisherConfig, applied: Lsn | None) -> tuple[float | None, str | None]:
+    """The lag, or why the log cannot tell it."""
+    if applied is None:
+        return None, None
+    try:
+        change_log = ChangeLog.open(found.change_log)
+        first = next(iter(change_log.commits(Window(applied, change_log.end_lsn))), None)
+    except CdcReplayError as error:
+        return None, str(error)
+    return (0.0 if first is None else max(0.0, time.time() - first.commit_time / 1e6)), None

@@ -37,7 +37,7 @@ def sync(
         snapshots = [snapshot_opened(config, each) for each in at_work]
         target = max(target, *(snapshot_lsn(each, target) for each in snapshots))
         captured = capture(config, publisher.name, to_lsn=target)
-        replays = replay_opened(config, publisher, at_work, max(target, captured.to_lsn))
+        replays = replay_opened(config, publisher, at_work, target)
     return tuple(
         SyncResult(
             subscription=replayed.subscription,

@@ -48,8 +48,14 @@ class CopyTarget:
     @property
     def statement(self) -> sql.Composed:
         """The `copy … from stdin` that takes the rows."""
-        names = sql.SQL(", ").join(map(sql.Identifier, self.columns))
-        return sql.SQL("copy {} ({}) from stdin").format(self.relation, names)
+        return sql.SQL("copy {}{} from stdin").format(self.relation, column_list(self.columns))
+
+
+def column_list(columns: Sequence[str]) -> sql.Composable:
+    """The names in parentheses; nothing for a table without columns, where the grammar has no list."""
+    if not columns:
+        return sql.SQL("")
+    return sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns)))
 
 
 @dataclass(frozen=True, slots=True)

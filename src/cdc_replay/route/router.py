@@ -37,6 +37,11 @@ _LOOKUP = (
     "route_relation_id bigint, route_relation_version bigint, route_catalog_lsn bigint, route int,"
     " target int, applied_lsn bigint, inserts boolean, updates boolean, deletes boolean, truncates boolean"
 )
+_KIND_OF = {
+    PublishAction.INSERT: ChangeKind.INSERT,
+    PublishAction.UPDATE: ChangeKind.UPDATE,
+    PublishAction.DELETE: ChangeKind.DELETE,
+}
 _TRUNCATE_VERSION = 0
 """TRUNCATE does not depend on the relation's version; its rows look up this one."""
 
@@ -107,33 +112,36 @@ class _Filters:
 
     def __init__(self, routes: Routes) -> None:
         self._compiled: dict[Hashable, CompiledFilter] = {}
-        members: dict[Hashable, list[Route]] = {}
+        users: dict[Hashable, list[tuple[Route, PublishAction]]] = {}
         for item in routes.routes:
             for action, filters in item.published.filters.items():
-                if filters is None:
+                if filters is None or action not in item.published.actions:
                     continue
                 key = self.group(item, action)
                 if key not in self._compiled:
                     self._compiled[key] = compile_any(filters, item.published.table)
-                members.setdefault(key, []).append(item)
-        on_server = [key for key, compiled in self._compiled.items() if isinstance(compiled, ServerFilter)]
+                users.setdefault(key, []).append((item, action))
+        on_server = {
+            key: compiled for key, compiled in self._compiled.items() if isinstance(compiled, ServerFilter)
+        }
         self._numbers = {key: number for number, key in enumerate(on_server)}
-        self.checks = tuple(self._check(key, members[key]) for key in on_server)
-
-    def _check(self, key: Hashable, items: list[Route]) -> ServerCheck:
-        compiled = self._compiled[key]
-        if not isinstance(compiled, ServerFilter):
-            raise TypeError(compiled)
-        held = items[0].relation.column_names
-        return ServerCheck.of(
-            compiled, held, number=self._numbers[key], routes=[item.number for item in items]
+        self.checks = tuple(
+            # Only rows that PostgreSQL would ask about: an error of the filter elsewhere is not ours to find.
+            ServerCheck.of(
+                compiled,
+                users[key][0][0].relation.column_names,
+                number=self._numbers[key],
+                routes=[item.number for item, _ in users[key]],
+                kinds=[_KIND_OF[action] for _, action in users[key]],
+            )
+            for key, compiled in on_server.items()
         )
 
     def passes(self, item: Route, action: PublishAction, row: str, verdicts: str) -> Column:
         """Whether the row in the array column `row` passes the route's filter for `action`; never NULL."""
         key = self.group(item, action)
-        if key is None:
-            return F.lit(True)
+        if key is None or action not in item.published.actions:
+            return F.lit(key is None)
         compiled = self._compiled[key]
         if isinstance(compiled, ServerFilter):
             return F.coalesce(F.col(verdicts)[self._numbers[key]], F.lit(False))
@@ -150,9 +158,16 @@ class _Filters:
         filters = item.published.filters[action]
         if filters is None:
             return None
-        # The same trees mean the same only for the same columns at the same positions.
+        # The same trees mean the same only for the same table, with the same columns at the same positions.
         trees = tuple(each.node_tree for each in filters)
-        return trees, item.published.table.columns, item.relation.column_names
+        is_asked = action in item.published.actions
+        return (
+            trees,
+            is_asked,
+            item.published.table.id,
+            item.published.table.columns,
+            item.relation.column_names,
+        )
 
 
 def _outcome(routes: Routes, filters: _Filters) -> Column:

@@ -27,6 +27,7 @@ from psycopg import sql
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.copy import column_list
 from cdc_replay.subscriber.state import SCHEMA
 
 LEFTOVERS: Final = """
@@ -73,8 +74,8 @@ def move_staged(
     parts = (sql.SQL("select {} from {}").format(listed, staging_table(name)) for name in names)
     connection.execute(
         # Identity columns take the publisher's value, as they do from COPY (R8.14).
-        sql.SQL("insert into {} ({}) overriding system value {}").format(
-            target, listed, sql.SQL(" union all ").join(parts)
+        sql.SQL("insert into {}{} overriding system value {}").format(
+            target, column_list(columns), sql.SQL(" union all ").join(parts)
         )
     )
     _drop(connection, names)

@@ -15,7 +15,7 @@ TABLES = """
     create table u (id int primary key, a int);
     insert into t values (1, 1, 'x'), (2, 2, 'y'), (3, 3, 'z')
 """
-PUBLISHED = {"t": ("id", "a"), "u": ("id", "a")}
+PUBLISHED: dict[str, tuple[str, ...]] = {"t": ("id", "a"), "u": ("id", "a")}
 EXPECTED = [(1, 11, "x"), (4, 20, "y"), (5, 50, None)]
 
 

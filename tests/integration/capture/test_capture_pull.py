@@ -86,7 +86,8 @@ def test_every_row_names_a_relation_version_that_the_log_can_describe(
     assert relations[second["relation_version"]].column_names == ("id", "a", "b")
     assert (truncate["relation_id"], truncate["relation_version"]) == (None, None)
     window = Window(Lsn(0), captured.log.end_lsn)
-    assert captured.log.relation_versions(window) == {first["relation_version"], second["relation_version"]}
+    found = captured.log.relations_in(window)
+    assert found.versions == {first["relation_version"], second["relation_version"]}
 
 
 def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, set_up: SetUp) -> None:
@@ -378,7 +379,7 @@ def test_streamed_transactions_have_the_same_rows_as_others(publisher: Database,
 def test_a_streamed_transaction_that_is_still_open_arrives_whole_later(
     publisher: Database, set_up: SetUp
 ) -> None:
-    """R1.24, R1.26: a fragment is not kept, and a bound that only fragments reach does not stop the capture."""
+    """R1.24, R1.26: a fragment is not kept; a bound that only fragments reach does not stop the capture."""
     publisher.run(TABLE)
     publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
     captured = set_up(streaming=True, max_changes_per_pull=100)

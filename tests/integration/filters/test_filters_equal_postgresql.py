@@ -239,7 +239,7 @@ def test_combined_filters_have_postgresqls_answers_in_spark(
     rows = rows_of(filtered, spark)
     table = filtered.table()
 
-    @settings(max_examples=8, derandomize=True, deadline=None, database=None,
+    @settings(max_examples=6, derandomize=True, deadline=None, database=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(st.lists(conditions(), min_size=10, max_size=20))
     def check(texts: list[str]) -> None:
@@ -264,8 +264,8 @@ def test_rules_name_the_servers_own_operators_functions_and_casts(filtered: Filt
     functions = {
         oid: (name, *types)
         for oid, name, types in database.rows(
-            "select p.oid::int, proname, array(select typname::text from unnest(proargtypes::oid[]) with ordinality"
-            " as a (type, n) join pg_type t on t.oid = a.type order by n) from pg_proc p"
+            "select p.oid::int, proname, array(select typname::text from unnest(proargtypes::oid[])"
+            " with ordinality as a (type, n) join pg_type t on t.oid = a.type order by n) from pg_proc p"
         )
     }
     binary_casts = set(

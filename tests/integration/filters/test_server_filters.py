@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PythonException
@@ -13,7 +14,6 @@ from cdc_replay.filters.server import ServerCheck, evaluate_on_server
 from cdc_replay.model.change import ChangeKind
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

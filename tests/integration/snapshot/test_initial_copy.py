@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SMALL_CHUNKS = 64 * 1024
+PAGE = 8192
 
 
 def test_rows_pass_the_or_of_all_filters_whatever_is_published(
@@ -177,6 +178,20 @@ def test_column_list_and_generated_columns_decide_what_is_sent(
     copy_tables(spark, publisher, subscriber, "p")
     # R8.2: a column that is not sent gets its default; R8.14: identity takes the value, generated is local.
     assert subscriber.rows("select id, secret, a, g from t") == [(1, "local", 21, 22)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [PAGE, 2**30], ids=["several chunks", "one chunk"])
+def test_table_without_columns_is_copied(
+    spark: SparkSession, publisher: Database, subscriber: Database, chunk_bytes: int
+) -> None:
+    publisher.run("""
+        create table t ();
+        insert into t select from generate_series(1, 1000);
+        create publication p for table t
+    """)
+    subscriber.run("create table t ()")
+    copy_tables(spark, publisher, subscriber, "p", chunk_bytes=chunk_bytes)
+    assert subscriber.rows("select count(*) from t") == [(1000,)]
 
 
 def test_nothing_fires_but_replica_triggers(

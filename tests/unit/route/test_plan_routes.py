@@ -1,0 +1,145 @@
+"""Which relation versions have a route, under which catalogs, and what their target looks like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from cdc_replay.errors import PublicationRefused
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
+from cdc_replay.route.routes import Route, Routes, Target, plan_routes
+from fixtures.catalogs import catalog, listed, publication, table
+from unit.route.changes import relation
+
+T1 = table(1, "s.t1")
+T2 = table(2, "s.t2")
+SENT = relation(1, "id a b")
+BOTH = publication("p", listed(1), listed(2))
+
+
+def targets(**identities: str) -> Mapping[QualifiedName, Target]:
+    return {QualifiedName("s", name): Target(tuple(key.split()), Lsn(7)) for name, key in identities.items()}
+
+
+def planned(*catalogs: PublisherCatalog, of: Relation = SENT, key: str = "id") -> Routes:
+    """The routes of one relation of table s.t1, whose target has `key`."""
+    return plan_routes([of], catalogs, ["p"], targets(t1=key))
+
+
+def ways(routes: Routes) -> list[tuple[int, int, str]]:
+    """(relation version, catalog LSN, target) of every route."""
+    return [(each.relation.version, each.catalog_lsn, str(each.target.name)) for each in routes.routes]
+
+
+def test_a_dropped_table_keeps_the_definitions_it_had() -> None:
+    """R9.10: changes from before DROP TABLE are still in the log when the catalog lacks the table."""
+    before = catalog(T1, publications=[BOTH], lsn=100)
+    after = catalog(publications=[publication("p")], lsn=200)
+
+    assert ways(planned(before, after)) == [(1, 100, "s.t1"), (1, 200, "s.t1")]
+
+
+def test_a_table_has_no_route_before_it_is_published() -> None:
+    """R9.10: the definition in force at the change counts, not a later one."""
+    before = catalog(T1, publications=[publication("p")], lsn=100)
+    after = catalog(T1, publications=[BOTH], lsn=200)
+
+    assert ways(planned(before, after)) == [(1, 200, "s.t1")]
+    assert ways(planned(catalog(lsn=100), after)) == [(1, 200, "s.t1")]
+
+
+def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:
+    """R7.12: a table that entered the publication later is ignored until a refresh."""
+    routes = plan_routes(
+        [relation(1, "id a b"), relation(2, "id a b")],
+        [catalog(T1, T2, publications=[BOTH])],
+        ["p"],
+        targets(t2="id"),
+    )
+
+    assert ways(routes) == [(2, 100, "s.t2")]
+    assert [(each.index, str(each.name)) for each in routes.tables] == [(0, "s.t2")]
+
+
+def test_versions_of_a_relation_share_a_target_that_has_all_their_columns() -> None:
+    """A column that was added or dropped inside the window is sent by some versions only."""
+    versions = [relation(1, "id a", version=10), relation(1, "id a b", version=11)]
+    routes = plan_routes(versions, [catalog(T1, publications=[BOTH])], ["p"], targets(t1="id"))
+
+    assert ways(routes) == [(10, 100, "s.t1"), (11, 100, "s.t1")]
+    (target,) = routes.tables
+    assert sorted(target.columns) == ["a", "b", "id"]
+    assert (target.identity, target.is_keyed, target.applied_lsn) == (("id",), True, Lsn(7))
+
+
+def test_partitions_lead_to_their_published_root_and_its_column_list() -> None:
+    """R2.4, R6.3: via root, with the root's column list; an unlisted column does not reach the target."""
+    root = table(1, "s.t1", is_partitioned=True)
+    leaves = [table(2, "s.t2", "b a id", parent=1), table(3, "s.t3", parent=1)]
+    via_root = publication("p", listed(1, columns="id b"), via_root=True)
+    relations = [relation(2, "b a id"), relation(3, "id a b")]
+    routes = plan_routes(
+        relations, [catalog(root, *leaves, publications=[via_root])], ["p"], targets(t1="id")
+    )
+
+    assert ways(routes) == [(2, 100, "s.t1"), (3, 100, "s.t1")]
+    assert routes.tables[0].columns == ("id", "b")
+
+
+def test_column_lists_that_differ_are_refused_as_postgresql_refuses_them() -> None:
+    """R6.4: there is no union of column lists."""
+    publications = [publication("p", listed(1, columns="id")), publication("q", listed(1))]
+    with pytest.raises(PublicationRefused, match=r"s\.t1"):
+        plan_routes(
+            [relation(1, "id a b")], [catalog(T1, publications=publications)], ["p", "q"], targets(t1="id")
+        )
+
+
+def the_route(routes: Routes) -> Route:
+    (found,) = routes.routes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("identity", "relation_key", "target_key", "refusal"),
+    [
+        # R8.6 (1): the target's key, all of whose columns the publisher flags as key
+        (ReplicaIdentity.DEFAULT, "id", "id", None),
+        # R8.7: fewer key columns on the target than on the publisher are fine
+        (ReplicaIdentity.DEFAULT, "id a", "id", None),
+        # R8.7: a key column of the target that the publisher does not send as key
+        (ReplicaIdentity.DEFAULT, "id", "id a", 'did not send replica identity column "a" of table "s.t1"'),
+        (ReplicaIdentity.DEFAULT, "id", "a b", 'replica identity column "a", "b"'),
+        # R8.6 (2): without a key on the target a full row finds it
+        (ReplicaIdentity.FULL, "", "", None),
+        (ReplicaIdentity.FULL, "", "id", None),
+        # R8.6 (3): neither
+        (ReplicaIdentity.DEFAULT, "id", "", "neither a usable key nor"),
+        (ReplicaIdentity.NOTHING, "", "", "neither a usable key nor"),
+    ],
+)
+def test_an_update_is_refused_where_its_row_cannot_be_found(
+    identity: ReplicaIdentity, relation_key: str, target_key: str, refusal: str | None
+) -> None:
+    """R8.6, R8.7."""
+    sent = relation(1, "id a b", key=relation_key, identity=identity)
+    routes = planned(catalog(T1, publications=[BOTH]), of=sent, key=target_key)
+
+    found = the_route(routes).refusal
+    if refusal is None:
+        assert found is None
+    else:
+        assert re.search(refusal, found or "")
+
+
+def test_a_key_that_is_not_published_makes_the_whole_row_the_identity() -> None:
+    """R8.6: the list omits the target's key, so nothing but a full comparison is left."""
+    insert_only = publication("p", listed(1, columns="a b"), publish="insert")
+    routes = planned(catalog(T1, publications=[insert_only]))
+
+    (target,) = routes.tables
+    assert (target.columns, target.identity, target.is_keyed) == (("a", "b"), ("a", "b"), False)
