@@ -58,7 +58,8 @@ BEFORE = """
     insert into orders values (1, 1, 'x'), (2, 20, 'y'), (3, 5, 'y'), (4, null, 'x');
     insert into or_ed values (1, 50), (2, 200), (11, 50);
     insert into moves values (2, 0), (21, 0), (30, 0);
-    insert into words values (1, 'Apple', 1, null), (2, 'b', 6, null), (3, 'b', 1, '2024-06-01'), (4, 'b', 1, null);
+    insert into words values
+        (1, 'Apple', 1, null), (2, 'b', 6, null), (3, 'b', 1, '2024-06-01'), (4, 'b', 1, null);
     insert into listed values (1, 'a', 1), (200, 'b', 2);
     insert into parts values (1, 'n', 1), (2, 'n', 10), (3, 's', 10);
     insert into s.one values (1, 1);

@@ -9,7 +9,7 @@ assert twin.rows("nsw", "t") == […]    # fails first if the two differ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from cdc_replay.commands.setup import setup
 from cdc_replay.commands.sync import sync
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import TableState
 from cdc_replay.subscriber import state
 from embedded.postgres import Cluster
@@ -111,10 +110,11 @@ class Twin:
 
     def rows(self, name: str, table: str) -> list[tuple[Any, ...]]:
         """The table's rows in order of their text, after a check that native has the same."""
-        query = f"select * from {table} as t order by t::text"
-        ours, native = self.pairs[name].ours.rows(query), self.pairs[name].native.rows(query)
+        pair = self.pairs[name]
+        texts = f"select t::text from {table} as t order by 1"  # NaN is not equal to itself in Python
+        ours, native = pair.ours.rows(texts), pair.native.rows(texts)
         assert ours == native, f"{name}, {table}: ours is {ours}, native {native}"
-        return ours
+        return pair.ours.rows(f"select * from {table} as t order by t::text")
 
     def states(self, name: str) -> dict[str, TableState]:
         """The states of the subscription's tables by name without schema."""
@@ -138,7 +138,3 @@ class Twin:
             for name, pair in self.pairs.items()
         }
         return {"publishers": {"pub": publisher}, "subscriptions": subscriptions}
-
-
-def table_names(names: Sequence[str]) -> list[QualifiedName]:
-    return [QualifiedName("public", name) for name in names]
