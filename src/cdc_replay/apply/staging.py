@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -344,7 +345,7 @@ def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> None:
     inserted = pc.equal(rows["kind"], NetKind.INSERT.value)
     tally.counts[UNSURE] += pc.sum(pc.and_(inserted, pc.greater(rows["update_missing"], 0))).as_py() or 0
     for conflicts in rows["conflicts"].drop_null().to_pylist():
-        tally.conflicts.update(dict(conflicts))
+        tally.conflicts.update(json.loads(conflicts))
     kinds = _kinds(rows, NetKind.UPDATE)
     tally.unsent.update(np.flatnonzero(((kinds != ord("n")) & (kinds != ord("t"))).any(axis=0)).tolist())
     omitted = _kinds(rows, NetKind.INSERT) == ord("-")

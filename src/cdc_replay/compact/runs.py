@@ -24,6 +24,7 @@ than one with three.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -71,10 +72,10 @@ OUTPUT: Final = pa.schema(
         ("update_missing", pa.int32()),
         ("delete_missing", pa.int32()),
         ("last_lsn", pa.int64()),
-        ("conflicts", pa.map_(pa.string(), pa.int32())),
+        ("conflicts", pa.string()),
     ]
 )
-"""`model.change.NET` in Arrow's types."""
+"""`model.change.NET` in Arrow's types. No map: Spark takes 40 µs for each, even for a NULL one."""
 
 _I, _U, _D = (ord(kind.value) for kind in (ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE))
 _NULL, _TEXT, _UNKNOWN = b"nt-"
@@ -285,7 +286,7 @@ class _Parts:
             pa.array(missing.astype(np.int32)),
             pa.array(np.full(count, int(kind is NetKind.DELETE), np.int32)),
             batch["commit_lsn"].take(pa.array(last)),
-            pa.nulls(count, OUTPUT.field("conflicts").type),
+            pa.nulls(count, pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)
 
@@ -341,7 +342,8 @@ def _key(texts: list[str | None] | None) -> Key | None:
 def _net_rows(folded: LineageFold | MultisetFold, target: int) -> list[dict[str, Any]]:
     rows = [_net_row(change, target, folded.last_lsn) for change in folded.net()]
     if rows and folded.conflicts:
-        rows[0]["conflicts"] = [(kind.value, count) for kind, count in folded.conflicts.items()]
+        conflicts = {kind.value: count for kind, count in folded.conflicts.items()}
+        rows[0]["conflicts"] = json.dumps(conflicts)
     return rows
 
 

@@ -32,7 +32,7 @@ def upserted(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
         & ~F.col("kinds").contains("-")
     )
     key = _key_after(keyed)
-    nothing = {"values": F.lit(None), "kinds": F.lit(None), "update_missing": F.lit(0)}
+    nothing = dict.fromkeys(("values", "kinds", "conflicts"), F.lit(None)) | {"update_missing": F.lit(0)}
     unchanged = _row()
     insert = _row(kind=F.lit(NetKind.INSERT.value), base_key=key, update_missing=F.lit(0))
     delete = _row(kind=F.lit(NetKind.DELETE.value), **nothing)

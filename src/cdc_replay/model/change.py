@@ -128,7 +128,7 @@ NET: Final = Frame(
         ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
         ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
         ("last_lsn", "bigint"),  # commit LSN of the last change of the row
-        ("conflicts", "map<string,int>"),  # ConflictKind → count, among the window's own changes; NULL: none
+        ("conflicts", "string"),  # JSON: ConflictKind → count, among the window's own changes; NULL: none
     )
 )
 """One row per subscriber row and effect, after compaction. Truncated tables are known apart."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.publication import Generated, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
@@ -116,13 +116,26 @@ def _ways(
         yield None if published is None else _Way(relation, catalog.lsn.value, published)
 
 
+def _sent_columns(way: _Way) -> Iterator[str]:
+    """The published columns that this relation version has, in the published relation's order.
+
+    A column that was dropped since is not in the catalog any more. Without a column list it was sent all the
+    same, as the definitions of that time said (R9.10).
+    """
+    present = way.relation.column_names
+    yield from (column for column in way.published.columns if column in present)
+    known = way.published.table.columns
+    live = {column.name for column in known if column.generated is Generated.NO}
+    if live <= set(way.published.columns):
+        yield from (column for column in present if column not in {each.name for each in known})
+
+
 def _subscribed_table(
     index: int, name: QualifiedName, ways: Sequence[_Way], target: Target
 ) -> SubscribedTable:
     sent: dict[str, None] = {}
     for way in reversed(ways):
-        present = set(way.relation.column_names)
-        sent.update(dict.fromkeys(column for column in way.published.columns if column in present))
+        sent.update(dict.fromkeys(_sent_columns(way)))
     columns = tuple(sent)
     is_keyed = bool(target.identity) and set(target.identity) <= sent.keys()
     return SubscribedTable(

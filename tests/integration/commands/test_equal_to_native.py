@@ -143,7 +143,7 @@ def test_whatever_the_publications_ours_holds_what_native_holds(twin: Twin) -> N
     assert twin.rows("plain", "or_ed") == [(11, 50), (2, 200)]
     assert twin.rows("plain", "moves") == [(21, 0), (30, 0)]
 
-    twin.publisher.run(DAY)
+    twin.publish(DAY)
     results = twin.sync()
     check_all(twin)
     check_the_day(twin)
@@ -151,7 +151,7 @@ def test_whatever_the_publications_ours_holds_what_native_holds(twin: Twin) -> N
         not result.conflicts for name, result in results.items() if name not in {"plain", "everything"}
     )
 
-    twin.publisher.run(LATER)
+    twin.publish(LATER)
     twin.sync()
     check_all(twin)
     # R2.13: a TRUNCATE of a leaf is sent where the leaf is the published relation, and not via root.

@@ -96,6 +96,12 @@ class Twin:
             pair, publications=publications or pair.publications, options={**pair.options, **options}
         )
 
+    def publish(self, script: str) -> None:
+        """Run the lines of a script that end with `;` one by one, each in its own transaction or as it says."""
+        with self.publisher.connect() as connection:
+            for statement in script.split(";\n"):
+                connection.execute(statement.encode())
+
     def sync(self, *names: str) -> dict[str, ReplayResult]:
         """Ours in one call, then native; the results of our replays."""
         chosen = names or tuple(self.pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -340,7 +341,7 @@ def in_python(row: dict[str, Any]) -> tuple[int, NetChange, int, Any]:
         row["update_missing"],
         row["delete_missing"],
     )
-    conflicts = None if row["conflicts"] is None else sorted(row["conflicts"])
+    conflicts = None if row["conflicts"] is None else sorted(json.loads(row["conflicts"]).items())
     return row["target"], change, row["last_lsn"], conflicts
 
 

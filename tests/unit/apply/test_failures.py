@@ -1,0 +1,37 @@
+"""Errors of executors arrive at the driver as what they were, and none shows a whole row."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import errors as pg
+
+from cdc_replay.apply.conflicts import Failure, failure_of, in_the_way
+from cdc_replay.errors import ApplyConflict, CdcReplayError, MissingPrivilege, ServerUnavailable
+from cdc_replay.model.change import ConflictKind
+from cdc_replay.model.relation import QualifiedName
+
+TARGET = QualifiedName("public", "t")
+
+
+@pytest.mark.parametrize(
+    ("server_says", "ours"),
+    [
+        (pg.InvalidTextRepresentation("bad"), ApplyConflict),
+        (pg.NumericValueOutOfRange("bad"), ApplyConflict),
+        (pg.InsufficientPrivilege("bad"), MissingPrivilege),
+        (pg.AdminShutdown("bad"), ServerUnavailable),
+        (pg.OperationalError("connection lost"), ServerUnavailable),
+        (pg.DiskFull("bad"), CdcReplayError),
+    ],
+)
+def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[CdcReplayError]) -> None:
+    failure = Failure(*failure_of(server_says, TARGET).texts)  # type: ignore[arg-type]
+    error = failure.error()
+    assert type(error) is ours
+    assert str(server_says) in error.message
+
+
+def test_conflicts_name_the_first_keys_and_how_many_more() -> None:
+    error = in_the_way(ConflictKind.INSERT_EXISTS, TARGET, "t_pkey", 7, ["(id)=(1)", "(id)=(2)"])
+    assert error.message == 'duplicate key value violates unique constraint "t_pkey" of table "public"."t"'
+    assert error.detail == "insert_exists: key (id)=(1), (id)=(2) already exists, and 5 more."
