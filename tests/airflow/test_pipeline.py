@@ -165,7 +165,7 @@ def test_a_misspelt_param_fails_the_run_before_anything_is_written(pipeline: Pip
     pipeline.client.unpause("backfill__nsw")
     run = pipeline.run("backfill__nsw", **{"from": "0/1", "to": "0/2", "dry-run": True})
     assert run.state == "failed"
-    assert 'unknown Params ["dry-run"]' in pipeline.client.log(run, "backfill")
+    assert 'AirflowFailException: unknown Params ["dry-run"]' in pipeline.client.log(run, "backfill")
 
 
 def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
@@ -185,13 +185,23 @@ def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
 def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipeline: Pipeline) -> None:
     client = pipeline.client
     client.unpause("validate__big")
-    pipeline.big.run("delete from orders where id = 12")
+    ((amount, note),) = pipeline.big.rows("select amount, note from orders where id = 2")
+    pipeline.big.run("delete from orders where id = 2; insert into orders values (77777, 'nsw', 1, 'stray')")
     run = pipeline.run("validate__big")
     assert run.state == "failed"
     log = client.log(run, "validate")
     assert "public.orders" in log
-    assert "12" in log
-    pipeline.big.run("insert into orders values (12, 'qld', 200, 'big')")
+    assert "77777" in log
+    report = httpx.get(
+        f"{pipeline.airflow.url}/cdc-replay/reports/big/latest.html", headers=client.authorization
+    )
+    assert report.status_code == 200
+    assert "77777" in report.text
+
+    pipeline.big.run("delete from orders where id = 77777")
+    assert pipeline.run("validate__big").state == "failed"  # row 2 is still missing
+    ((region,),) = pipeline.publisher.rows("select region from orders where id = 2")
+    pipeline.big.run(f"insert into orders values (2, '{region}', {amount}, '{note}')")
     pipeline.succeed("validate__big")
 
 

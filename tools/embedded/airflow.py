@@ -230,6 +230,11 @@ class Client:
         found: dict[str, Any] = answer.json() if answer.content else {}
         return found
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that says who is calling, for pages beside the API."""
+        return {"Authorization": self._http.headers["Authorization"]}
+
     def dag_ids(self) -> frozenset[str]:
         """The DAGs that the dag-processor has found."""
         return frozenset(dag["dag_id"] for dag in self.request("GET", "/api/v2/dags?limit=500")["dags"])
@@ -321,8 +326,8 @@ def _run(answer: Mapping[str, Any]) -> Run:
 
 
 def _log_line(line: Mapping[str, Any]) -> str:
-    extra = line.get("error_detail")
-    return f"{line.get('event', '')}{'' if extra is None else f' {json.dumps(extra)}'}"
+    errors = (f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ())
+    return "\n".join((str(line.get("event", "")), *errors))
 
 
 def _async_url(database: str) -> str:

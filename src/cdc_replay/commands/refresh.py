@@ -7,6 +7,7 @@ there stay (R7.13, R9.12).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.opened import Opened, opened
@@ -33,7 +34,7 @@ def refresh(config: Config, subscription: str) -> RefreshResult:
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with opened(config, subscription, "refresh") as at_work:
         with export_snapshot(config.dsn_of(publisher)) as exported:
-            published = published_tables(at_work, exported, captured=False)
+            published = published_tables(at_work, exported).tables
         # The slot must carry the new tables' changes before their rows are copied, or what happens in between
         # would be in neither.
         setup_publisher(setup_request(config, publisher), dry_run=False)
@@ -53,7 +54,7 @@ def refresh(config: Config, subscription: str) -> RefreshResult:
 
 
 def _change_tables(
-    at_work: Opened, published: dict[QualifiedName, SyncedTable]
+    at_work: Opened, published: Mapping[QualifiedName, SyncedTable]
 ) -> tuple[tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
     states = at_work.table_states()
     name = at_work.subscription.name

@@ -133,7 +133,9 @@ def _copy(
     at_work: Opened, exported: ExportedSnapshot, wish: _Wish, progress: Progress | None
 ) -> tuple[CopiedTable, ...]:
     name = at_work.subscription.name
-    wanted = _tables_to_copy(at_work, published_tables(at_work, exported, captured=True), wish)
+    published = published_tables(at_work, exported)
+    wanted = _tables_to_copy(at_work, published.tables, wish)
+    _check_captured(published.catalog, at_work.subscription, wanted)
     if not at_work.subscription.copy_data and not wish.named:
         for table in wanted:
             state.set_table_state(
@@ -155,36 +157,39 @@ def _copy(
     return tuple(copied)
 
 
-def published_tables(
-    at_work: Opened, exported: ExportedSnapshot, *, captured: bool
-) -> dict[QualifiedName, SyncedTable]:
-    """What the subscription's publications publish as of the snapshot, checked as PostgreSQL checks it.
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the publications list, by the published tables' names, and the catalog that says so."""
 
-    With `captured`, the capture publications must carry all of it already.
-    """
+    catalog: PublisherCatalog
+    tables: Mapping[QualifiedName, SyncedTable]
+
+
+def published_tables(at_work: Opened, exported: ExportedSnapshot) -> Published:
+    """What the subscription's publications list as of the snapshot, checked as PostgreSQL checks it."""
     publications = at_work.subscription.publications
     with import_snapshot(exported, purpose="catalog") as connection:
         catalog = read_catalog(connection, exported.consistent_point)
     check_publications(catalog, publications)
-    if captured:
-        _check_captured(catalog, at_work.subscription)
     found = {each.table.name: each for each in synced_tables(catalog, publications)}
     targets = read_target_tables(at_work.connection, tuple(found))
     # Without a copy only the tables must be there: a missing column shows with the first change (R8.1).
     is_copied = at_work.subscription.copy_data
     check_targets({name: each.columns if is_copied else () for name, each in found.items()}, targets)
-    return found
+    return Published(catalog, found)
 
 
-def _check_captured(catalog: PublisherCatalog, subscription: Subscription) -> None:
+def _check_captured(
+    catalog: PublisherCatalog, subscription: Subscription, tables: Sequence[SyncedTable]
+) -> None:
     """A table that is copied, but whose changes the log does not get, would silently stand still."""
     missing = [
-        f"{table.name} ({action.value})"
-        for table in catalog.tables.values()
-        if not table.is_partitioned
-        and (published := resolve(catalog, subscription.publications, table.id)) is not None
+        f"{leaf.name} ({action.value})"
+        for table in tables
+        for leaf in table.leaves
+        if (published := resolve(catalog, subscription.publications, leaf.id)) is not None
         for action in PublishAction
-        if action in published.actions and not _is_captured(catalog, table, action)
+        if action in published.actions and not _is_captured(catalog, leaf, action)
     ]
     if missing:
         raise PublisherNotReady(

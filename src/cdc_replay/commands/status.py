@@ -161,10 +161,10 @@ def _subscription(
 
 
 def _in_words(result: Mapping[str, object]) -> str:
-    if result.get("error"):
-        return f"failed: {result['error']}"
     if "success" in result:
         return f"{'consistent' if result['success'] else 'not consistent'} at {result.get('to_lsn')}"
+    if result.get("error"):
+        return f"failed: {result['error']}"
     return f"succeeded at {result.get('to_lsn')}"
 
 

@@ -29,8 +29,9 @@ def teardown(config: Config, name: str) -> TeardownResult:
         removed = teardown_publisher(setup_request(config, config.publisher(name)))
     elif is_subscription:
         with opened(config, name, "teardown") as at_work:
+            is_known = state.subscription_record(at_work.connection, name) is not None
             state.remove_subscription(at_work.connection, name)
-        removed = (f"state of subscription {name}",)
+        removed = (f"state of subscription {name}",) if is_known else ()
     else:
         raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
     return TeardownResult(name, removed, time.monotonic() - began)

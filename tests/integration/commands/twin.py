@@ -97,7 +97,7 @@ class Twin:
         )
 
     def publish(self, script: str) -> None:
-        """Run the lines of a script that end with `;` one by one, each in its own transaction or as it says."""
+        """Run the statements of a script one by one: each in its own transaction, or as it says."""
         with self.publisher.connect() as connection:
             for statement in script.split(";\n"):
                 connection.execute(statement.encode())
