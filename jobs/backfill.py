@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.config import connection_from_environment, load_config
 from cdc_replay.errors import CdcReplayError
 
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Apply a past range of the change log again")
 parser.add_argument("subscription")
 parser.add_argument("--config")

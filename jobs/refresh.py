@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError
 
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Read the publications of a subscription again")
 parser.add_argument("subscription")
 parser.add_argument("--config")

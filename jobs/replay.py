@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 
 from cdc_replay.commands.replay import replay
@@ -14,6 +15,8 @@ from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
 parser.add_argument("subscriptions", nargs="+")
 parser.add_argument("--config")

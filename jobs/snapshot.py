@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 
 from cdc_replay.commands.snapshot import snapshot
@@ -11,6 +12,8 @@ from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.relation import QualifiedName
 
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Bring the initial state of a subscription")
 parser.add_argument("subscription")
 parser.add_argument("--config")

@@ -238,7 +238,7 @@ class SparkJobOperator(SparkSubmitOperator):
             application=str(JOBS / f"{job}.py"),
             name=f"cdc_replay {job} {subscriptions[0] if len(subscriptions) == 1 else group.name}",
             conn_id=group.spark_conn_id,
-            conf=dict(group.spark_conf),
+            conf={"spark.log.level": "WARN", **group.spark_conf},
             **kwargs,
         )
         self.subscriptions = tuple(subscriptions)

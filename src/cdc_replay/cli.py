@@ -14,9 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Final
 
-import click
 import psycopg
 import typer
 from rich.console import Console
@@ -47,6 +46,9 @@ SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
+
+# Some releases of typer bring a click of their own, so only typer knows the class of all usage errors.
+_UsageError: Final = typer.BadParameter.__mro__[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,17 +279,44 @@ def _batch(log_level: LogLevelOption = "warning") -> None:
 
 
 def run_line(line: str) -> tuple[dict[str, Json] | None, str | None]:
-    """Run one command line in this process: its result, its error, or both."""
+    """Run one command line in this process: its result, its error, or both.
+
+    Nothing of it goes to standard output, where the results are.
+    """
     try:
-        outcome = _invoke(shlex.split(line))
-    except (click.ClickException, CdcReplayError, ValueError) as error:
-        return None, error.format_message() if isinstance(error, click.ClickException) else str(error)
+        arguments = shlex.split(line)
+    except ValueError as error:
+        return None, f"the line cannot be split into words: {error}"
+    if arguments[:1] == ["batch"]:
+        return None, "a batch cannot run another one"
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            outcome = _invoke(arguments)
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        return None, reason[0]
     return (outcome.result, outcome.error) if outcome else ({}, None)
 
 
 def _invoke(arguments: Sequence[str]) -> Outcome | None:
     returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
     return returned if isinstance(returned, Outcome) else None
+
+
+def _reason(error: BaseException) -> tuple[str, int] | None:
+    """What to tell about a command that ended with `error`, and the exit code; None if it is a bug."""
+    match error:
+        case typer.Abort() | KeyboardInterrupt():
+            return "interrupted", 1
+        case InvalidConfiguration() | InvalidLsn():
+            return str(error), 2
+        case CdcReplayError() | psycopg.Error() | OSError():
+            return str(error).strip(), 1
+        case _ if isinstance(error, _UsageError):
+            return getattr(error, "format_message", error.__str__)(), 2
+        case _:
+            return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -299,38 +328,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
-    as_json = "--json" in arguments
     try:
         outcome = _invoke(arguments)
-    except click.ClickException as error:
-        error.show()
-        return _fail(error.format_message(), 2, as_json=as_json, told=True)
-    except (InvalidConfiguration, InvalidLsn) as error:
-        return _fail(str(error), 2, as_json=as_json)
-    except (CdcReplayError, psycopg.Error, OSError) as error:
-        return _fail(str(error).strip(), 1, as_json=as_json)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 1, as_json=as_json)
+    except BaseException as error:
+        if (reason := _reason(error)) is None:
+            raise
+        if isinstance(error, _UsageError) and hasattr(error, "show"):
+            error.show()
+        else:
+            _complain(reason[0])
+        if "--json" in arguments:
+            _print_json({"error": reason[0]})
+        return reason[1]
     if outcome is None:
         return 0
-    _print(outcome, sys.stdout)
-    return _fail(outcome.error, 1) if outcome.error else 0
+    _print(outcome)
+    if outcome.error:
+        _complain(outcome.error)
+    return 1 if outcome.error else 0
 
 
-def _fail(text: str, code: int, *, as_json: bool = False, told: bool = False) -> int:
-    """Give the reason, for programs too, and return the exit code."""
-    if as_json:
-        sys.stdout.write(json.dumps({"error": text}, ensure_ascii=False) + "\n")
-    if not told:
-        sys.stderr.write(f"cdc-replay: {text}\n")
-    return code
+def _complain(text: str) -> None:
+    sys.stderr.write(f"cdc-replay: {text}\n")
 
 
-def _print(outcome: Outcome, out: TextIO) -> None:
+def _print_json(form: dict[str, Json]) -> None:
+    sys.stdout.write(json.dumps(form, ensure_ascii=False) + "\n")
+
+
+def _print(outcome: Outcome) -> None:
     if outcome.as_json:
-        out.write(json.dumps(outcome.result, ensure_ascii=False) + "\n")
+        _print_json(outcome.result)
         return
-    console = Console(file=out, highlight=False)
+    console = Console(highlight=False)
     for title, rows in _sections(outcome.result):
         console.print(_aligned(title, rows))
 

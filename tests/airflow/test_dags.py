@@ -99,9 +99,9 @@ def test_replay_starts_spark_once_and_reports_each_subscription(parsed: dict[str
 
 def test_a_group_has_its_own_spark_connection_and_settings(parsed: dict[str, Any]) -> None:
     nightly = parsed["dags"]["replay__nightly"]["tasks"]["replay"]
-    assert (nightly["conn_id"], nightly["conf"]) == ("cluster", {"spark.executor.memory": "2g"})
+    assert (nightly["conn_id"], nightly["conf"]["spark.executor.memory"]) == ("cluster", "2g")
     snapshot = parsed["dags"]["snapshot__slow"]["tasks"]["snapshot"]
-    assert (snapshot["conn_id"], snapshot["conf"]) == ("cluster", {"spark.executor.memory": "2g"})
+    assert (snapshot["conn_id"], snapshot["conf"]["spark.executor.memory"]) == ("cluster", "2g")
     assert parsed["dags"]["replay__shop"]["tasks"]["replay"]["conn_id"] == "spark_default"
 
 

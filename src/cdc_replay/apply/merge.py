@@ -3,16 +3,17 @@
 The order makes conflicts visible and collisions impossible:
 
     1. remove     rows that the window deletes
-    2. take out   rows whose key changes leave the table, whole, overlaid with what was sent
-    3. clear      what stands where the window inserted and deleted a row is in the way
-    4. update     rows in place, only the columns sent (R8.3)
+    2. update     rows in place, only the columns sent (R8.3), keys included, so that row triggers see an
+                  UPDATE, as in a native worker (R8.13)
+    3. take out   where rows exchange keys or values of a unique constraint among themselves, the updated
+                  rows leave the table instead, whole, overlaid with what was sent
+    4. clear      what stands where the window inserted and deleted a row is in the way
     5. put back   rows that were taken out; a row with their new key is in the way
     6. insert     new rows; columns not sent get their default (R8.2); a row with their key is in the way
 
-A row that is still there in steps 3, 5 and 6 is not the window's own, so that swaps and chains of keys never
-collide. Where step 4 meets another unique constraint whose values rows exchange among themselves, all updated
-rows are taken out and put back instead. So is every update of a target with a column GENERATED ALWAYS AS
-IDENTITY outside its key, which UPDATE cannot set (R8.14).
+A row that is still there in steps 4, 5 and 6 is not the window's own, so that swaps and chains of keys never
+collide. Where there is something to clear, rows whose key changes are taken out before, not updated in
+place; so is whatever would set a column GENERATED ALWAYS AS IDENTITY, which UPDATE cannot (R8.14).
 
 Under the policy `error` nothing is looked up before step 5 and 6: the unique index itself finds the
 conflict, and only then the rows are named.
@@ -94,15 +95,18 @@ class _Merge:
 
     def _update(self, *, clear: bool) -> None:
         updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(MOVED)
+        which = ANY
         if updates and self.statements.cannot_update_in_place:
             self._take_out(ANY)
-            updates = moves = 0
-        elif moves:
+            updates = 0
+        elif moves and (clear or self.statements.cannot_move_in_place):
+            # A row that leaves or reaches a key must not be mistaken for one that stands in the way there.
             self._take_out(MOVING)
+            which, updates = STAYING, updates - moves
         if clear:
             self._clear()
-        if updates > moves:
-            self._update_in_place(updates - moves)
+        if updates:
+            self._update_in_place(which, updates)
         for taken in self._taken:
             self._put_back(taken)
 
@@ -125,17 +129,17 @@ class _Merge:
         self._count(ConflictKind.UPDATE_MISSING, update_missing)
         self._taken.append(taken)
 
-    def _update_in_place(self, staged: int) -> None:
+    def _update_in_place(self, which: sql.SQL, staged: int) -> None:
         try:
             with self.connection.transaction():
-                updated = self._execute(self.statements.update(STAYING))
+                updated = self._execute(self.statements.update(which))
         except _ALREADY_THERE:
-            # Rows may exchange the values of another unique constraint: then they must all be out at once.
-            self._take_out(STAYING)
+            # Rows may exchange keys, or values of another unique constraint: then all must be out at once.
+            self._take_out(which)
             return
         self.merged.update += updated
         if updated < staged:
-            (missing,) = self._row(self.statements.count_unmatched_updates(STAYING))
+            (missing,) = self._row(self.statements.count_unmatched_updates(which))
             self._count(ConflictKind.UPDATE_MISSING, missing)
 
     def _put_back(self, taken: sql.Identifier) -> None:

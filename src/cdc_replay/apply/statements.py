@@ -107,6 +107,11 @@ class Statements:
         ]
         return bool(blocked) or not settable
 
+    @property
+    def cannot_move_in_place(self) -> bool:
+        """UPDATE could not set a column of the key (GENERATED ALWAYS AS IDENTITY)."""
+        return any(column.identity == _ALWAYS for column in self.staged.table.keys)
+
     # --- statements
 
     def analyze(self) -> sql.Composed:
@@ -216,12 +221,14 @@ class Statements:
         if only_free:
             conditions.append(self._exists(self.same_as_inserted, expected=False))
         statement = sql.SQL(
-            "insert into {table} ({names}) overriding system value"
+            "insert into {table}{names} overriding system value"
             " select {values} from {stage} as s where {where}"
         )
+        names = _commas(sql.Identifier(column.name) for _, column in columns)
         return statement.format(
             table=self.name,
-            names=_commas(sql.Identifier(column.name) for _, column in columns),
+            # A table may have no column at all, and its rows are counted all the same.
+            names=sql.SQL(" ({})").format(names) if columns else sql.SQL(""),
             values=_commas(_column("s", f"v{number}") for number, _ in columns),
             stage=self.staged.table.identifier,
             where=_and(conditions),

@@ -18,6 +18,16 @@ pytestmark = pytest.mark.spark
 
 TABLES = "create table t (id int primary key, a int, own text); create table u (id int primary key, a int)"
 ROWS = "table t order by id"
+TRANSACTIONS = (
+    "insert into t values (4, 4), (5, 5), (100, 100)",
+    """
+    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t where id = 1
+    """,
+    "update t set a = a + 1; insert into u values (1, 1)",
+    """
+    delete from t where id = 5; update t set id = 1 where id = 30; update t set id = 6 where id = 100
+    """,
+)
 
 
 class History:
@@ -34,14 +44,7 @@ class History:
         twin.sync_ours()
         self.positions = [twin.position()]
         self.times = [self.now()]
-        for statement in (
-            "insert into t values (4, 4), (5, 5), (100, 100)",
-            "update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3;"
-            "delete from t where id = 1",
-            "update t set a = a + 1; insert into u values (1, 1)",
-            "delete from t where id = 5; update t set id = 1 where id = 30;"
-            "update t set id = 6 where id = 100",
-        ):
+        for statement in TRANSACTIONS:
             twin.publish(statement)
             self.positions.append(twin.position())
             self.times.append(self.now())
@@ -179,7 +182,7 @@ def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
         backfill(config, "s", "yesterday", second)
     with pytest.raises(InvalidConfiguration, match=r"(?s)is the subscriber of.*Leave out `--into`"):
         backfill(config, "s", first, second, into=history.ours.dsn)
-    with pytest.raises(SubscriberNotReady, match=r"(?s)public\.t.*public\.u"):
+    with pytest.raises(SubscriberNotReady, match=r'(?s)"public"."t".*"public"."u"'):
         backfill(config, "s", first, str(history.positions[3]), into=twin.database().dsn)
 
     twin.publish("insert into t values (51, 51)")

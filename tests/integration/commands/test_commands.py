@@ -121,6 +121,7 @@ def test_refresh_takes_new_tables_in_and_forgets_dropped_ones(twin: Twin) -> Non
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name, options in {"copying": {}, "not_copying": {"copy_data": False}}.items():
         twin.subscribe(name, "p", tables=TABLES, **options)
+    twin.sync()
     twin.publish("insert into t values (1, 1)")
     twin.sync()
     twin.publish("alter publication p add table u;\ninsert into u values (1, 1)")
