@@ -51,6 +51,7 @@ format: env ## format the code
 
 docs: env ## write the generated pages
 	$(BIN)/python tools/filters_page.py
+	$(BIN)/python tools/semantics_page.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .runtime .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info

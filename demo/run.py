@@ -61,6 +61,12 @@ _TOTALS: Final = """
     from cdc_replay.result where command = 'replay' and result ->> 'error' is null
 """
 
+REPORTED: Final = (
+    "changes read", "filtered out", "UPDATE to INSERT", "UPDATE to DELETE", "rows inserted", "rows updated",
+    "rows deleted", "tables truncated", "windows", "lag", "verdict", "as of",
+)  # fmt: skip
+"""What the report shows per subscription: the totals, then lag and verdict."""
+
 console = Console(highlight=False)
 
 
@@ -244,8 +250,10 @@ def live_traffic(demo: Demo, period: Period) -> Played:
     thread.start()
     while thread.is_alive():
         thread.join(timeout=5)
-        lag = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in lags(demo).items())
-        console.print(f"  {shown.now:%b %d %H:%M}  {shown.statements:6d} events; behind: {lag}")
+        behind = max(lags(demo).values())
+        console.print(
+            f"  {shown.now:%b %d %H:%M}  {shown.statements:6d} events; behind: {behind / 1e6:.1f} MB of WAL"
+        )
     if failures:
         raise failures[0]
     return shown
@@ -297,18 +305,16 @@ def all_validated(demo: Demo, end: Lsn, client: Client) -> bool:
 def report(demo: Demo) -> bool:
     """Print what came of it; whether every subscription is consistent."""
     validations = validations_of(demo)
-    names = ("", "windows", "rows read", "filtered", "U→I", "U→D", "inserted", "updated", "deleted",
-    "truncated",
-             "lag", "verdict")  # fmt: skip
-    table = Table(*names, title="Subscriptions", box=None, title_justify="left")
     behind = lags(demo)
+    columns = []
     for name in SUBSCRIPTIONS:
         with psycopg.connect(demo.subscriber.dsn(name)) as connection:
-            *counts, windows = connection.execute(_TOTALS).fetchone() or ()
-        verdict = "[green]consistent" if validations[name]["success"] else "[red]NOT consistent"
-        verdict += f"[/] at {validations[name]['to_lsn']}"
-        lag = f"{behind[name]} B"
-        table.add_row(name, str(windows), *map(str, counts), lag, verdict)
+            counts = [str(count) for count in connection.execute(_TOTALS).fetchone() or ()]
+        verdict = "[green]consistent[/]" if validations[name]["success"] else "[red]NOT consistent[/]"
+        columns.append([*counts, f"{behind[name]} bytes", verdict, validations[name]["to_lsn"]])
+    table = Table("", *SUBSCRIPTIONS, box=None)
+    for label, values in zip(REPORTED, zip(*columns, strict=True), strict=True):
+        table.add_row(label, *values)
     console.print(table)
     for name, validation in validations.items():
         console.print(f"report of {name}: {validation['report']}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """Writes `docs/semantics.md`: each rule of `docs/rules.yaml` with the code and the tests that name it.
 
-A file names a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is named but not in the list is an error,
-so a number in an error message always leads somewhere: `python tools/semantics_page.py`.
+A file names a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is named but not in the list is an
+error, so a number in an error message always leads somewhere: `python tools/semantics_page.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _INTRODUCTION: Final = """\
 *This page is made from `docs/rules.yaml` and from the rule numbers in code and tests: `make docs`.*
 
 A rule says what PostgreSQL 15 to 18 do, and so what a subscriber must hold. Error messages end with the rule
-that they enforce, such as `[R2.17]`. A rule without code needs none, or is a limit that the [README](../README.md)
-names. Tests in *italics* are conformance scenarios, which run beside a real native subscription.
+that they enforce, such as `[R2.17]`. A rule without code needs none, or is a limit that the
+[README](../README.md) names. Tests in *italics* are conformance scenarios, which run beside a real native
+subscription.
 
 Leaf: the relation in which a row physically changed. Published relation: the one under whose name the change
 is sent, the leaf or one of its ancestors. Via root: the option `publish_via_partition_root`. RI: replica

@@ -67,6 +67,12 @@ _ORPHANS: Final = """
 """
 
 
+_STAGED: Final = (
+    "attempt bigint, kind text, kinds text, moved boolean, update_missing int, delete_missing int"
+)
+"""The columns of every staging table, before those of its target."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageTable:
     """The staging table of one target; picklable.
@@ -92,10 +98,9 @@ class StageTable:
     @property
     def create_statement(self) -> sql.Composed:
         """DDL that makes the table if it is not there."""
-        typed = [*_columns("b", self.keys), *_columns("v", self.values)]
+        typed = [sql.SQL(_STAGED), *_columns("b", self.keys), *_columns("v", self.values)]
         return sql.SQL(
-            "create unlogged table if not exists {} (attempt bigint, kind text, kinds text, moved boolean,"
-            " update_missing int, delete_missing int, {}) with (autovacuum_enabled = false)"
+            "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
         ).format(self.identifier, sql.SQL(", ").join(typed))
 
 

@@ -8,6 +8,7 @@
 |                  |                            | start; empty tables get the rows of the range              |
 
 A row that is already there is overwritten and counted as a conflict; a whole row that is missing is inserted.
+A table without a key can go into another database only: its rows cannot be told apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from psycopg import sql
 from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
@@ -28,15 +30,17 @@ from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import decode_window, definitions, replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.compact import net_changes, survey, upserted
+from cdc_replay.compact import net_changes, repaired, survey, upserted
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.subscription import ConflictPolicy, Subscription
-from cdc_replay.postgres.connection import connect
+from cdc_replay.model.publication import PublishAction
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.route.router import Routed, route
-from cdc_replay.route.routes import Routes, Target, plan_routes
+from cdc_replay.route.routes import Route, Routes, Target, plan_routes
 from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
@@ -55,14 +59,19 @@ class _Destination:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A range to apply: what of the log to read, and the part of it whose rows are wanted."""
+    """A range to apply: what of the log to read, and the part of it whose rows are wanted.
+
+    A row of the tables in `whole` is inserted where an UPDATE has all of it and finds none.
+    """
 
     change_log: ChangeLog
     read: Window
     wanted: Window
     routes: Routes
+    whole: tuple[SubscribedTable, ...]
     destination: _Destination
     publisher_dsn: str
+    is_repair: bool
 
 
 def backfill(
@@ -98,7 +107,9 @@ def backfill(
             read = Window(wanted.after, _level_position(config, at_work, wanted))
         with _destination(at_work, change_log, into) as destination:
             routes = _routes(change_log, at_work, destination, read)
-            work = _Work(change_log, read, wanted, routes, destination, config.dsn_of(publisher))
+            whole = _whole(routes, destination, is_repair=into is None)
+            dsn = config.dsn_of(publisher)
+            work = _Work(change_log, read, wanted, routes, whole, destination, dsn, into is None)
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
                 counts, applied = _apply(work, dry_run=dry_run)
     summary = change_log.summary(wanted)
@@ -225,6 +236,45 @@ def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, w
     return routes
 
 
+def _whole(routes: Routes, destination: _Destination, *, is_repair: bool) -> tuple[SubscribedTable, ...]:
+    """The tables where an UPDATE that was sent proves that the row is there, or that are to be filled.
+
+    Where UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
+    UPDATE that finds no row says nothing, as it says nothing natively (R3.5, R8.4).
+
+    Raises:
+        SubscriberNotReady: if a table that is to be repaired has no key.
+    """
+    keyless = [str(table.name) for table in routes.tables if not table.is_keyed]
+    if is_repair and keyless:
+        raise SubscriberNotReady(
+            f"rows without a key cannot be repaired: {', '.join(keyless)}",
+            hint="Copy these tables again with `cdc-replay snapshot --table`.",
+        )
+    unproven = {each.target.index for each in routes.routes if not _updates_prove_rows(each)}
+    if is_repair or not unproven:
+        return tuple(table for table in routes.tables if table.index not in unproven)
+    with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
+        return tuple(
+            table
+            for table in routes.tables
+            if table.index not in unproven or _is_empty(connection, table.name)
+        )
+
+
+def _updates_prove_rows(item: Route) -> bool:
+    published = item.published
+    of_inserts = published.filters[PublishAction.INSERT]
+    is_as_wide = of_inserts is None or of_inserts == published.filters[PublishAction.UPDATE]
+    return PublishAction.INSERT in published.actions and is_as_wide
+
+
+def _is_empty(connection: Connection, name: QualifiedName) -> bool:
+    query = sql.SQL("select not exists (select from {})").format(sql.Identifier(name.schema, name.name))
+    ((found,),) = connection.execute(query).fetchall()
+    return bool(found)
+
+
 def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     """The routing's counts, and what was applied or, in a dry run, would be."""
     if not work.routes.routes:
@@ -234,7 +284,11 @@ def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     found = survey(touched)
     counts = routed.counts.get
     policy = work.destination.subscription.on_conflict
-    net = upserted(net_changes(touched, found, work.routes.tables, policy=policy), work.routes.tables)
+    net = net_changes(touched, found, work.routes.tables, policy=policy)
+    if work.is_repair:
+        net = repaired(net, _keys(touched), work.routes.tables, work.whole)
+    else:
+        net = upserted(net, work.whole)
     if dry_run:
         return counts, _counted(net, len(found.truncations))
     destination = work.destination

@@ -1,4 +1,4 @@
-"""Every kind of bad input: exit code, and a message that names the object and the remedy; Spark never starts."""
+"""Bad input: the exit code, and a message that names the object and the remedy; Spark never starts."""
 
 from __future__ import annotations
 
@@ -155,6 +155,7 @@ def test_a_replay_that_lacks_a_column_leaves_everything_as_it_was(cli: CommandLi
 def test_a_slot_that_another_process_reads_exits_with_1(cli: CommandLine) -> None:
     """R1.33: a walsender holds it."""
     setup(load_config(cli.file), "pub")
+    cli.publisher.run("insert into t values (1, 1)")
     start = f"START_REPLICATION SLOT {cli.slot} LOGICAL 0/0 (proto_version '1', publication_names 'p')"
     with contextlib.closing(connect(cli.publisher.dsn, purpose="test", replication=True)) as walsender:
         walsender.pgconn.send_query(start.encode())
@@ -171,15 +172,14 @@ def test_a_slot_that_is_lost_exits_with_1_and_says_how_to_go_on(
 ) -> None:
     """R1.33: the server has removed WAL that the slot needs."""
     small = make_cluster("small", max_slot_wal_keep_size="1MB", wal_keep_size="0")
-    with connect(small.dsn(), purpose="test") as connection:
-        for statement in (TABLES, "create publication p for table t"):
-            connection.execute(statement.encode())
-        cli.write("p", of_publisher={"dsn": small.dsn("postgres")})
-        setup(load_config(cli.file), "pub")
-        for _ in range(4):
-            connection.execute("insert into t select coalesce(max(id), 0) + 1 from t")
-            connection.execute("select pg_switch_wal()")
-        connection.execute("checkpoint")
+    server = Database(small, "postgres")
+    server.run(f"{TABLES}; create publication p for table t")
+    cli.write("p", of_publisher={"dsn": server.dsn})
+    setup(load_config(cli.file), "pub")
+    for number in range(4):
+        server.run(f"insert into t values ({number})")
+        server.run("select pg_switch_wal()")
+    server.run("checkpoint")
 
     for command in ("capture", "setup"):
         cli.fails(1, command, "pub", says=[f'slot "{cli.slot}" is lost', "cdc-replay teardown", "snapshot"])
@@ -214,10 +214,8 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
 
 def test_a_log_of_another_cluster_is_refused(cli: CommandLine, make_cluster: Callable[..., Cluster]) -> None:
     setup(load_config(cli.file), "pub")
-    other = make_cluster("other")
-    with connect(other.dsn(), purpose="test") as connection:
-        for statement in (TABLES, "create publication p for table t, u"):
-            connection.execute(statement.encode())
-    cli.write("p", of_publisher={"dsn": other.dsn("postgres")})
+    other = Database(make_cluster("other"), "postgres")
+    other.run(f"{TABLES}; create publication p for table t, u")
+    cli.write("p", of_publisher={"dsn": other.dsn})
     for command in ("setup", "capture"):
         cli.fails(1, command, "pub", says=["is not of this publisher", "system identifier", "HINT"])

@@ -1,0 +1,210 @@
+"""Killed at any named point and run again, every command ends where an undisturbed native subscription does.
+
+Three tables show what goes wrong: `t` is filtered and moves rows in and out; `notes` has no key, so that a row
+that comes twice is there twice; `big` is copied in several chunks.
+
+| point      | who dies                                                                             |
+|------------|--------------------------------------------------------------------------------------|
+| capture.*  | the process                                                                          |
+| replay.*   | the driver, and the executors with it                                                |
+| snapshot.* | the driver, or where the copying is done the Spark worker, which fails the whole job |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.capture import capture
+from cdc_replay.commands.replay import replay
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.failpoints import FAILPOINTS, VARIABLE
+from cdc_replay.model.lsn import Window
+from cdc_replay.model.table_state import Ready
+from embedded.java import spark_environment
+from fixtures.native import wait_for
+from fixtures.postgres import Database
+from integration.commands.twin import Twin
+
+pytestmark = pytest.mark.spark
+
+TABLES = """
+    create table t (id int primary key, a int);
+    create table notes (n int, note text);
+    create table big (id int, pad text)
+"""
+PUBLISHED = f"""
+    {TABLES};
+    alter table t replica identity full;
+    create publication p for table t where (a > 10);
+    create publication q for table notes, big with (publish = 'insert, truncate');
+    insert into t values (1, 1), (2, 20), (3, 30);
+    insert into notes values (0, 'before');
+    insert into big select n, repeat('x', 100) from generate_series(1, 3000) n
+"""
+TRAFFIC = """
+    insert into t values ({n}00, 50), ({n}01, 5);
+    update t set a = 100 - a where id <= 3;
+    insert into notes values ({n}, 'one'), ({n}, 'one');
+    begin;
+    update t set id = id + 1000 where id = {n}00;
+    insert into notes values ({n}, 'two');
+    insert into big values ({n}, 'small');
+    commit
+"""
+NAMES = ("t", "notes", "big")
+TESTS = Path(__file__).resolve().parents[1]
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+STAGING = "select relname::text from pg_class where relname ~ '^(stage|snapshot)_?'"
+
+
+def points(command: str) -> list[str]:
+    return [name for name in FAILPOINTS if name.startswith(f"{command}.")]
+
+
+def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
+    """Run a command in a process that dies at the failpoint, and wait until the servers know."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("killed_command.py")),
+            *arguments,
+            "--config",
+            str(twin.file),
+        ],
+        env=spark_environment()
+        | os.environ
+        | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": SMALL_JVM, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    worker_dies = failpoint in {"snapshot.mid_copy", "snapshot.after_table"}
+    assert done.returncode == (1 if worker_dies else -signal.SIGKILL), done.stderr
+    databases = [twin.publisher, *(pair.ours for pair in twin.pairs.values())]
+    wait_for(lambda: not any(map(sessions, databases)), f"the servers to see that {arguments} is gone")
+
+
+def sessions(database: Database) -> list[str]:
+    """The commands that still have a session there."""
+    query = """
+        select application_name from pg_stat_activity
+        where datname = current_database() and application_name like 'cdc_replay %'
+            and application_name <> 'cdc_replay test'
+    """
+    return [name for (name,) in database.rows(query)]
+
+
+def check_nothing_is_left(twin: Twin) -> None:
+    """Our one slot, the natives', no staging."""
+    slots = "select slot_name::text from pg_replication_slots where database = current_database() order by 1"
+    expected = [
+        twin.slot,
+        *(twin.native(name).name for name, pair in twin.pairs.items() if has_native(pair.native)),
+    ]
+    assert [name for (name,) in twin.publisher.rows(slots)] == sorted(expected)
+    for name, pair in twin.pairs.items():
+        assert pair.ours.rows(STAGING) == [], name
+
+
+def has_native(database: Database) -> bool:
+    query = "select from pg_subscription where subdbid = (select oid from pg_database where datname = current_database())"
+    return bool(database.rows(query))
+
+
+def content(database: Database) -> dict[str, Counter[str]]:
+    return {
+        name: Counter(text for (text,) in database.rows(f"select x::text from {name} x")) for name in NAMES
+    }
+
+
+def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
+    """Killed at one point after the other, with new changes each time; captured completely after each."""
+    twin.publisher.run(PUBLISHED)
+    twin.subscribe("s", "p", "q", tables=TABLES)
+    twin.sync()
+    log = ChangeLog.open(str(twin.change_log))
+    begin = log.end_lsn
+    for number, failpoint in enumerate(points("capture"), start=1):
+        twin.publish(TRAFFIC.format(n=number))
+        killed(twin, failpoint, "capture", "pub")
+        capture(twin.config, "pub")
+        log = ChangeLog.open(str(twin.change_log))
+        commits = Counter(each.xid for each in log.commits(Window(begin, log.end_lsn)))
+        # Four transactions of traffic each.
+        assert (len(commits), set(commits.values())) == (4 * number, {1}), failpoint
+    twin.sync()
+    for name in NAMES:
+        twin.rows("s", name)
+    assert content(twin.pairs["s"].ours)["notes"]["(1,one)"] == 2
+    check_nothing_is_left(twin)
+
+
+def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) -> None:
+    """A subscription per point; changes arrive between the kill and the next run."""
+    twin.publisher.run(PUBLISHED)
+    twin.subscribe("native", "p", "q", tables=TABLES)
+    twin.sync("native")
+    names = {failpoint: failpoint.replace(".", "_") for failpoint in points("snapshot")}
+    for number, (failpoint, name) in enumerate(names.items(), start=1):
+        twin.subscribe(name, "p", "q", tables=TABLES, native=False)
+        killed(twin, failpoint, "snapshot", name)
+        states = twin.states(name)
+        if failpoint != "snapshot.after_table":
+            # A table shows all of its rows with its state, or none.
+            for table, state in states.items():
+                rows = twin.pairs[name].ours.rows(f"select count(*) from {table}")
+                assert (rows == [(0,)]) is not isinstance(state, Ready), (failpoint, table)
+        twin.publish(TRAFFIC.format(n=number))
+        snapshot(twin.config, name)
+        assert {type(state) for state in twin.states(name).values()} == {Ready}, failpoint
+    twin.publish(TRAFFIC.format(n=9))
+    for result in twin.sync_ours():
+        assert result.replay.error is None
+    twin.native("native").wait()
+    expected = content(twin.pairs["native"].native)
+    for name in twin.pairs:
+        assert content(twin.pairs[name].ours) == expected, name
+    check_nothing_is_left(twin)
+
+
+def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
+    """A subscription per point, all with the same window."""
+    twin.publisher.run(PUBLISHED)
+    names = {failpoint: failpoint.replace(".", "_") for failpoint in points("replay")}
+    for failpoint, name in names.items():
+        twin.subscribe(name, "p", "q", tables=TABLES, native=failpoint == "replay.after_staging")
+    twin.sync_ours()
+    for number in (1, 2):
+        twin.publish(TRAFFIC.format(n=number))
+    capture(twin.config, "pub")
+    end = ChangeLog.open(str(twin.change_log)).end_lsn
+    before = content(twin.pairs[names["replay.after_staging"]].ours)
+
+    for failpoint, name in names.items():
+        killed(twin, failpoint, "replay", name)
+        is_applied = failpoint == "replay.after_commit"
+        assert (content(twin.pairs[name].ours) == before) is not is_applied, failpoint
+        assert all((state == Ready(end)) is is_applied for state in twin.states(name).values()), failpoint
+
+    results = replay(twin.config, list(names.values()))
+    assert [each.error for each in results] == [None] * len(names)
+    again = {each.subscription: sum(each.applied.values()) for each in results}
+    assert [name for name, count in again.items() if count == 0] == [names["replay.after_commit"]]
+    # What the window that was committed left behind goes with the next one.
+    twin.publish(TRAFFIC.format(n=3))
+    twin.sync_ours()
+    twin.native(names["replay.after_staging"]).wait()
+    expected = content(twin.pairs[names["replay.after_staging"]].native)
+    assert expected["notes"]["(2,one)"] == 2
+    for name in names.values():
+        assert content(twin.pairs[name].ours) == expected, name
+    check_nothing_is_left(twin)
