@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import psycopg
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
 from cdc_replay.commands.results import Json, Result
@@ -150,11 +150,12 @@ def _snapshot(
     loaded = _prepare(config, log_level)
     names = [_table_name(each) for each in table or []]
     with _progress("snapshot") as bar:
-        tasks: dict[QualifiedName, object] = {}
+        tasks: dict[QualifiedName, TaskID] = {}
 
         def show(name: QualifiedName, rows: int, size: int) -> None:
-            task = tasks.setdefault(name, bar.add_task(str(name), total=None))
-            bar.update(task, completed=size, description=f"{name}: {rows} rows")  # type: ignore[arg-type]
+            if name not in tasks:
+                tasks[name] = bar.add_task(str(name), total=None)
+            bar.update(tasks[name], completed=size, description=f"{name}: {rows} rows")
 
         return _one(snapshot(loaded, subscription, tables=names, progress=show), as_json=as_json)
 

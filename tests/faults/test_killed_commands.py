@@ -1,7 +1,7 @@
 """Killed at any named point and run again, every command ends where an undisturbed native subscription does.
 
-Three tables show what goes wrong: `t` is filtered and moves rows in and out; `notes` has no key, so that a row
-that comes twice is there twice; `big` is copied in several chunks.
+Three tables show what goes wrong: `t` is filtered and moves rows in and out; `notes` has no key, so that a
+row that comes twice is there twice; `big` is copied in several chunks.
 
 | point      | who dies                                                                             |
 |------------|--------------------------------------------------------------------------------------|
@@ -116,8 +116,8 @@ def check_nothing_is_left(twin: Twin) -> None:
 
 
 def has_native(database: Database) -> bool:
-    query = "select from pg_subscription where subdbid = (select oid from pg_database where datname = current_database())"
-    return bool(database.rows(query))
+    here = "(select oid from pg_database where datname = current_database())"
+    return bool(database.rows(f"select from pg_subscription where subdbid = {here}"))
 
 
 def content(database: Database) -> dict[str, Counter[str]]:
@@ -131,8 +131,8 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", "q", tables=TABLES)
     twin.sync()
-    log = ChangeLog.open(str(twin.change_log))
-    begin = log.end_lsn
+    capture(twin.config, "pub")
+    begin = ChangeLog.open(str(twin.change_log)).end_lsn
     for number, failpoint in enumerate(points("capture"), start=1):
         twin.publish(TRAFFIC.format(n=number))
         killed(twin, failpoint, "capture", "pub")

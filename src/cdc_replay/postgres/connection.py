@@ -1,7 +1,8 @@
 """Connections to PostgreSQL: pinned session settings, and its errors as ours.
 
-Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the settings
-that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it and wherever.
+Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
+settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
+and wherever. Timeouts of the role or the database are off: a long copy is not a hanging session.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "lock_timeout": "0",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
 """What every session sets before anything else."""
+
+TRANSACTION_TIMEOUT_SINCE: Final = 170000
 
 
 def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
@@ -53,14 +57,25 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
             **options,
         )
         try:
-            for name, value in PINNED_SETTINGS.items():
-                connection.execute(psycopg.sql.SQL("set {} = {}").format(psycopg.sql.Identifier(name), value))
+            connection.execute(_pin(connection.info.server_version))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+def _pin(server_version: int) -> psycopg.sql.Composed:
+    """One statement for all settings; literals, because a walsender takes no parameters."""
+    settings = dict(PINNED_SETTINGS)
+    if server_version >= TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = "0"
+    calls = [
+        psycopg.sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
+        for name, value in settings.items()
+    ]
+    return psycopg.sql.SQL("select {}").format(psycopg.sql.SQL(", ").join(calls))
 
 
 @contextlib.contextmanager

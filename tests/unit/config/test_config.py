@@ -104,7 +104,9 @@ def test_an_error_names_file_line_and_key(
 
 
 def test_a_group_without_subscriptions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"line 11: groups.other: no subscription is in this group"):
+    with pytest.raises(
+        InvalidConfiguration, match=r"line 11: groups.other: no subscription is in this group"
+    ):
         load_config(write(tmp_path, MINIMAL + "groups:\n  other: {}\n"))
 
 

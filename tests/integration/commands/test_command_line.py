@@ -1,0 +1,162 @@
+"""The program end to end: one JSON object on standard output, logs beside it, tables for a person, batch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cdc_replay.commands.capture import capture
+from fixtures.postgres import Database
+from integration.commands.command_line import CommandLine, one_object
+from integration.commands.twin import Twin
+
+TABLES = "create table t (id int primary key, a int)"
+SMALL_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+RESULT = {"subscription", "from_lsn", "to_lsn", "seconds"}
+REPLAY = RESULT | {
+    "changes_read", "transactions", "filtered_out", "updates_to_insert", "updates_to_delete", "applied",
+    "conflicts",
+}  # fmt: skip
+
+
+@pytest.fixture
+def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLine:
+    publisher.run(f"{TABLES}; create publication p for table t where (id > 1)")
+    publisher.run("insert into t values (1, 1), (2, 2)")
+    subscriber.run(TABLES)
+    found = CommandLine(tmp_path, publisher, subscriber, environment=SMALL_JVM)
+    found.write("p")
+    return found
+
+
+@pytest.mark.spark
+def test_a_day_at_the_command_line(cli: CommandLine) -> None:
+    """Every answer to --json is one object with the promised fields; the exit code says whether it holds."""
+    planned = cli.succeeds("setup", "pub", "--dry-run")
+    assert planned["dry_run"]
+    assert any("pg_create_logical_replication_slot" in statement for statement in planned["statements"])
+    assert not cli.change_log.exists()
+    cli.succeeds("setup", "pub")
+    first = cli.succeeds("sync", "s")
+    assert first.keys() >= RESULT | {"snapshot", "capture", "replay"}
+    assert first["replay"].keys() >= REPLAY
+    assert (first["snapshot"]["rows"], cli.subscriber.rows("table t")) == (1, [(2, 2)])
+
+    cli.publisher.run("""
+        insert into t values (3, 3); update t set id = 10 where id = 1; update t set id = 0 where id = 2
+    """)
+    captured = cli.succeeds("capture", "pub")
+    assert captured.keys() >= {"publisher", "from_lsn", "to_lsn", "seconds"}
+    assert (captured["transactions"], captured["messages"]) == (1, 3)
+    replayed = cli.succeeds("replay", "s")
+    assert replayed.keys() >= REPLAY
+    assert (replayed["updates_to_insert"], replayed["updates_to_delete"]) == (1, 1)
+    assert replayed["applied"] == {"insert": 2, "update": 0, "delete": 1, "truncate": 0}
+    assert (replayed["changes_read"], replayed["transactions"], replayed["conflicts"]) == (3, 1, {})
+    # What follows has nothing to apply: it needs no Spark.
+    cli.environment = {"JAVA_HOME": "/nonexistent"}
+    assert cli.succeeds("explain", "s")["tables"][0]["insert"] == "(id > 1)"
+    assert cli.succeeds("validate", "s")["success"]
+    cli.subscriber.run("update t set a = -3 where id = 3")
+    assert "different id=3" in cli.fails(1, "validate", "s", says=["public.t"])
+    # For a person: aligned tables on standard output, log lines beside it.
+    status = cli.run("status")
+    assert status.returncode == 0
+    assert "public.t" in status.stdout
+    assert "not consistent at" in status.stdout
+    cli.publisher.run("insert into t values (4, 4)")
+    again = cli.run("capture", "pub", "--log-level", "info")
+    assert "captured pub" in again.stderr
+    assert "captured pub" not in again.stdout
+    assert cli.succeeds("teardown", "s")["removed"] == ["state of subscription s"]
+    assert cli.succeeds("teardown", "pub")["removed"][0] == f"replication slot {cli.slot}"
+
+
+@pytest.mark.spark
+def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandLine) -> None:
+    """One process and one Spark session; one object per line, in order; a comment is none."""
+    other = cli.folder / "other.yaml"
+    other.write_text(cli.file.read_text().replace("- p", "- missing").replace(cli.slot, f"{cli.slot}_2"))
+    lines = [
+        "setup pub",
+        "# a comment",
+        "",
+        f"setup pub --config {shlex.quote(str(other))}",
+        "sync s",
+        "rewind",
+        "replay s --to-lsn 1",
+        "replay 's",
+        "batch",
+        "replay --help",
+        "replay s --json",
+        "sync nobody",
+        "status",
+    ]
+    done = cli.run("batch", lines=lines)
+
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["command"] for each in answers] == [
+        line for line in lines if line and not line.startswith("#")
+    ]
+    ok = [True, False, True, False, False, False, False, True, True, False, True]
+    assert [each["ok"] for each in answers] == ok
+    assert "do not exist: missing" in answers[1]["error"]
+    assert answers[2]["result"]["snapshot"]["rows"] == 1
+    assert "No such command 'rewind'" in answers[3]["error"]
+    assert 'subscription "nobody" is not configured' in answers[9]["error"]
+    assert cli.subscriber.rows("table t") == [(2, 2)]
+
+
+@pytest.mark.spark
+def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
+    twin: Twin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, on its Spark session; also where only Spark sees the damage of a segment."""
+    from cdc_replay.cli import main
+
+    def run(*arguments: str) -> tuple[int | str | None, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--config", str(twin.file), "--json"])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    twin.publisher.run(f"{TABLES}; create publication p for table t")
+    for name in ("one", "two"):
+        twin.subscribe(name, "p", tables=TABLES, native=False)
+    code, out, _ = run("sync", "one", "two")
+    assert code == 0
+    assert [each["subscription"] for each in one_object(out)["results"]] == ["one", "two"]
+
+    twin.publisher.run("insert into t select n, n from generate_series(1, 2000) n")
+    capture(twin.config, "pub")
+    twin.pairs["two"].ours.run("drop table t")
+    code, out, err = run("replay", "one", "two")
+    assert code == 1
+    results = one_object(out)["results"]
+    assert [each["error"] is None for each in results] == [True, False]
+    assert "two: " in err
+    assert twin.pairs["one"].ours.rows("select count(*) from t") == [(2000,)]
+
+    twin.publisher.run("update t set a = a + 1")
+    capture(twin.config, "pub")
+    newest = max((twin.change_log / "changes").glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+    content = bytearray(newest.read_bytes())
+    third = len(content) // 3
+    content[third : third + 64] = bytes(byte ^ 0xFF for byte in content[third : third + 64])
+    newest.write_bytes(content)
+    code, out, err = run("replay", "one")
+    assert code == 1
+    assert newest.name in str(one_object(out)["error"])
+    assert "HINT" in err
+    assert twin.pairs["one"].ours.rows("select sum(a - id) from t") == [(0,)]
+
+
+def test_the_program_needs_a_command_and_shows_its_help(cli: CommandLine) -> None:
+    bare, shown = cli.run(), cli.run("--help")
+    assert (bare.returncode, shown.returncode) == (2, 0)
+    assert "backfill" in bare.stderr + bare.stdout
+    assert "backfill" in shown.stdout
