@@ -75,6 +75,16 @@ class Applied:
     conflicts: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was applied, by the words of results."""
+        return {
+            "insert": self.insert,
+            "update": self.update,
+            "delete": self.delete,
+            "truncate": self.truncate,
+        }
+
 
 BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
 """Called inside the window's transaction, to record its result with it."""

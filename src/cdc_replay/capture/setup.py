@@ -178,7 +178,7 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
     raise SlotMissing(
         f'replication slot "{request.slot}" of change log "{log.uri}" does not exist any more',
         detail=f"The log ends at {log.end_lsn}; a new slot would start later and leave a gap.",
-        hint="Move the change log away. " + RESYNCHRONIZE,
+        hint=RESYNCHRONIZE,
         rule="R1.33",
     )
 

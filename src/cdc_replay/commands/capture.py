@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Final
 
 from cdc_replay.capture.pull import CaptureSource, capture_changes
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.results import CaptureResult
 from cdc_replay.config import Config
+from cdc_replay.errors import SlotActive
 from cdc_replay.model.lsn import Lsn
+
+PATIENCE_SECONDS: Final = 60
+PAUSE_SECONDS: Final = 0.5
 
 
 def capture(
@@ -45,3 +52,26 @@ def capture(
         messages=outcome.messages,
         bytes=outcome.bytes,
     )
+
+
+def captured_up_to(config: Config, publisher: str, to_lsn: Lsn) -> CaptureResult:
+    """Make sure that the log holds everything up to `to_lsn`, whoever captures it.
+
+    Another process may hold the slot, such as a scheduled capture: then its pull is waited for, and this one
+    has nothing left to do.
+
+    Raises:
+        SlotActive: if the other process keeps the slot for a minute without reaching `to_lsn`.
+    """
+    change_log = config.publisher(publisher).change_log
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return capture(config, publisher, to_lsn=to_lsn)
+        except SlotActive:
+            end = ChangeLog.open(change_log).end_lsn
+            if end >= to_lsn:
+                return CaptureResult(publisher, end, end, 0.0, 0, 0, 0, 0)
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(PAUSE_SECONDS)

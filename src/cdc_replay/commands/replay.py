@@ -269,12 +269,7 @@ def _result(plan: _Plan, routed: Routed | None, applied: Applied) -> ReplayResul
         filtered_out=counts.get("filtered_out", 0),
         updates_to_insert=counts.get("updates_to_insert", 0),
         updates_to_delete=counts.get("updates_to_delete", 0),
-        applied={
-            "insert": applied.insert,
-            "update": applied.update,
-            "delete": applied.delete,
-            "truncate": applied.truncate,
-        },
+        applied=applied.counts,
         conflicts=dict(applied.conflicts),
     )
 

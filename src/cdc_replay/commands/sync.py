@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.commands.capture import capture
+from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.opened import opened
 from cdc_replay.commands.replay import common_publisher, replay_opened
 from cdc_replay.commands.results import SyncResult
@@ -36,7 +36,7 @@ def sync(
         at_work = [stack.enter_context(opened(config, name, "sync")) for name in subscriptions]
         snapshots = [snapshot_opened(config, each) for each in at_work]
         target = max(target, *(snapshot_lsn(each, target) for each in snapshots))
-        captured = capture(config, publisher.name, to_lsn=target)
+        captured = captured_up_to(config, publisher.name, target)
         replays = replay_opened(config, publisher, at_work, target)
     return tuple(
         SyncResult(

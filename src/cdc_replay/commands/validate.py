@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.capture import capture
+from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import Json, Result
@@ -63,7 +63,7 @@ def validate(config: Config, subscription: str) -> ValidateResult:
         export_snapshot(config.dsn_of(publisher)) as exported,
     ):
         fence_lsn = exported.consistent_point
-        capture(config, publisher.name, to_lsn=fence_lsn)
+        captured_up_to(config, publisher.name, fence_lsn)
         (replayed,) = replay_opened(config, publisher, [at_work], fence_lsn)
         if replayed.error is not None:
             raise NotConsistent(

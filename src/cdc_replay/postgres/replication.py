@@ -48,8 +48,8 @@ BATCH_ROWS: Final = 50_000
 BATCH_BYTES: Final = 16 << 20
 
 RESYNCHRONIZE: Final = (
-    "Run `cdc-replay teardown` and `cdc-replay setup` for the publisher, then `cdc-replay snapshot` for each"
-    " of its subscriptions."
+    "Run `cdc-replay teardown` for the publisher, move its change log away, run `cdc-replay setup`, then"
+    " `cdc-replay snapshot` for each of its subscriptions."
 )
 """The remedy when changes are gone: there is no repair (R1.33)."""
 

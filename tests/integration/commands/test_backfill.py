@@ -16,12 +16,17 @@ from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
 
-TABLES = "create table t (id int primary key, a int, own text); create table u (id int primary key, a int)"
+TABLES = """
+    create table t (id int primary key, a int, own text);
+    create table u (id int primary key, a int);
+    create table w (id int primary key, a int)
+"""
 ROWS = "table t order by id"
 TRANSACTIONS = (
-    "insert into t values (4, 4), (5, 5), (100, 100)",
+    "insert into t values (4, 4), (5, 5), (100, 100); insert into w values (3, 0)",
     """
-    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t where id = 1
+    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t where id = 1;
+    update w set a = 10
     """,
     "update t set a = a + 1; insert into u values (1, 1)",
     """
@@ -35,12 +40,16 @@ class History:
 
     def __init__(self, twin: Twin) -> None:
         self.twin = twin
-        twin.publisher.run(
-            "create table t (id int primary key, a int); create table u (id int primary key, a int)"
-        )
-        twin.publisher.run("insert into t select n, 0 from generate_series(1, 3) n")
-        twin.publisher.run("create publication p for table t where (id < 100), u")
-        twin.subscribe("s", "p", tables=TABLES, native=False)
+        twin.publisher.run("""
+            create table t (id int primary key, a int);
+            create table u (id int primary key, a int);
+            create table w (id int primary key, a int);
+            create publication p for table t where (id < 100), u;
+            create publication q for table w with (publish = 'update');
+            insert into t values (1, 0), (2, 0), (3, 0);
+            insert into w values (1, 0), (2, 0)
+        """)
+        twin.subscribe("s", "p", "q", tables=TABLES, native=False)
         twin.sync_ours()
         self.positions = [twin.position()]
         self.times = [self.now()]
@@ -126,6 +135,16 @@ def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: Histor
     assert shared(history.ours) == [*STATES[4], (7, 7)]
 
 
+def test_an_update_that_finds_no_row_natively_brings_none(history: History) -> None:
+    """R4.1, R8.4: with publish = 'update' row 3 was never there, and nothing says that row 2 must be."""
+    assert history.ours.rows("table w order by id") == [(1, 10), (2, 10)]
+    history.ours.run("update w set a = -1 where id = 1; delete from w where id = 2")
+
+    history.fill(1, 2)
+
+    assert history.ours.rows("table w order by id") == [(1, 10)]
+
+
 def test_another_database_gets_the_range_as_it_was(history: History) -> None:
     """It holds the state at `--from`, so it holds that at `--to` afterwards; nothing else stays behind."""
     other = history.twin.database(TABLES)
@@ -184,6 +203,10 @@ def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
         backfill(config, "s", first, second, into=history.ours.dsn)
     with pytest.raises(SubscriberNotReady, match=r'(?s)"public"."t".*"public"."u"'):
         backfill(config, "s", first, str(history.positions[3]), into=twin.database().dsn)
+
+    history.ours.run("alter table t drop constraint t_pkey")
+    with pytest.raises(SubscriberNotReady, match=r"(?s)without a key cannot be repaired: public\.t.*--table"):
+        backfill(config, "s", first, second)
 
     twin.publish("insert into t values (51, 51)")
     snapshot(config, "s", tables=[QualifiedName("public", "t")])
