@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+from cdc_replay.apply.staging import drop_staging
 from cdc_replay.capture.setup import teardown_publisher
 from cdc_replay.commands.opened import opened
 from cdc_replay.commands.results import TeardownResult
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state
 
 
@@ -30,6 +32,9 @@ def teardown(config: Config, name: str) -> TeardownResult:
     elif is_subscription:
         with opened(config, name, "teardown") as at_work:
             is_known = state.subscription_record(at_work.connection, name) is not None
+            # What a killed run has staged has nobody else to remove it.
+            drop_staging(at_work.connection, name)
+            drop_leftovers(at_work.connection, name)
             state.remove_subscription(at_work.connection, name)
         removed = (f"state of subscription {name}",) if is_known else ()
     else:

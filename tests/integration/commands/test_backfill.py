@@ -25,8 +25,8 @@ ROWS = "table t order by id"
 TRANSACTIONS = (
     "insert into t values (4, 4), (5, 5), (100, 100); insert into w values (3, 0)",
     """
-    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t where id = 1;
-    update w set a = 10
+    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t
+    where id = 1; update w set a = 10
     """,
     "update t set a = a + 1; insert into u values (1, 1)",
     """
