@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from cdc_replay.config import Config, SubscriptionConfig
+from cdc_replay.errors import SubscriptionBusy
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 60
+PAUSE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +52,33 @@ class Opened:
 def opened(config: Config, name: str, purpose: str) -> Iterator[Opened]:
     """Connect to the subscriber of `name` and hold its lock until the end.
 
+    A process that works on the subscription now, such as a scheduled replay, is waited for.
+
     Raises:
         InvalidConfiguration: if there is no such subscription.
-        SubscriptionBusy: if another process holds the lock.
+        SubscriptionBusy: if another process holds the lock for `PATIENCE_SECONDS`.
     """
     subscription = config.subscription(name)
     dsn = config.dsn_of(subscription)
     with connect(dsn, purpose=f"{purpose} {name}") as connection:
         state.install(connection)
-        with state.lock(connection, name):
+        with contextlib.ExitStack() as stack:
+            _wait_for_lock(stack, connection, name)
             yield Opened(subscription, dsn, connection)
+
+
+def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: str) -> None:
+    began = time.monotonic()
+    is_announced = False
+    while True:
+        try:
+            stack.enter_context(state.lock(connection, name))
+        except SubscriptionBusy as busy:
+            if time.monotonic() > began + PATIENCE_SECONDS:
+                raise
+            if not is_announced:
+                log.info("subscription %s is busy, waiting: %s", name, busy.detail)
+                is_announced = True
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return

@@ -6,6 +6,7 @@ up to exactly that point while the subscription's lock is held, then both sides 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
+from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
@@ -57,6 +59,32 @@ def validate(config: Config, subscription: str) -> ValidateResult:
         NotConsistent: if the subscriber could not be brought to the fence.
     """
     began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        request, from_lsn = _at_the_fence(config, subscription, stack)
+        # Both sides are fixed now: others may go on with the subscription while it is compared.
+        verdict = validate_subscription(request)
+    result = _result(verdict, from_lsn, began)
+    dsn = config.dsn_of(config.subscription(subscription))
+    with connect(dsn, purpose=f"validate {subscription}") as connection:
+        state.record_result(connection, subscription, "validate", result.to_dict())
+    log.info(
+        "subscription %s: %s at %s, %d tables, %.2f s",
+        subscription,
+        "consistent" if verdict.success else "NOT consistent",
+        verdict.lsn,
+        len(verdict.tables),
+        result.seconds,
+    )
+    return result
+
+
+def _at_the_fence(
+    config: Config, subscription: str, stack: contextlib.ExitStack
+) -> tuple[ValidationRequest, Lsn]:
+    """Bring the subscriber to a fence and open both sides there, for as long as `stack`.
+
+    Also returns where the subscription was before. Its lock is held until both sides are open.
+    """
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with (
         opened(config, subscription, "validate") as at_work,
@@ -70,33 +98,11 @@ def validate(config: Config, subscription: str) -> ValidateResult:
                 f'subscription "{subscription}" could not be replayed to the fence {fence_lsn}',
                 detail=replayed.error,
             )
-        verdict = _verdict(config, at_work, exported)
-        result = _result(verdict, replayed.from_lsn, began)
-        state.record_result(at_work.connection, subscription, "validate", result.to_dict())
-    log.info(
-        "subscription %s: %s at %s, %d tables, %.2f s",
-        subscription,
-        "consistent" if verdict.success else "NOT consistent",
-        fence_lsn,
-        len(verdict.tables),
-        result.seconds,
-    )
-    return result
-
-
-def _verdict(config: Config, at_work: Opened, exported: ExportedSnapshot) -> Verdict:
-    with import_snapshot(exported, purpose="catalog") as connection:
-        catalog = read_catalog(connection, exported.consistent_point)
-    tables = validated_tables(at_work, catalog)
-    with open_fence(exported, at_work.dsn, at_work.subscription.name) as fence:
-        return validate_subscription(
-            ValidationRequest(
-                subscription=at_work.subscription.name,
-                fence=fence,
-                tables=tables,
-                context_root=config.expectations,
-            )
-        )
+        with import_snapshot(exported, purpose="catalog") as connection:
+            catalog = read_catalog(connection, fence_lsn)
+        tables = validated_tables(at_work, catalog)
+        fence = stack.enter_context(open_fence(exported, at_work.dsn, subscription))
+    return ValidationRequest(subscription, fence, tables, config.expectations), replayed.from_lsn
 
 
 def validated_tables(at_work: Opened, catalog: PublisherCatalog) -> tuple[ValidatedTable, ...]:
