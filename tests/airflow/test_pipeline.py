@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from embedded.airflow import Refused, wait_for
+from embedded.airflow import USER, Refused, wait_for
 from fixtures.airflow import PASSWORDS, Pipeline
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.airflow
 
@@ -219,6 +223,22 @@ def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
         None,
         None,
     ]
+
+
+@pytest.mark.browser
+def test_a_person_logs_in_and_sees_the_status_inside_airflow(pipeline: Pipeline, browser_page: Page) -> None:
+    browser_page.goto(pipeline.airflow.url)
+    browser_page.locator("input[name=username]").fill(USER)
+    browser_page.locator("input[name=password]").fill(pipeline.airflow.password)
+    browser_page.locator("button[type=submit]").click()
+    browser_page.get_by_text("Dags", exact=True).first.wait_for()
+
+    browser_page.goto(f"{pipeline.airflow.url}/plugin/cdc-replay")
+
+    status = browser_page.frame_locator("iframe")
+    status.get_by_role("heading", name="CDC replay").wait_for()
+    for name in ("nsw", "big"):
+        assert status.get_by_text(name, exact=True).first.is_visible()
 
 
 def test_passwords_are_in_no_log_and_in_no_database_of_airflow(pipeline: Pipeline) -> None:
