@@ -331,6 +331,8 @@ def main() -> int:
     if not 1 <= arguments.days <= MOST_DAYS:
         parser.error(f"--days must be from 1 to {MOST_DAYS}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Where a shell has started this in the background, SIGINT would be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     period = Period.of_days(arguments.days)
     stages = Stages()
     began = time.monotonic()

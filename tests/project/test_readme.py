@@ -68,7 +68,9 @@ def table_rows(path: Path, heading: str) -> Iterator[list[str]]:
 
 
 def make_targets() -> set[str]:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return {line.split()[1] for line in done.stdout.splitlines()}
 
 
