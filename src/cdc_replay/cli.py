@@ -45,6 +45,9 @@ PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER")]
 SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
 
+LONGEST_WORD: Final = 40
+"""A list with a longer item, such as a statement, is printed line by line."""
+
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 # Some releases of typer bring a click of their own, so only typer knows the class of all usage errors.
@@ -406,7 +409,9 @@ def _cell(value: Json) -> str:
         case dict():
             return ", ".join(f"{key} {_cell(item)}" for key, item in value.items() if item) or "-"
         case list():
-            return ", ".join(_cell(item) for item in value) or "-"
+            items = [_cell(item) for item in value]
+            is_prose = any(len(item) > LONGEST_WORD for item in items)
+            return ("\n" if is_prose else ", ").join(items) or "-"
         case _:
             return str(value)
 
