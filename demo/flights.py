@@ -61,11 +61,6 @@ class Flight:
         return (self.date - YEAR_START.date()).days * DAY + self.scheduled
 
     @property
-    def is_cancelled(self) -> bool:
-        """It never left."""
-        return self.dep_delay is None
-
-    @property
     def plan(self) -> str:
         """The flight plan: long for a long flight, and hard to compress."""
         seed = f"{self.date} {self.origin} {self.carrier} {self.number}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from pyspark import StorageLevel
 
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
 from cdc_replay.catalog.history import CatalogHistory, catalog_from_json
-from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.changelog.log import ChangeLog, LogSummary
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
@@ -84,6 +85,15 @@ def common_publisher(config: Config, subscriptions: Sequence[str]) -> PublisherC
 
 
 @dataclass(frozen=True, slots=True)
+class _Content:
+    """What the log says of a window without decoding it."""
+
+    relations: tuple[Relation, ...]
+    catalogs: tuple[PublisherCatalog, ...]
+    summary: LogSummary
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """The window of one subscription: what is known before any row is read."""
 
@@ -108,11 +118,13 @@ def replay_opened(
             f'the change log of publisher "{publisher.name}" ends at {change_log.end_lsn}, before {upto}',
             hint=f"Run `cdc-replay capture {publisher.name}` first.",
         )
+    # Subscriptions that stand at one position share what the log says of the window.
+    content_of = functools.cache(functools.partial(_content, change_log))
     results = {}
     plans = []
     for each in subscriptions:
         try:
-            plans.append(_plan(change_log, each, upto))
+            plans.append(_plan(change_log, content_of, each, upto))
         except (CdcReplayError, psycopg.Error) as error:
             results[each.subscription.name] = _failed(each, Window(upto, upto), time.monotonic(), error)
     dsn = config.dsn_of(publisher)
@@ -122,7 +134,13 @@ def replay_opened(
     return tuple(results[each.subscription.name] for each in subscriptions)
 
 
-def _plan(change_log: ChangeLog, at_work: Opened, upto: Lsn) -> _Plan:
+def _content(change_log: ChangeLog, window: Window) -> _Content:
+    return _Content(*definitions(change_log, window), change_log.summary(window))
+
+
+def _plan(
+    change_log: ChangeLog, content_of: Callable[[Window], _Content], at_work: Opened, upto: Lsn
+) -> _Plan:
     began = time.monotonic()
     if not at_work.table_states():
         raise SubscriberNotReady(
@@ -132,14 +150,15 @@ def _plan(change_log: ChangeLog, at_work: Opened, upto: Lsn) -> _Plan:
     behind = {name: lsn for name, lsn in at_work.ready_tables().items() if lsn < upto}
     _check_no_gap(change_log, at_work.subscription.name, behind)
     window = Window(min(behind.values(), default=upto), upto)
-    relations, catalogs = definitions(change_log, window)
+    content = content_of(window)
     targets = read_target_tables(at_work.connection, tuple(behind))
     wanted = {
         name: Target(targets[name].identity if name in targets else (), lsn) for name, lsn in behind.items()
     }
-    routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
+    publications = at_work.subscription.publications
+    routes = plan_routes(content.relations, content.catalogs, publications, wanted)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
-    summary = change_log.summary(window)
+    summary = content.summary
     return _Plan(at_work, window, tuple(behind), routes, began, summary.messages, summary.transactions)
 
 
@@ -287,9 +306,3 @@ def _failed(at_work: Opened, window: Window, began: float, error: Exception) -> 
 def applied_lsn(at_work: Opened) -> Lsn | None:
     """The position that all ready tables have reached; None before the first snapshot."""
     return min(at_work.ready_tables().values(), default=None)
-
-
-def pending_tables(at_work: Opened) -> tuple[QualifiedName, ...]:
-    """The tables that still wait for their snapshot."""
-    ready = at_work.ready_tables()
-    return tuple(name for name in at_work.table_states() if name not in ready)

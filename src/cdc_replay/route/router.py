@@ -25,8 +25,8 @@ from cdc_replay.filters.server import ServerCheck, evaluate_on_server
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.change import ROUTED, ChangeKind
 from cdc_replay.model.publication import PublishAction
-from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.route.attribute_map import kinds_at, positions, values_at
+from cdc_replay.model.subscription import OriginPolicy, SubscribedTable
+from cdc_replay.route.attribute_map import Positions, kinds_at, positions, values_at
 from cdc_replay.route.origin import origin_is_wanted
 from cdc_replay.route.per_route import per_route
 from cdc_replay.route.routes import Route, Routes
@@ -211,22 +211,31 @@ def _published_columns(sent: DataFrame, routes: Routes) -> DataFrame:
     row_kinds = F.when(stays_update, F.col("new_kinds")).otherwise(filled)
     search_row = F.coalesce(F.col("old"), F.col("new_filled"))
     no_array = F.lit(None).cast("array<string>")
+
+    def published(target: SubscribedTable) -> tuple[str, ...]:
+        return target.columns
+
     columns = {
         "kind": F.col("outcome"),
         "transformed": (F.col("kind") == "U") & ~stays_update,
         "search_key": F.when(has_old, _search_key(routes, search_row)).otherwise(no_array),
         "new_key": F.when(has_new, _identity(routes, F.col("new_filled"))).otherwise(no_array),
-        "values": F.when(has_new, _mapped(routes, values_at, row)).otherwise(no_array),
-        "kinds": F.when(has_new, _mapped(routes, kinds_at, row_kinds)),
+        "values": F.when(has_new, _mapped(routes, values_at, row, published)).otherwise(no_array),
+        "kinds": F.when(has_new, _mapped(routes, kinds_at, row_kinds, published)),
     }
     return sent.select(*(columns.get(name, F.col(name)).alias(name) for name in ROUTED.names))
 
 
-def _mapped(routes: Routes, build: Callable[..., Column], source: Column) -> Column:
-    """The leaf's array or kinds string in the order of the target's columns."""
+def _mapped(
+    routes: Routes,
+    build: Callable[..., Column],
+    source: Column,
+    columns_of: Callable[[SubscribedTable], tuple[str, ...]],
+) -> Column:
+    """The leaf's array or kinds string, in the order of the target columns of `columns_of`."""
 
-    def shape(item: Route) -> tuple[tuple[int | None, ...], int]:
-        return positions(item.relation, item.target.columns), len(item.relation.columns)
+    def shape(item: Route) -> tuple[Positions, int]:
+        return positions(item.relation, columns_of(item.target)), len(item.relation.columns)
 
     return per_route(
         routes.routes,
@@ -237,15 +246,7 @@ def _mapped(routes: Routes, build: Callable[..., Column], source: Column) -> Col
 
 
 def _identity(routes: Routes, source: Column) -> Column:
-    def shape(item: Route) -> tuple[tuple[int | None, ...], int]:
-        return positions(item.relation, item.target.identity), len(item.relation.columns)
-
-    return per_route(
-        routes.routes,
-        number=lambda item: item.number,
-        key=shape,
-        build=lambda item: values_at(source, *shape(item)),
-    )
+    return _mapped(routes, values_at, source, lambda target: target.identity)
 
 
 def _search_key(routes: Routes, source: Column) -> Column:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublisherCatalog
-from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
+from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 
@@ -84,13 +84,11 @@ def plan_routes(
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
-    ways = [
-        way for relation in relations for way in _ways(relation, catalogs, publications) if way is not None
-    ]
     by_target: dict[QualifiedName, list[_Way]] = {}
-    for way in ways:
-        if way.published.table.name in targets:
-            by_target.setdefault(way.published.table.name, []).append(way)
+    for relation in relations:
+        for way in _ways(relation, catalogs, publications):
+            if way.published.table.name in targets:
+                by_target.setdefault(way.published.table.name, []).append(way)
     tables = tuple(
         _subscribed_table(index, name, by_target[name], targets[name])
         for index, name in enumerate(sorted(by_target))
@@ -105,15 +103,16 @@ def plan_routes(
 
 def _ways(
     relation: Relation, catalogs: Sequence[PublisherCatalog], publications: Sequence[str]
-) -> Iterator[_Way | None]:
+) -> Iterator[_Way]:
     known: PublisherCatalog | None = None
     for catalog in catalogs:
         # A table that was dropped before the catalog was read is still in the version before.
         known = catalog if relation.id in catalog.tables else known
         if known is None:
             continue
-        published = resolve(known, publications, RelationId(relation.id))
-        yield None if published is None else _Way(relation, catalog.lsn.value, published)
+        published = resolve(known, publications, relation.id)
+        if published is not None:
+            yield _Way(relation, catalog.lsn.value, published)
 
 
 def _sent_columns(way: _Way) -> Iterator[str]:
