@@ -288,8 +288,8 @@ def shop_log(tmp_path: Path) -> Path:
     log.add_relations({7: Relation(RelationId(0x4005), 7, name, ReplicaIdentity.DEFAULT, columns)})
     row = {"commit_lsn": 200, "commit_time": 1, "xid": 1, "origin": None, "seq": 0, "lsn": 190, "kind": "I",
            "relation_id": 0x4005, "relation_version": 7, "message": MESSAGE}  # fmt: skip
-    segment = log.write([pa.RecordBatch.from_pylist([row], schema=LOG_SCHEMA)])
-    log.commit(segment, Lsn(200))
+    segments = log.write([pa.RecordBatch.from_pylist([row], schema=LOG_SCHEMA)])
+    log.commit(segments, Lsn(200))
     return tmp_path
 
 

@@ -150,7 +150,7 @@ class _Puller:
         began, after = time.monotonic(), self._log.end_lsn
         peeked = _Peeked(peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit))
         with Assembler(after, self._log.prepared) as assembler:
-            segment = self._log.write(_rows(peeked, assembler))
+            segments = self._log.write(_rows(peeked, assembler))
             failpoint("capture.after_segment")
             is_complete = peeked.messages < limit
             end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
@@ -158,7 +158,7 @@ class _Puller:
                 return None
             self._log.add_relations(assembler.relations)
             self._add_catalog(catalog)
-            self._log.commit(segment, end)
+            self._log.commit(segments, end)
             failpoint("capture.after_commit")
             self._log.prepared.forget(assembler.resolved)
         advance_slot(self._connection, self._source.slot, end)

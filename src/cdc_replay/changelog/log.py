@@ -218,25 +218,25 @@ class ChangeLog:
         position = self._changes.position(self.header.slot)
         return self.header.start_lsn if position is None else Lsn(position)
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Segment | None:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
         """Write messages of `LOG_SCHEMA`, in order, to a durable file that nothing names yet.
 
         Small batches are joined, so that a row group has up to `ROW_GROUP_ROWS` rows or
-        `ROW_GROUP_BYTES` bytes. Returns None if there was no message.
+        `ROW_GROUP_BYTES` bytes. Returns nothing if there was no message: then there is no file.
         """
         name = f"{self.end_lsn.file_name}-{uuid.uuid4().hex}.parquet"
         with SegmentWriter(self._location / "changes", name) as writer:
             for batch in _regrouped(batches):
                 writer.write(batch)
-        return writer.segment
+        return () if writer.segment is None else (writer.segment,)
 
-    def commit(self, segment: Segment | None, end_lsn: Lsn) -> None:
-        """Make a written segment visible and move the end of the log, atomically and durably.
+    def commit(self, segments: Sequence[Segment], end_lsn: Lsn) -> None:
+        """Make written segments visible and move the end of the log, atomically and durably.
 
         Raises:
             ChangeLogConflict: if another writer has committed since this object saw the log.
         """
-        self._changes.commit(segment, Position(self.header.slot, end_lsn.value))
+        self._changes.commit(segments, Position(self.header.slot, end_lsn.value))
 
     def add_relations(self, relations: Mapping[int, Relation]) -> None:
         """Add the shapes, by version, that the log does not know yet."""

@@ -125,7 +125,7 @@ def append_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[s
     sync_file(file)
     sync_folder(table.location)
     size = file.filesystem.get_file_info(file.path).size
-    table.commit(Segment(name, size, len(rows), 0, 0))
+    table.commit([Segment(name, size, len(rows), 0, 0)])
 
 
 def read_rows(table: DurableTable) -> list[dict[str, Any]]:

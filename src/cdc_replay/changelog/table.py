@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -132,15 +132,15 @@ class DurableTable:
         )
         return tuple(sorted(found, key=lambda segment: (segment.min_commit_lsn, segment.name)))
 
-    def commit(self, segment: Segment | None, position: Position | None = None) -> None:
-        """Make a durable file, if any, part of the table, together with the new position.
+    def commit(self, segments: Sequence[Segment], position: Position | None = None) -> None:
+        """Make durable files, perhaps none, part of the table, together with the new position.
 
         Raises:
             ChangeLogConflict: if another writer has committed since this object saw the table.
         """
         try:
             self._table.create_write_transaction(
-                [] if segment is None else [_add_action(segment)],
+                [_add_action(segment) for segment in segments],
                 mode="append",
                 schema=self._table.schema(),
                 commit_properties=_properties(position),

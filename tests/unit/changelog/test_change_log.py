@@ -64,10 +64,10 @@ def test_a_new_log_is_empty_and_ends_where_it_starts(uri: str) -> None:
 
 
 def test_messages_and_end_become_visible_together(log: ChangeLog, uri: str) -> None:
-    segment = log.write([transaction(110), transaction(120)])
+    segments = log.write([transaction(110), transaction(120)])
     assert (ChangeLog.open(uri).end_lsn, commit_lsns(ChangeLog.open(uri))) == (Lsn(100), [])
 
-    log.commit(segment, Lsn(125))
+    log.commit(segments, Lsn(125))
 
     assert (ChangeLog.open(uri).end_lsn, commit_lsns(ChangeLog.open(uri))) == (Lsn(125), [110, 120])
 
