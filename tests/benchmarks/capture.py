@@ -97,10 +97,12 @@ def compare(cluster: Cluster, folder: Path, name: str, backlog: Backlog) -> Comp
         [(end, wal_bytes)] = connection.execute(
             "select pg_current_wal_flush_lsn()::text, pg_current_wal_flush_lsn() - %s::pg_lsn", before
         ).fetchall()
+    publications = identifier_list(tuple(CAPTURE_PUBLICATIONS.values()))
     theirs = measured([
-        str(binaries() / "pg_recvlogical"), "--dbname", cluster.dsn(name), "--slot", slot, "--start",
-        "--no-loop", "--file", "/dev/null", "--endpos", end, "--option", "proto_version=1",
-        "--option", "messages=true", "--option", f"publication_names={identifier_list(tuple(CAPTURE_PUBLICATIONS.values()))}",
+        str(binaries() / "pg_recvlogical"), "--dbname", cluster.dsn(name), "--slot", slot,
+        "--start", "--no-loop", "--file", "/dev/null", "--endpos", end,
+        "--option", "proto_version=1", "--option", "messages=true",
+        "--option", f"publication_names={publications}",
     ])  # fmt: skip
     ours = measured([replay[0], "capture", "bench", *replay[1:]])
     return Comparison(name, backlog.rows, float(wal_bytes) / 2**20, theirs, ours)
