@@ -211,7 +211,7 @@ class _LogBatch:
     def truncate(self, row: int) -> Truncate:
         """The message of a row of kind T."""
         try:
-            message = decode(self.log.column("message")[row].as_py())
+            message = decode(self._message(row))
         except InvalidMessage as error:
             raise InvalidMessage(
                 f"{error.message}, row {row}", detail=self._where(row), rule=error.rule
@@ -228,11 +228,16 @@ class _LogBatch:
         )
 
     def _where(self, row: int) -> str:
-        commit_lsn, seq, message = (self.log.column(name)[row] for name in ("commit_lsn", "seq", "message"))
+        commit_lsn, seq = (self.log.column(name)[row].as_py() for name in ("commit_lsn", "seq"))
         return (
-            f"Row {row} is message {seq} of the transaction that commits at {Lsn(commit_lsn.as_py())}"
-            f" and has {len(message.as_py() or b'')} bytes."
+            f"Row {row} is message {seq} of the transaction that commits at {Lsn(commit_lsn or 0)}"
+            f" and has {len(self._message(row))} bytes."
         )
+
+    def _message(self, row: int) -> bytes:
+        """The bytes of a row, none if it is NULL."""
+        message: bytes | None = self.log.column("message")[row].as_py()
+        return message or b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,15 @@ def locate_tuples(
     return 0, 0, 0, old_bytes, new_bytes
 
 
+@_inlined
+def _copy(data: Bytes, at: int, length: int, values: Bytes, to: int) -> None:
+    # A signed index could count from the end of an array, as in Python; looking for that at each byte makes
+    # the whole decoder half as fast.
+    source, target = np.uint64(at), np.uint64(to)
+    for index in range(np.uint64(length)):
+        values[target + index] = data[source + index]
+
+
 @_compiled(types.void(_BYTES, _INT64S, _INT32S, _MUTABLE_BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
 def copy_values(
     data: Bytes, starts: Int64s, columns: Int32s, kinds: Bytes, value_offsets: Int32s, values: Bytes
@@ -258,8 +267,7 @@ def copy_values(
             if kind == _TEXT:
                 length = _int32(data, position)
                 position += _LENGTH
-                for index in range(length):
-                    values[filled + index] = data[position + index]
+                _copy(data, position, length, values, filled)
                 filled += length
                 position += length
             value_offsets[column + 1] = filled

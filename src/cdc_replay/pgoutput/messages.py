@@ -1,8 +1,8 @@
 """The messages of pgoutput, protocol versions 1 to 4, as values (R1.2).
 
-LSNs are `Lsn`, times are microseconds since 1970-01-01 UTC, oids and transaction ids are unsigned. `xid` of a
-message that may be part of a streamed block is the (sub)transaction that made the change there (of a logical
-message: the top-level one), and None outside of a block (R1.9).
+LSNs are `Lsn`, times are microseconds since 1970-01-01 UTC in signed 64 bits, oids and transaction ids are
+unsigned. `xid` of a message that may be part of a streamed block is the (sub)transaction that made the change
+there (of a logical message: the top-level one), and None outside of a block (R1.9).
 """
 
 from __future__ import annotations

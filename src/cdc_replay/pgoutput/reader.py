@@ -5,13 +5,13 @@ left at the end. What does not fit is refused with the offset of the item that i
 would apply something that nobody wrote.
 
 Some messages have another layout inside a streamed block (R1.9) or with the option `streaming = parallel`
-(R1.3). The bytes do not tell, so the caller says so.
+(R1.3). The bytes do not tell: the caller of `decode` says so, `decode_stream` keeps track of the blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Never, TypeAlias, TypeVar
 
 from cdc_replay.errors import InvalidMessage
@@ -55,6 +55,8 @@ from cdc_replay.pgoutput.messages import (
 POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000
 """2000-01-01 00:00:00 UTC, from which PostgreSQL counts, in microseconds since 1970 (R1.1)."""
 
+_LAST_TIME: Final = 2**63 - 1
+
 _TYPES: Final = {ord(kind.value): kind for kind in MessageType}
 _IDENTITIES: Final = {ord(identity.value): identity for identity in ReplicaIdentity}
 _OLD_TUPLES: Final = {ord(kind.value): kind for kind in OldTuple}
@@ -83,6 +85,20 @@ def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = F
     message = readers[kind](cursor, xid)
     cursor.finish()
     return message
+
+
+def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) -> Iterator[Message]:
+    """The messages of one call of a slot function, from its first row on: blocks never outlive it (R1.9).
+
+    Raises:
+        InvalidMessage: as `decode`.
+    """
+    in_stream = False
+    for data in stream:
+        message = decode(data, in_stream=in_stream, streaming_parallel=streaming_parallel)
+        if isinstance(message, StreamStart | StreamStop):
+            in_stream = isinstance(message, StreamStart)
+        yield message
 
 
 def without_stream_xid(data: bytes) -> tuple[int, bytes]:
@@ -158,7 +174,11 @@ class _Cursor:
         return Lsn(int.from_bytes(self.take(8), "big"))
 
     def time(self) -> int:
-        return int.from_bytes(self.take(8), "big", signed=True) + POSTGRES_EPOCH_MICROSECONDS
+        start = self.position
+        time = int.from_bytes(self.take(8), "big", signed=True) + POSTGRES_EPOCH_MICROSECONDS
+        if time > _LAST_TIME:
+            self.refuse("time out of range", start)
+        return time
 
     def relation(self) -> RelationId:
         return RelationId(self.uint32())

@@ -13,11 +13,11 @@ from cdc_replay.changelog.storage import Location
 from cdc_replay.decode import decode
 from cdc_replay.model.change import CHANGES
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.relation import Relation
 from cdc_replay.pgoutput import messages as m
 from cdc_replay.pgoutput.columnar import ChangeDecoder
 from fixtures.postgres import Database
-from unit.pgoutput.wire import encode, log_batch, log_of_stream, log_row, reference_changes, relation
+from unit.pgoutput.assembly import Assembly
+from unit.pgoutput.wire import encode, log_batch, log_row, reference_changes, relation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,19 +43,22 @@ class Stream:
         with database.connect() as connection:
             connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (self.slot,))
 
-    def messages(self) -> list[tuple[str, int, bytes]]:
-        """All that the slot holds: lsn, xid, message."""
+    def assembly(self) -> Assembly:
+        """All that the slot holds."""
         with self.database.connect() as connection:
-            return connection.execute(
-                "select lsn::text, xid::text::bigint, data from pg_logical_slot_peek_binary_changes(%s, null,"
-                " null, 'proto_version', '1', 'publication_names', 'everything', 'messages', 'true')",
+            rows = connection.execute(
+                "select (lsn - '0/0')::bigint, xid::text::bigint, data"
+                " from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1',"
+                " 'publication_names', 'everything', 'messages', 'true')",
                 (self.slot,),
             ).fetchall()
+        return Assembly.of(rows)
 
     def decoded(self) -> list[dict[str, Any]]:
         """CHANGES rows, which are those of the reference reader."""
-        log, relations = log_of_stream(self.messages())
-        changes = ChangeDecoder.of(EVERYTHING, relations, [0]).changes(log)
+        assembly = self.assembly()
+        log = assembly.log()
+        changes = ChangeDecoder.of(EVERYTHING, assembly.relations, [0]).changes(log)
         changes.validate(full=True)
         decoded: list[dict[str, Any]] = changes.to_pylist()
         assert decoded == reference_changes(log, EVERYTHING, [0])
@@ -136,10 +139,10 @@ def test_a_logical_message_is_no_change(stream: Stream) -> None:
     assert [change["kind"] for change in stream.decoded()] == ["I"]
 
 
-def write_segment(folder: Path, batches: list[Any]) -> tuple[RowGroup, ...]:
+def write_segment(folder: Path, name: str, batches: list[Any]) -> tuple[RowGroup, ...]:
     """A segment with one row group per batch."""
     location = Location.of(str(folder))
-    with SegmentWriter(location, "test") as writer:
+    with SegmentWriter(location, name) as writer:
         for batch in batches:
             writer.write(batch)
     assert writer.segment is not None
@@ -155,14 +158,15 @@ def test_the_stage_yields_the_changes_of_the_window(
         stream.database.run(f"insert into orders values ({number}, null, {number})")
         stream.database.run("update visits set who = who; insert into visits values ('ä', now(), '{}')")
     stream.database.run("truncate visits, orders cascade")
-    log, relations = log_of_stream(stream.messages())
-    groups = write_segment(tmp_path, [log.slice(start, 5) for start in range(0, log.num_rows, 5)])
+    assembly = stream.assembly()
+    log = assembly.log()
+    groups = write_segment(tmp_path, "test", [log.slice(start, 5) for start in range(0, log.num_rows, 5)])
     assert len(groups) > 2
     commits = log.column("commit_lsn").to_pylist()
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
     catalogs = [0, log.column("lsn").to_pylist()[10]]
 
-    frame = decode(spark, groups, window, relations, catalogs)
+    frame = decode(spark, groups, window, assembly.relations, catalogs)
 
     assert frame.columns == list(CHANGES.names)
     assert frame.schema == spark.createDataFrame([], CHANGES.ddl).schema
@@ -182,26 +186,55 @@ def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
     assert frame.count() == 0
 
 
+TABLE = relation(2)
+GOOD = encode(m.Insert(None, TABLE.id, m.TupleData((m.TupleKind.TEXT, m.TupleKind.NULL), (b"1", None))))
+TRUNCATE = encode(m.Truncate(None, m.TruncateFlag(0), (TABLE.id,)))
+
+# GOOD is: I, oid (offset 1), N (5), 2 columns (6), t (8), length 1 (9), "1" (13), n (14).
+# TRUNCATE is: T, 1 relation (1), flags (5), oid (6).
+DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
+    "nothing": ("I", b"", "message ends too early at offset 0"),
+    "cut": ("I", GOOD[:-1], "message ends too early at offset 14"),
+    "longer": ("I", GOOD + b"n", "bytes behind the end of the message at offset 15"),
+    "value": ("I", GOOD[:14] + b"x", "unknown kind of value at offset 14"),
+    "binary": ("I", GOOD[:8] + b"b" + GOOD[9:], "which the log must not be captured with at offset 8"),
+    "negative": ("I", GOOD[:9] + b"\xff" + GOOD[10:], "negative length of a value at offset 9"),
+    "long": ("I", GOOD[:9] + b"\x7f" + GOOD[10:], "message ends too early at offset 13"),
+    "columns": ("I", GOOD[:7] + b"\3" + GOOD[8:], "differs from the relation version's at offset 6"),
+    "latin1": ("I", GOOD[:13] + b"\xe9" + GOOD[14:], "value is not UTF-8 at offset 13"),
+    "type": ("U", GOOD, "message type differs from the log's column kind at offset 0"),
+    "kind": ("R", GOOD, 'unknown kind "R" in the log at offset 0'),
+    "truncate": ("T", TRUNCATE[:-1], "message ends too early at offset 6"),
+    "flags": ("T", TRUNCATE[:5] + b"\4" + TRUNCATE[6:], "unknown flags 0x04 at offset 5"),
+    "null": ("T", None, "message ends too early at offset 0"),
+}
+
+
 @pytest.mark.spark
 def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The driver gets the text alone."""
-    table = relation(1)
-    row = m.TupleData((m.TupleKind.TEXT,), (b"1",))
-    good = encode(m.Insert(None, table.id, row))
-    batches = [
-        log_batch([log_row(good), log_row(good, seq=1)]),
-        log_batch([log_row(good, seq=2), log_row(good[:-1], seq=3)]),
-    ]
-    groups = write_segment(tmp_path, batches)
-    known: dict[int, Relation] = {table.version: table}
-    with pytest.raises(PythonException) as failed:
-        decode(spark, groups, EVERYTHING, known, [0]).collect()
-    said = str(failed.value)
-    assert (
-        f'message ends too early at offset 13, row 1 of row group 1 of segment "{groups[1].uri}" [R1.2]'
-        in said
-    )
-    assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
-    assert "DETAIL: Row 1 is message 3 of the transaction that commits at 0/64 and has 13 bytes." in said
+    """The driver gets the text alone; the segment around the damage is valid."""
+    good = log_row(GOOD)
+    for damage, (kind, message, problem) in DAMAGES.items():
+        bad = good | {"seq": 3, "kind": kind, "message": message}
+        batches = [log_batch([good, good | {"seq": 1}]), log_batch([good | {"seq": 2}, bad])]
+        groups = write_segment(tmp_path, damage, batches)
+        with pytest.raises(PythonException) as failed:
+            decode(spark, groups, EVERYTHING, {TABLE.version: TABLE}, [0]).collect()
+        said = str(failed.value)
+        assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
+        assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
+        assert (
+            "DETAIL: Row 1 is message 3 of the transaction that commits at 0/64"
+            f" and has {len(message or b'')} bytes." in said
+        )
+
+
+@pytest.mark.spark
+def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSession, tmp_path: Path) -> None:
+    """Only what is replayed is decoded."""
+    batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
+    groups = write_segment(tmp_path, "test", [batch])
+    window = Window(Lsn(0), Lsn(100))
+    assert decode(spark, groups, window, {TABLE.version: TABLE}, [0]).count() == 1

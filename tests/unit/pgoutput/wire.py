@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import random
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from cdc_replay.model.relation import (
     ReplicaIdentity,
 )
 from cdc_replay.pgoutput import messages as m
-from cdc_replay.pgoutput.reader import decode, relation_of
+from cdc_replay.pgoutput.reader import decode
 
 EPOCH = 946_684_800_000_000  # R1.1: 946 684 800 s before PostgreSQL's
 
@@ -187,33 +186,6 @@ def unstreamable(*, parallel: bool) -> st.SearchStrategy[m.Message]:
     )
 
 
-def mutants(message: bytes, randomness: random.Random, count: int) -> Iterator[bytes]:
-    """`count` damaged copies: cut, extended, bits flipped, numbers replaced by hostile ones."""
-    hostile = [
-        b"\xff\xff\xff\xff",
-        b"\x7f\xff\xff\xff",
-        b"\x80\x00\x00\x00",
-        b"\x7f\xff",
-        b"\x80\x00",
-        b"\xff",
-    ]
-    for _ in range(count):
-        data = bytearray(message)
-        for _ in range(randomness.randint(1, 3)):
-            at = randomness.randrange(len(data) + 1)
-            match randomness.randrange(4):
-                case 0:
-                    del data[at:]
-                case 1:
-                    data[at:at] = randomness.randbytes(randomness.randint(1, 4))
-                case 2 if at < len(data):
-                    data[at] ^= 1 << randomness.randrange(8)
-                case _:
-                    wrong = randomness.choice(hostile)
-                    data[at : at + len(wrong)] = wrong
-        yield bytes(data)
-
-
 def relation(columns: int, relation_id: int = 16384, version: int = 7) -> Relation:
     return Relation(
         RelationId(relation_id),
@@ -242,39 +214,6 @@ def log_row(message: bytes, **columns: object) -> dict[str, object]:
 
 def log_batch(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), schema=LOG_SCHEMA)
-
-
-def log_of_stream(stream: Sequence[tuple[str, int, bytes]]) -> tuple[pa.RecordBatch, dict[int, Relation]]:
-    """LOG rows and relations of what a slot function without streaming returned: lsn, xid, data."""
-    rows: list[dict[str, object]] = []
-    relations: dict[int, Relation] = {}
-    latest: dict[int, int] = {}
-    transaction: list[dict[str, object]] = []
-    for lsn, xid, data in stream:
-        match decode(data):
-            case m.Begin():
-                transaction = []
-            case m.Commit(_, end_lsn, commit_time):
-                rows += [
-                    row | {"commit_lsn": end_lsn.value, "commit_time": commit_time} for row in transaction
-                ]
-            case m.RelationMessage():
-                described = relation_of(data)
-                relations[described.version] = described
-                latest[described.id] = described.version
-            case m.Insert() | m.Update() | m.Delete() as change:
-                ids = {"relation_id": change.relation, "relation_version": latest[change.relation]}
-                transaction.append(
-                    log_row(data, xid=xid, seq=len(transaction), lsn=Lsn.parse(lsn).value, **ids)
-                )
-            case m.Truncate() | m.LogicalMessage():
-                nothing = {"relation_id": None, "relation_version": None}
-                transaction.append(
-                    log_row(data, xid=xid, seq=len(transaction), lsn=Lsn.parse(lsn).value, **nothing)
-                )
-            case _:
-                pass
-    return log_batch(rows), relations
 
 
 def reference_changes(

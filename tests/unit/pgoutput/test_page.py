@@ -1,0 +1,33 @@
+"""docs/pgoutput.md says what is there, and its examples run."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import re
+from pathlib import Path
+from typing import Final, get_args
+
+from cdc_replay.pgoutput import messages as m
+
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "pgoutput.md"
+
+
+def test_the_examples_run_from_top_to_bottom_with_the_results_shown() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    test = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
+    assert len(test.examples) > 20
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    runner.run(test, out=said.append)
+    assert runner.failures == 0, "".join(said)
+
+
+def test_every_message_is_in_the_table_with_its_byte_and_fields() -> None:
+    rows = re.findall(r"^\| (\w) \| `(\w+)` \| (.*?) ?\| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {(byte, name, tuple(re.findall(r"`(\w+)`", fields))) for byte, name, fields in rows}
+    messages: tuple[type[m.Message], ...] = get_args(m.Message)
+    assert documented == {
+        (each.type.value, each.__name__, tuple(field.name for field in dataclasses.fields(each)))
+        for each in messages
+    }
