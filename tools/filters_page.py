@@ -7,16 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cdc_replay.filters.expression import Type
-from cdc_replay.filters.rules import (
-    FUNCTIONS,
-    RULES,
-    SPARK_TYPES,
-    STRUCTURE,
-    UNKNOWN,
-    Exact,
-    OnServer,
-    Signature,
-)
+from cdc_replay.filters.operators import FUNCTIONS, Signature
+from cdc_replay.filters.rules import RULES, STRUCTURE, UNKNOWN, WITHOUT_A_RULE, Exact, OnServer
+from cdc_replay.filters.values import FORMS
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "filters.md"
 
@@ -33,12 +26,7 @@ replay explain` says for each filter where it is evaluated and why.
 """
 
 _REST: Final = f"""\
-Everything else: {UNKNOWN.because}.
-
-A filter that reads a generated column is evaluated by PostgreSQL too, where the column is generated
-again, and so is one with a constant whose stored form is not understood: text that is not plain ASCII,
-dates outside of the years 1 to 9999, and arrays with NULLs or several dimensions that are written as one
-constant.
+For everything else there is no rule, and what has none goes to PostgreSQL ("{UNKNOWN.because}"):
 """
 
 
@@ -46,7 +34,7 @@ def render() -> str:
     """The text of the page."""
     exact = {signature: rule for signature, rule in RULES.items() if isinstance(rule, Exact)}
     server = {signature: rule for signature, rule in RULES.items() if isinstance(rule, OnServer)}
-    types = ", ".join(f"`{Type(oid).sql_name}`" for oid in SPARK_TYPES)
+    types = ", ".join(f"`{Type(oid).sql_name}`" for oid in FORMS)
     parts = [
         _INTRODUCTION,
         "## Exact in Spark\n",
@@ -56,6 +44,7 @@ def render() -> str:
         "## Evaluated by PostgreSQL\n",
         _table(("operation", "types", "because"), _grouped(server)),
         _REST,
+        _table(("expression", "because"), ((name, because) for name, because in WITHOUT_A_RULE.items())),
     ]
     return "\n".join(parts)
 
@@ -76,9 +65,9 @@ def _grouped(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str,
 
 def _described(signature: Signature) -> tuple[str, str]:
     name, *types = signature
-    if signature in FUNCTIONS.values():
-        return "cast", f"{types[0]} to {name}"
-    return f"`{name}`", ", ".join(types)
+    if signature in FUNCTIONS.values() and name in {member.sql_name for member in Type}:
+        return "cast", f"{types[0]} to {name}" + ("(n)" if len(types) > 1 else "")
+    return f"`{name}`".replace("|", "\\|"), ", ".join(types)
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -17,9 +17,18 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.size import parse_size
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy, Subscription
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
@@ -30,6 +39,7 @@ _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
 
@@ -93,6 +103,7 @@ class _Publisher(_Endpoint):
     streaming: bool = False
     two_phase: bool = False
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 1_000_000
+    max_retained_wal: Size | None = None
 
 
 class _Subscription(_Endpoint):
@@ -128,6 +139,8 @@ class PublisherConfig:
     streaming: bool
     two_phase: bool
     max_changes_per_pull: int
+    max_retained_wal: int | None = None
+    """In bytes; None: as much as the server lets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +199,11 @@ class Config:
     def subscriptions_of(self, publisher: str) -> tuple[SubscriptionConfig, ...]:
         """All subscriptions of a publisher, in the file's order."""
         return tuple(s for s in self.subscriptions.values() if s.subscription.publisher == publisher)
+
+    def wants_origin_none(self, publisher: str) -> bool:
+        """Whether a subscription of the publisher must not see changes with an origin (R8.19)."""
+        subscriptions = self.subscriptions_of(publisher)
+        return any(each.subscription.origin is OriginPolicy.NONE for each in subscriptions)
 
     def dsn_of(self, endpoint: PublisherConfig | SubscriptionConfig) -> str:
         """The libpq DSN of an endpoint. A secret: never log it.
@@ -357,6 +375,7 @@ def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
         streaming=given.streaming,
         two_phase=given.two_phase,
         max_changes_per_pull=given.max_changes_per_pull,
+        max_retained_wal=given.max_retained_wal,
     )
 
 

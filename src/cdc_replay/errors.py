@@ -87,6 +87,14 @@ class SlotLost(CdcReplayError):
     """The replication slot cannot serve the changes that the log still needs."""
 
 
+class SlotGivenUp(SlotLost):
+    """The slot retained more WAL than the configuration allows, and was dropped."""
+
+
+class DecodingFailed(CdcReplayError):
+    """The server cannot decode what comes next in the replication slot."""
+
+
 class InvalidMessage(CdcReplayError):
     """Bytes that are not a well-formed pgoutput message."""
 
@@ -101,8 +109,30 @@ class ChangeLogConflict(CdcReplayError):
     retry = Retry.LATER
 
 
+class ChangeLogNotWritable(CdcReplayError):
+    """A file of the change log, or one that a capture needs meanwhile, cannot be written."""
+
+    retry = Retry.LATER
+
+
+class ChangeLogUnavailable(CdcReplayError):
+    """The folder or the object store of the change log cannot be reached, or refuses to be read."""
+
+    retry = Retry.LATER
+
+
 class ChangeLogDamaged(CdcReplayError):
     """The change log does not hold what was written to it."""
+
+
+class ChangeLogPruned(CdcReplayError):
+    """What is asked for was in the change log and has been pruned."""
+
+
+class RetentionUnknown(CdcReplayError):
+    """What a subscription still needs of the change log cannot be found out."""
+
+    retry = Retry.LATER
 
 
 class ChangeLogMismatch(CdcReplayError):
@@ -125,6 +155,10 @@ class SubscriptionParked(CdcReplayError):
 
 class ApplyConflict(CdcReplayError):
     """A change cannot be applied to the subscriber and the policy is `error`."""
+
+
+class UnknownValue(CdcReplayError):
+    """A row enters the subscription with a value that was not sent, and nobody has it any more."""
 
 
 class InvalidFilter(CdcReplayError):

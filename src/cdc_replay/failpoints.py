@@ -1,8 +1,10 @@
 """Named points at which tests kill or fail the process.
 
 `CDC_REPLAY_FAILPOINT=name` kills the process (SIGKILL) when it reaches that point; `name=error` raises
-`FailpointReached` there instead; `name@3` acts at the third time only. Without the variable a point costs one
-dictionary look-up. The names in use are in `FAILPOINTS`, so that a test of a name that does not exist fails.
+`FailpointReached` there instead; `name=stop` stops the process (SIGSTOP) until somebody lets it go on, so
+that the world can change around it; `name@3` acts at the third time only. Without the variable a point costs
+one dictionary look-up. The names in use are in `FAILPOINTS`, so that a test of a name that does not exist
+fails.
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ VARIABLE: Final = "CDC_REPLAY_FAILPOINT"
 FAILPOINTS: Final[dict[str, str]] = {
     "capture.after_peek": "changes are read, nothing is written",
     "capture.after_segment": "the data file is durable, no commit names it",
+    "capture.after_roots": "the data file also has what second peeks showed, no commit names it",
     "capture.after_commit": "the change log holds the changes, the slot still does too",
     "capture.after_advance": "the slot has moved",
+    "compaction.after_segment": "a merged segment is durable, no commit names it",
+    "compaction.after_commit": "the merged segment is in the log, those that it replaces are still files",
+    "prune.after_commit": "segments are out of the log, they are still files",
     "snapshot.after_export": "the snapshot is exported, no row is copied",
     "snapshot.mid_copy": "a chunk is copied, the table is not complete",
     "snapshot.before_swap": "all chunks are staged, the table is not visible",
     "snapshot.after_table": "one table is complete and recorded",
+    "fill.after_fence": "the log reaches the fence that unsent values are read at, nothing is staged",
+    "fill.after_read": "unsent values are read, nothing is staged",
     "replay.after_staging": "net changes are staged, nothing is merged",
     "replay.mid_merge": "some tables are merged, nothing is committed",
     "replay.before_commit": "all is merged, nothing is committed",
@@ -57,4 +65,4 @@ def failpoint(name: str) -> None:
         return
     if action == "error":
         raise FailpointReached(name)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)

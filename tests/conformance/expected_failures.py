@@ -13,8 +13,4 @@ XFAIL: dict[str, tuple[str, str]] = {
     "cl_list_altered_while_running": _WITHIN_A_PULL,
     "rf_drop_filter_and_narrow_filter_while_running": _WITHIN_A_PULL,
     "schema_publication_life": _WITHIN_A_PULL,
-    "part_via_root_truncate_of_leaf_is_not_sent": (
-        "R2.14",
-        "a leaf-identity stream does not tell TRUNCATE of the root from TRUNCATE of its leaves",
-    ),
 }

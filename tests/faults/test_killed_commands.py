@@ -208,3 +208,35 @@ def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
     for name in names.values():
         assert content(twin.pairs[name].ours) == expected, name
     check_nothing_is_left(twin)
+
+
+def test_a_replay_that_is_killed_while_it_reads_unsent_values_is_done_again(twin: Twin) -> None:
+    """R4.6: it has read, and perhaps captured; nothing of its window is applied, and nothing is left open."""
+    tables = "create table t (id int primary key, body text)"
+    twin.publisher.run(f"""
+        {tables};
+        alter table t alter body set storage external;
+        create publication p for table t where (id > 10);
+        insert into t select n, repeat('x', 3000) from generate_series(1, 3) n
+    """)
+    names = {failpoint: failpoint.replace(".", "_") for failpoint in points("fill")}
+    for name in names.values():
+        twin.subscribe(name, "p", tables=tables, native=False)
+    twin.sync_ours()
+    twin.publish("update t set id = id + 20")
+    end = capture(twin.config, "pub").to_lsn
+
+    for failpoint, name in names.items():
+        killed(twin, failpoint, "replay", name)
+        assert twin.pairs[name].ours.rows("table t") == [], failpoint
+        assert all(isinstance(each, Ready) and each.applied_lsn < end for each in twin.states(name).values())
+
+    results = replay(twin.config, list(names.values()), to_lsn=end)
+    for result, name in zip(results, names.values(), strict=True):
+        assert result.error is None
+        assert twin.pairs[name].ours.rows("select id, length(body) from t order by id") == [
+            (21, 3000),
+            (22, 3000),
+            (23, 3000),
+        ]
+    check_nothing_is_left(twin)

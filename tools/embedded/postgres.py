@@ -110,11 +110,26 @@ class Cluster:
         """Run initdb, unless the data folder has a cluster already."""
         if (self.data / "PG_VERSION").exists():
             return
-        if self._drop_to:
-            self.data.mkdir(parents=True, exist_ok=True)
-            self._give_away(self.data)
+        self._own_data()
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8",
                   "--locale=C.UTF-8", "--no-sync", "--no-instructions")  # fmt: skip
+
+    def follow(self, primary: Cluster) -> None:
+        """Instead of `create`: become a standby of a running cluster, with a slot of its name there."""
+        self._own_data()
+        self._run("pg_basebackup", "-D", str(self.data), "-d", primary.dsn(), "-c", "fast", "--no-sync",
+                  "-R", "-X", "stream", "-C", "-S", self.name)  # fmt: skip
+
+    def copy(self, stopped: Cluster) -> None:
+        """Instead of `create`: take the data folder of a cluster that does not run."""
+        shutil.copytree(stopped.data, self.data, symlinks=True)
+        if self._drop_to:
+            for path in (self.data, *self.data.rglob("*")):
+                self._give_away(path)
+
+    def promote(self) -> None:
+        """Let a standby become a primary, on a timeline of its own."""
+        self._run("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "promote")
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
@@ -138,6 +153,12 @@ class Cluster:
     def dsn(self, database: str = "postgres", user: str = "postgres") -> str:
         """A libpq URI of a database."""
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+    def _own_data(self) -> None:
+        """Let the data folder belong to the user that the programs run as; they make it if it is root's."""
+        if self._drop_to:
+            self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._give_away(self.data)
 
     def _give_away(self, path: Path) -> None:
         user = pwd.getpwnam(self._drop_to or "nobody")

@@ -1,12 +1,18 @@
-"""The capture publications: four, one per publish action, in leaf identity, unfiltered.
+"""The publications that the slot is read with: one per publish action, and the root publications.
+
+| name                               | publishes          | identity | read                                |
+|------------------------------------|--------------------|----------|-------------------------------------|
+| cdc_replay_capture_i, _u, _d, _t   | one action each    | leaf     | together, by every pull             |
+| cdc_replay_capture_t0, …, _t3      | TRUNCATE           | via root | alone, by pulls that need it (R2.14)|
 
 Which tables they hold mirrors what the subscribed publications publish (`publication.capture_set`), so that
-no statement fails on the publisher that would not fail without them (R2.17, R5.6). All four exist before
-the slot does and are never dropped without being created again in the same transaction: a publication that
-the historic catalog lacks at some change would block the slot (15 to 17) or lose that change (18) (R1.19).
+no statement fails on the publisher that would not fail without them (R2.17, R5.6). All of them, empty ones
+too, exist before the slot does and are never dropped without being created again in the same transaction: a
+publication that the historic catalog lacks at some change would block the slot (15 to 17) or lose that change
+(18) (R1.19).
 
 On PostgreSQL 18 generated columns are published if one of the subscribed publications publishes any. It is
-one setting for all four, because publications that disagree about it cannot be decoded together (R6.9); it
+one setting for all that are read together, because publications that disagree about it cannot be (R6.9); it
 makes no statement fail (R6.10), and without it the values of a published generated column would not be in
 the log.
 
@@ -15,7 +21,7 @@ A publication is only ever changed if its comment names the same slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +31,7 @@ from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.publication import Generated, Publication, PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.publication.capture_set import CaptureMembers, capture_set
+from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, root_set
 
 CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
     PublishAction.INSERT: "cdc_replay_capture_i",
@@ -33,6 +39,12 @@ CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
     PublishAction.DELETE: "cdc_replay_capture_d",
     PublishAction.TRUNCATE: "cdc_replay_capture_t",
 }
+"""The publications of the change stream: leaf identity, unfiltered."""
+
+ROOT_PUBLICATIONS: Final = tuple(f"cdc_replay_capture_t{depth}" for depth in range(ROOT_DEPTHS))
+"""The root publications, by depth in the partition tree."""
+
+OUR_PUBLICATIONS: Final = (*CAPTURE_PUBLICATIONS.values(), *ROOT_PUBLICATIONS)
 
 GENERATED_COLUMNS_SINCE: Final = 180000
 
@@ -63,16 +75,13 @@ def plan_capture_publications(
         PublisherNotReady: if a publication of that name belongs to another slot, or is not ours at all.
     """
     owned = _owned(connection, slot)
-    members = capture_set(catalog, publications)
-    generated = publishes_generated(catalog, publications)
     plans = []
-    for action, name in CAPTURE_PUBLICATIONS.items():
-        current = catalog.publications[name] if name in owned else None
-        wanted = _Wanted(name, action, members[action], generated, catalog.server_version)
+    for wanted in _all_wanted(catalog, publications):
+        current = catalog.publications[wanted.name] if wanted.name in owned else None
         statements = _changes(catalog, current, wanted)
         if current is None or _must_recreate(current, wanted):
-            statements = (*statements, _comment(name, slot))
-        plans.append(PublicationPlan(name, statements))
+            statements = (*statements, _comment(wanted.name, slot))
+        plans.append(PublicationPlan(wanted.name, statements))
     return tuple(plans)
 
 
@@ -83,6 +92,11 @@ def drop_capture_publications(connection: Connection, slot: str) -> tuple[str, .
     for name in ours:
         connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(name)))
     return ours
+
+
+def owned_by(connection: Connection, slot: str) -> bool:
+    """Whether there is a capture publication of `slot`: then the slot is of this software, too."""
+    return comment_text(slot) in _comments(connection).values()
 
 
 def comment_text(slot: str) -> str:
@@ -109,9 +123,7 @@ def _lists_generated(catalog: PublisherCatalog, publication: Publication) -> boo
 
 def _comments(connection: Connection) -> dict[str, str | None]:
     """The comments of the capture publications that exist, by name."""
-    found: list[tuple[str, str | None]] = connection.execute(
-        COMMENTS, (list(CAPTURE_PUBLICATIONS.values()),)
-    ).fetchall()
+    found: list[tuple[str, str | None]] = connection.execute(COMMENTS, (list(OUR_PUBLICATIONS),)).fetchall()
     return dict(found)
 
 
@@ -133,8 +145,23 @@ class _Wanted:
     name: str
     action: PublishAction
     members: CaptureMembers
+    via_root: bool
     generated: bool
     server_version: int
+
+
+def _all_wanted(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[_Wanted]:
+    version = catalog.server_version
+    generated = publishes_generated(catalog, publications)
+    members = capture_set(catalog, publications)
+    for action, name in CAPTURE_PUBLICATIONS.items():
+        yield _Wanted(
+            name, action, members[action], via_root=False, generated=generated, server_version=version
+        )
+    for name, roots in zip(ROOT_PUBLICATIONS, root_set(catalog, publications), strict=True):
+        yield _Wanted(
+            name, PublishAction.TRUNCATE, roots, via_root=True, generated=False, server_version=version
+        )
 
 
 def _changes(
@@ -155,7 +182,7 @@ def _must_recreate(current: Publication, wanted: _Wanted) -> bool:
 def _has_settings(current: Publication, wanted: _Wanted) -> bool:
     return (
         current.actions == {wanted.action}
-        and not current.via_root
+        and current.via_root == wanted.via_root
         and current.publish_generated == wanted.generated
     )
 
@@ -177,7 +204,7 @@ def _comment(name: str, slot: str) -> sql.Composed:
 def _settings(wanted: _Wanted) -> sql.Composed:
     settings = [
         sql.SQL("publish = {}").format(wanted.action.value),
-        sql.SQL("publish_via_partition_root = false"),
+        sql.SQL("publish_via_partition_root = {}").format(sql.SQL("true" if wanted.via_root else "false")),
     ]
     if wanted.server_version >= GENERATED_COLUMNS_SINCE:
         settings.append(

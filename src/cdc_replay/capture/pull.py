@@ -1,15 +1,20 @@
 """Pull the publisher's changes into the change log, in bounded steps that are each durable.
 
-One pull: read the catalog → peek → write the segment → commit it with the new end LSN → advance the slot.
-The log is written before the slot moves, so a crash anywhere loses nothing; what is delivered again is
-recognised by its end LSN.
+One pull: read the catalog → peek → write the segment → peek again where the first peek does not show all, and
+write the segment anew → commit it with the new end LSN → advance the slot. The log is written before the slot
+moves, so a crash anywhere loses nothing; what is delivered again is recognised by its end LSN.
 
-| killed at             | the next pull finds         | and does                                   |
-|-----------------------|-----------------------------|--------------------------------------------|
-| capture.after_peek    | log and slot as before      | the same pull                              |
-| capture.after_segment | a file that no commit names | the same pull, into another file           |
-| capture.after_commit  | the slot behind the log     | moves the slot, goes on from the log's end |
-| capture.after_advance | everything done             | the next pull                              |
+| killed at             | the next pull finds          | and does                                   |
+|-----------------------|------------------------------|--------------------------------------------|
+| capture.after_peek    | log and slot as before       | the same pull                              |
+| capture.after_segment | a file that no commit names  | the same pull, into another file           |
+| capture.after_roots   | such a file, the first or    | the same pull, into another file; what is  |
+|                       | the second one, or both      | kept of prepared transactions is replaced  |
+| capture.after_commit  | the slot behind the log      | moves the slot, goes on from the log's end |
+| capture.after_advance | everything done              | the next pull                              |
+
+Peeks move nothing, so all peeks of a pull see the same slot. Most pulls need one: the second ones are for
+TRUNCATE of partitioned tables (`roots`), and for subscriptions with `origin = none` (`origins`).
 
 The new end is the end of the last transaction that was read. Once the target is reached it is the target
 itself, even if nothing was there: all that commits before it was included (R1.23), so it is never inside an
@@ -18,6 +23,7 @@ unread transaction, and a slot that is ahead of its log always means a gap.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -25,19 +31,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
-from cdc_replay.capture.slot import catch_up, check_continuity, only_reader, reachable
+from cdc_replay.capture.origins import LocalChanges, may_have_origins, read_local_changes
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, OUR_PUBLICATIONS, ROOT_PUBLICATIONS
+from cdc_replay.capture.roots import Range, SecondPeeks, add_roots
+from cdc_replay.capture.slot import catch_up, check_continuity, check_no_gap, only_reader, reachable
 from cdc_replay.capture.transactions import Assembler, Tally
 from cdc_replay.catalog.history import catalog_from_json, catalog_to_json, same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.side_tables import CatalogVersion
-from cdc_replay.errors import PublicationMissing
+from cdc_replay.errors import DecodingFailed, PublicationMissing
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.replication import PeekOptions, RawMessages, advance_slot, check_server, peek
+from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
+from cdc_replay.postgres.replication import advance_slot, check_server
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +56,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
-    """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull."""
+    """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull.
+
+    `origin_none`: there is a subscription that must not see changes with an origin (R8.20).
+    """
 
     publisher: str
     dsn: str
@@ -56,6 +68,7 @@ class CaptureSource:
     streaming: bool = False
     two_phase: bool = False
     max_changes_per_pull: int = 1_000_000
+    origin_none: bool = False
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
@@ -87,21 +100,23 @@ def capture_changes(
         ChangeLogMissing, SlotMissing: before `setup`.
         SlotActive: if another process captures.
         SlotLost: if the slot cannot give what comes next in the log.
+        DecodingFailed: if the server cannot decode what comes next.
         ChangeLogMismatch: if the log is of another cluster, timeline or slot.
         ChangeLogConflict: if something else writes to the log.
         PublicationMissing: if a capture publication was dropped.
     """
     began = time.monotonic()
     with (
+        translated_errors(f'cannot capture publisher "{source.publisher}"'),
         connect(source.dsn, purpose=f"capture {source.publisher}") as connection,
         only_reader(connection, source.slot),
     ):
         check_server(connection)
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
-        catch_up(connection, log, status)
-        puller = _Puller(source, connection, log, two_phase=status.two_phase)
+        catch_up(connection, log, status, move=not _waits(log))
         target = reachable(connection, to_lsn)
+        puller = _Puller(source, connection, log, two_phase=status.two_phase)
         first = log.end_lsn
         total, pulls = Tally(), 0
         while log.end_lsn < target:
@@ -131,8 +146,12 @@ class _Puller:
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
-        stored = log.catalogs()
-        self._catalog = catalog_from_json(stored[-1].text) if stored else None
+        self._versions = list(log.catalogs())
+        self._catalog = catalog_from_json(self._versions[-1].text) if self._versions else None
+        # After the target was chosen: an origin that is created later has no change before it.
+        self._with_origins = source.origin_none and may_have_origins(connection)
+        self._local: LocalChanges | None = None
+        self._second_peeks = SecondPeeks(connection, log, source.slot, with_origins=self._with_origins)
 
     def pull(self, target: Lsn) -> Tally:
         """One pull towards `target`, durable when it returns; it always moves the log's end.
@@ -142,28 +161,54 @@ class _Puller:
         """
         limit = self._source.max_changes_per_pull
         catalog = self._read_catalog()
-        while (tally := self._try(target, limit, catalog)) is None:
+        while (tally := self._either_way(target, limit, catalog)) is None:
             limit *= 2
         return tally
 
+    def _either_way(self, target: Lsn, limit: int, catalog: PublisherCatalog) -> Tally | None:
+        """Try with streaming if that is wanted, and without where the server cannot decode otherwise.
+
+        A table that was altered in a savepoint that was rolled back, and then again, cannot be decoded before
+        the transaction ends: the server still believes the rolled back change (seen on 15 and 18).
+        """
+        try:
+            return self._try(target, limit, catalog)
+        except DecodingFailed as error:
+            if not self._options.streaming:
+                raise
+            logger.warning("%s; reading on without streaming", error.message)
+            self._options = dataclasses.replace(self._options, streaming=False)
+            return self._try(target, limit, catalog)
+
     def _try(self, target: Lsn, limit: int, catalog: PublisherCatalog) -> Tally | None:
         began, after = time.monotonic(), self._log.end_lsn
-        peeked = _Peeked(peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit))
-        with Assembler(after, self._log.prepared) as assembler:
+        if (local := self._local_changes(target, limit)) is not None:
+            target = min(target, local.upto)
+        batches = peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit)
+        with contextlib.closing(batches), Assembler(after, self._log.prepared, local) as assembler:
+            peeked = _Peeked(batches)
             segments = self._log.write(_rows(peeked, assembler))
             failpoint("capture.after_segment")
             is_complete = peeked.messages < limit
             end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
             if end <= after:
                 return None
-            self._log.add_relations(assembler.relations)
+            roots = self._second_peeks.roots(
+                Range(after, end, self._catalog_before(after), catalog), assembler
+            )
+            segments, more = add_roots(self._log, segments, roots)
+            failpoint("capture.after_roots")
+            # Whoever moved the slot since the pull before has taken changes that this peek did not see.
+            check_no_gap(self._connection, self._log, self._source.slot)
+            self._log.add_relations({**assembler.relations, **roots.relations})
             self._add_catalog(catalog)
             self._log.commit(segments, end)
             failpoint("capture.after_commit")
             self._log.prepared.forget(assembler.resolved)
+            self._second_peeks.forget(roots)
         advance_slot(self._connection, self._source.slot, end)
         failpoint("capture.after_advance")
-        tally = assembler.tally
+        tally = assembler.tally + more
         logger.info(
             "captured %s (%s, %s]: %d transactions, %d messages, %d bytes, %.2f s",
             self._source.publisher, after, end, tally.transactions, tally.messages, tally.bytes,
@@ -171,9 +216,35 @@ class _Puller:
         )  # fmt: skip
         return tally
 
+    def _local_changes(self, target: Lsn, limit: int) -> LocalChanges | None:
+        """What `origin = none` sends of what comes next, if that matters (R8.20).
+
+        It reaches past the log's end, unless `limit` is too small for that.
+        """
+        if not self._with_origins:
+            return None
+        if self._local is None or self._local.upto <= self._log.end_lsn:
+            began, after = time.monotonic(), self._log.end_lsn
+            self._local = read_local_changes(
+                self._connection, self._options, upto_lsn=target, upto_nchanges=limit
+            )
+            logger.info(
+                "peeked (%s, %s] of %s with origin = none: %d changes, %.2f s",
+                after, self._local.upto, self._source.publisher, len(self._local.changes),
+                time.monotonic() - began,
+            )  # fmt: skip
+        return self._local
+
+    def _catalog_before(self, lsn: Lsn) -> PublisherCatalog | None:
+        """The last catalog that was read at or before a position, None if there is none."""
+        version = next((each for each in reversed(self._versions) if each.read_lsn <= lsn), None)
+        if version is None or version is self._versions[-1]:
+            return None if version is None else self._catalog
+        return catalog_from_json(version.text)
+
     def _read_catalog(self) -> PublisherCatalog:
         catalog = read_catalog(self._connection)
-        missing = [name for name in CAPTURE_PUBLICATIONS.values() if name not in catalog.publications]
+        missing = [name for name in OUR_PUBLICATIONS if name not in catalog.publications]
         if missing:
             raise PublicationMissing(
                 f"capture publications are missing: {', '.join(missing)}",
@@ -189,8 +260,18 @@ class _Puller:
             return
         from_lsn = ZERO if self._catalog is None else self._log.end_lsn
         text = catalog_to_json(dataclasses.replace(catalog, lsn=from_lsn))
-        self._log.add_catalog(CatalogVersion(from_lsn, catalog.lsn, text))
+        self._versions.append(CatalogVersion(from_lsn, catalog.lsn, text))
+        self._log.add_catalog(self._versions[-1])
         self._catalog = catalog
+
+
+def _waits(log: ChangeLog) -> bool:
+    """Whether prepared transactions wait: a slot behind its log may send the outcome of one again.
+
+    It is in the log already, but the process that wrote it died before it removed what had waited.
+    """
+    folders = (log.prepared, *map(log.prepared_roots, ROOT_PUBLICATIONS))
+    return any(folder.waiting() for folder in folders)
 
 
 class _Peeked:

@@ -12,7 +12,7 @@ streamed or not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.pgoutput.messages import IN_STREAM, MessageType
-from cdc_replay.postgres.replication import RawMessages
+from cdc_replay.postgres.peek import RawMessages
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -102,6 +102,12 @@ class Run(NamedTuple):
     relations: RelationVersions
 
 
+def _shapes(runs: Sequence[Run]) -> Iterator[tuple[RelationVersions, int]]:
+    for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
+        together = list(same)
+        yield together[0].relations, sum(run.stop - run.start for run in together)
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A batch of messages as columns; `data` has no transaction ids of streamed blocks any more."""
@@ -119,7 +125,7 @@ class Chunk:
         Raises:
             InvalidMessage: if one is too short for its kind.
         """
-        content, offsets = _buffers(raw.data)
+        content, offsets = buffers(raw.data)
         starts, lengths = offsets[:-1], np.diff(offsets)
         if not (lengths > 0).all():
             raise InvalidMessage("empty pgoutput message", rule="R1.1")
@@ -130,7 +136,7 @@ class Chunk:
             return cls(raw.lsn, raw.xid, np.zeros(len(kinds), dtype=np.int64), kinds, raw.data)
         if (lengths[streamed] < _XID_END).any():
             raise InvalidMessage("streamed message without transaction id", rule="R1.9")
-        subxid = np.where(streamed, _uint32(content, starts, streamed), 0)
+        subxid = _numbers_behind_kind(content, starts, streamed)
         cut = pc.binary_join_element_wise(
             pc.binary_slice(raw.data, start=0, stop=1),
             pc.binary_slice(raw.data, start=_XID_END, stop=_NO_END),
@@ -138,9 +144,9 @@ class Chunk:
         )
         return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), cut, raw.data))
 
-    def controls(self) -> list[int]:
+    def controls(self) -> Ints:
         """The positions of the messages that are not data, in order."""
-        return np.flatnonzero(~_DATA[self.kinds]).tolist()
+        return np.flatnonzero(~_DATA[self.kinds])
 
     def message(self, position: int) -> bytes:
         """One message."""
@@ -152,26 +158,33 @@ class Chunk:
         Raises:
             InvalidMessage: if a change is of a relation that was never described.
         """
-        places = _positions([run.start for run in runs], [run.stop for run in runs])
+        starts = np.array([run.start for run in runs], dtype=np.int64)
+        stops = np.array([run.stop for run in runs], dtype=np.int64)
+        return self.rows(positions(starts, stops), list(_shapes(runs)))
+
+    def rows(self, places: Ints, shapes: Sequence[tuple[RelationVersions, int]]) -> pa.RecordBatch:
+        """The messages at `places`; `shapes` says for how many of them which versions are in force, in order.
+
+        Raises:
+            InvalidMessage: if a change is of a relation that was never described.
+        """
         kinds = self.kinds[places]
         of_row = _ROW_CHANGES[kinds]
         messages = self.data.take(pa.array(places))
         relation_ids = _relation_ids(messages, of_row)
-        parts, start = [], 0
-        for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
-            together = list(same)
-            stop = start + sum(run.stop - run.start for run in together)
-            part = np.zeros(stop - start, dtype=np.int64)
-            chosen = of_row[start:stop]
-            part[chosen] = together[0].relations.of(relation_ids[start:stop][chosen])
-            parts.append(part)
-            start = stop
+        versions = np.zeros(len(places), dtype=np.int64)
+        start = 0
+        for relations, count in shapes:
+            part = slice(start, start + count)
+            chosen = of_row[part]
+            versions[part][chosen] = relations.of(relation_ids[part][chosen])
+            start += count
         columns = [
             pa.array(self.subxid[places]),
             pa.array(self.lsn[places]),
             _letters(kinds),
             pa.array(relation_ids, mask=~of_row),
-            pa.array(np.concatenate(parts), mask=~of_row),
+            pa.array(versions, mask=~of_row),
             messages,
         ]
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
@@ -186,63 +199,99 @@ class Stamp(NamedTuple):
     origin: str | None
 
 
-def stamped(body: pa.RecordBatch, stamp: Stamp, first_seq: int) -> pa.RecordBatch:
-    """Rows of the log: a part of one transaction, whose first message has the ordinal `first_seq`."""
-    return log_rows(body, [stamp], [body.num_rows], first_seq)
+class Stamps(NamedTuple):
+    """The stamps of transactions as columns."""
+
+    commit_lsn: pa.Int64Array
+    commit_time: pa.Int64Array
+    xid: pa.Int64Array
+    origin: pa.StringArray
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamp]) -> Stamps:
+        """The same as columns."""
+        return cls(
+            pa.array([stamp.commit_lsn.value for stamp in stamps], pa.int64()),
+            pa.array([stamp.commit_time for stamp in stamps], pa.int64()),
+            pa.array([stamp.xid for stamp in stamps], pa.int64()),
+            pa.array([stamp.origin for stamp in stamps], pa.string()),
+        )
 
 
 def log_rows(
-    body: pa.RecordBatch, stamps: Sequence[Stamp], counts: Sequence[int], first_seq: int = 0
+    body: pa.RecordBatch, stamps: Stamps, counts: Sequence[int] | Ints, first_seq: int = 0
 ) -> pa.RecordBatch:
     """Rows of the log: whole transactions, one after another, of `counts` messages each.
 
     `first_seq` is the ordinal of the first row, for the rest of a transaction whose beginning was written.
     """
-    repeats = np.array(counts, dtype=np.int64)
+    repeats = np.asarray(counts, dtype=np.int64)
     starts = np.cumsum(repeats) - repeats
-    which = pa.array(np.repeat(np.arange(len(counts)), repeats))
+    which = pa.array(np.repeat(np.arange(len(repeats)), repeats))
     seq = np.arange(body.num_rows) - np.repeat(starts, repeats) + first_seq
     columns = [
-        pa.array([stamp.commit_lsn.value for stamp in stamps], pa.int64()).take(which),
-        pa.array([stamp.commit_time for stamp in stamps], pa.int64()).take(which),
-        pa.array([stamp.xid for stamp in stamps], pa.int64()).take(which),
-        pa.array([stamp.origin for stamp in stamps], pa.string()).take(which),
+        *(column.take(which) for column in stamps),
         pa.array(seq.astype(np.int32)),
         *(body[name] for name in ("lsn", "kind", "relation_id", "relation_version", "message")),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
 
 
-def _positions(starts: Sequence[int], stops: Sequence[int]) -> Ints:
+def numbered(bodies: Iterator[pa.RecordBatch], stamp: Stamp) -> Iterator[pa.RecordBatch]:
+    """Rows of the log: one transaction, given in parts."""
+    seq, stamps = 0, Stamps.of([stamp])
+    for body in bodies:
+        yield log_rows(body, stamps, [body.num_rows], seq)
+        seq += body.num_rows
+
+
+def committed_later(batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
+    """Rows that were kept at PREPARE, as of COMMIT PREPARED: only when they count changes."""
+    commit_lsn = pa.repeat(pa.scalar(stamp.commit_lsn.value, pa.int64()), batch.num_rows)
+    commit_time = pa.repeat(pa.scalar(stamp.commit_time, pa.int64()), batch.num_rows)
+    columns = {"commit_lsn": commit_lsn, "commit_time": commit_time}
+    if stamp.origin is not None:
+        columns["origin"] = pc.fill_null(batch["origin"], stamp.origin)
+    return pa.RecordBatch.from_arrays(
+        [columns.get(name, batch[name]) for name in batch.schema.names], schema=batch.schema
+    )
+
+
+def positions(starts: Ints, stops: Ints) -> Ints:
     """All positions of the ranges, one after another."""
-    begin = np.array(starts, dtype=np.int64)
-    lengths = np.array(stops, dtype=np.int64) - begin
+    lengths = stops - starts
     before = np.cumsum(lengths) - lengths
-    positions: Ints = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(begin - before, lengths)
-    return positions
+    places: Ints = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
+    return places
 
 
-def _buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
+def buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
     """The bytes of a binary array and where each value starts in them; the last offset is the end."""
     _, offsets, content = data.buffers()
     places = np.frombuffer(offsets, dtype=np.int32, count=len(data) + 1, offset=data.offset * 4)
     return np.frombuffer(content or b"", dtype=np.uint8), places.astype(np.int64)
 
 
-def _uint32(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
+def big_endian(content: npt.NDArray[np.uint8], places: Ints, width: int) -> Ints:
+    """The numbers of `width` bytes that start at `places`; of 8 bytes they are signed (R1.1)."""
+    numbers = np.zeros(len(places), dtype=np.int64)
+    for byte in range(width):
+        numbers = numbers << 8 | content[places + byte]
+    return numbers
+
+
+def _numbers_behind_kind(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
     """The unsigned number behind the first byte of the messages that are chosen, 0 for the others."""
     numbers = np.zeros(len(starts), dtype=np.int64)
-    chosen = starts[where]
-    for byte in range(1, _RELATION_END):
-        numbers[where] = numbers[where] << 8 | content[chosen + byte]
+    numbers[where] = big_endian(content, starts[where] + 1, 4)
     return numbers
 
 
 def _relation_ids(messages: pa.BinaryArray, of_row: npt.NDArray[np.bool_]) -> Ints:
-    content, offsets = _buffers(messages)
+    content, offsets = buffers(messages)
     if (np.diff(offsets)[of_row] < _RELATION_END).any():
         raise InvalidMessage("change without relation", rule="R1.2")
-    return _uint32(content, offsets[:-1], of_row)
+    return _numbers_behind_kind(content, offsets[:-1], of_row)
 
 
 def _letters(kinds: npt.NDArray[np.uint8]) -> pa.StringArray:

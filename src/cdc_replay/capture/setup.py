@@ -6,6 +6,10 @@ The order matters: a publication that does not exist at a change blocks or loses
 publications are there before the slot; the log starts where the slot does. A setup that dies in between is
 completed by the next one: a slot without a log has delivered nothing that anybody has kept, so the log
 starts at the slot's position.
+
+Root publications that a slot was made without can be added: they are read only by pulls with a TRUNCATE of a
+partition, and from behind their creation on nothing is missing. A TRUNCATE before it stops the capture,
+rather than being read as one of the leaves.
 """
 
 from __future__ import annotations
@@ -14,22 +18,24 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.publications import (
-    CAPTURE_PUBLICATIONS,
+    OUR_PUBLICATIONS,
+    ROOT_PUBLICATIONS,
     PublicationPlan,
     drop_capture_publications,
     plan_capture_publications,
 )
-from cdc_replay.capture.slot import check_continuity, check_header, only_reader
+from cdc_replay.capture.slot import check_continuity, check_header, only_reader, slot_missing
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.changelog.log import ChangeLog, LogHeader
-from cdc_replay.errors import PublicationMissing, PublisherNotReady, SlotMissing
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import PublicationMissing, PublisherNotReady
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import ReplicaIdentity
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.replication import (
-    RESYNCHRONIZE,
     check_server,
     check_slot,
     create_slot,
@@ -39,14 +45,17 @@ from cdc_replay.postgres.replication import (
     slot_status,
     system_identity,
 )
-from cdc_replay.publication.capture_set import CaptureMembers, capture_set
+from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, roots_too_deep
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SetupRequest:
-    """A publisher as the configuration wants it; `publications` are those of all its subscriptions."""
+    """A publisher as the configuration wants it; `publications` are those of all its subscriptions.
+
+    `origin_none`: one of them asks for `origin = none`.
+    """
 
     publisher: str
     dsn: str
@@ -54,6 +63,7 @@ class SetupRequest:
     change_log: str
     publications: tuple[str, ...]
     two_phase: bool = False
+    origin_none: bool = False
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
@@ -139,7 +149,7 @@ def _check_publications(catalog: PublisherCatalog, publications: Sequence[str]) 
             hint="Create them on the publisher, or remove them from the subscriptions.",
             rule="R1.19",
         )
-    ours = [name for name in publications if name in CAPTURE_PUBLICATIONS.values()]
+    ours = [name for name in publications if name in OUR_PUBLICATIONS]
     if ours:
         raise PublisherNotReady(
             f"capture publications cannot be subscribed to: {', '.join(ours)}",
@@ -174,13 +184,7 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
     if has_slot:
         check_continuity(connection, log, request.slot)
         return
-    check_header(connection, log, request.slot)
-    raise SlotMissing(
-        f'replication slot "{request.slot}" of change log "{log.uri}" does not exist any more',
-        detail=f"The log ends at {log.end_lsn}; a new slot would start later and leave a gap.",
-        hint=RESYNCHRONIZE,
-        rule="R1.33",
-    )
+    raise slot_missing(log, request.slot, check_header(connection, log, request.slot))
 
 
 def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
@@ -199,7 +203,12 @@ def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
 
 
 def _warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> tuple[str, ...]:
-    return (*_two_phase_warnings(connection, request), *_identity_warnings(catalog, request.publications))
+    return (
+        *_two_phase_warnings(connection, request),
+        *_identity_warnings(catalog, request.publications),
+        *_root_warnings(connection, catalog, request),
+        *_origin_warnings(catalog, request),
+    )
 
 
 def _two_phase_warnings(connection: Connection, request: SetupRequest) -> Iterator[str]:
@@ -210,6 +219,28 @@ def _two_phase_warnings(connection: Connection, request: SetupRequest) -> Iterat
         yield (
             f'replication slot "{request.slot}" has two_phase = {str(found).lower()}; the configuration says'
             f" {str(request.two_phase).lower()}, which only a new slot can have"
+        )
+
+
+def _root_warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> Iterator[str]:
+    for name in roots_too_deep(catalog, request.publications):
+        yield (
+            f"table {name} has more than {ROOT_DEPTHS - 1} ancestors: a TRUNCATE of it, as the published"
+            " relation, is not captured [R2.14]"
+        )
+    late = [name for name in ROOT_PUBLICATIONS if name not in catalog.publications]
+    if late and slot_exists(connection, request.slot):
+        yield (
+            f'publications {", ".join(late)} are younger than replication slot "{request.slot}": run'
+            " `cdc-replay capture` before the next TRUNCATE of a partitioned table [R1.19]"
+        )
+
+
+def _origin_warnings(catalog: PublisherCatalog, request: SetupRequest) -> Iterator[str]:
+    if request.origin_none and catalog.server_version < ORIGIN_OPTION_SINCE:
+        yield (
+            "a subscription asks for origin = none: before PostgreSQL 16 the publisher tells the origin of"
+            " whole transactions only, so changes with an origin in a local transaction are applied [R8.20]"
         )
 
 

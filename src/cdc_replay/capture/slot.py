@@ -1,30 +1,52 @@
 """The slot beside its log: one reader at a time, the same history, no gap, and how far to read.
 
-| the slot is            | because                                            | what happens                 |
-|------------------------|----------------------------------------------------|------------------------------|
-| at the log's end       | the last pull was complete                         | the next pull starts there   |
-| behind the log's end   | a crash before `advance`, or of the server (R1.30) | it is moved to the log's end |
-| ahead of the log's end | somebody else has read it, or made it anew         | refused: there is a gap      |
+| the slot is            | because                                            | what happens              |
+|------------------------|----------------------------------------------------|---------------------------|
+| at the log's end       | the last pull was complete                         | the next one starts there |
+| behind the log's end   | a crash before `advance`, or of the server (R1.30) | it is compared, and moved |
+| ahead of the log's end | somebody else has read it, or made it anew         | refused: there is a gap   |
+
+The log and the server must have one history. A system identifier tells clusters apart, not copies of one:
+
+| the server is                         | which shows in                                                    |
+|---------------------------------------|-------------------------------------------------------------------|
+| another cluster                       | its system identifier                                             |
+| a promoted standby, a restored backup | a new timeline; it must have the log's up to the log's end        |
+| a primary that was replaced           | a timeline that does not come from the log's                      |
+| an older copy, on the same timeline   | WAL that ends before the log, or a slot that is behind and sends  |
+|                                       | transactions that the log does not hold (`resent`)                |
+| a copy that somebody captured         | a slot that is ahead of the log                                   |
+
+A copy whose slot is at the log's end continues the log as well as the original does. After it has, the
+original's slot is behind, and what it sends differs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import Final
 
+import psycopg
+
+from cdc_replay.capture.resent import compare
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import ChangeLogMismatch, SlotActive, SlotLost
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.errors import ChangeLogMismatch, SlotActive, SlotLost, SlotMissing
+from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.replication import (
     RESYNCHRONIZE,
+    RESYNCHRONIZE_ALL,
     SlotStatus,
-    advance_slot,
+    SystemIdentity,
     check_slot,
     system_identity,
 )
+from cdc_replay.postgres.timeline import timeline_history
+
+logger = logging.getLogger(__name__)
 
 LOCK_CLASS: Final = 0x63647265
 """First key of the advisory lock that a capture holds; the second is a hash of the slot's name."""
@@ -56,20 +78,66 @@ def only_reader(connection: Connection, slot: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # A connection that broke has given up its locks, and has an error of its own to tell about.
-        if not connection.closed and not connection.broken:
+        # A session that has ended has given up its locks, and there is an error of its own to tell about.
+        with contextlib.suppress(psycopg.OperationalError):
             connection.execute("select pg_advisory_unlock(%s, hashtext(%s))", keys)
 
 
 def check_continuity(connection: Connection, log: ChangeLog, slot: str) -> SlotStatus:
-    """Check that the slot continues the log: same cluster and timeline, and nothing between the two.
+    """Check that the slot continues the log: one history, and nothing between the two.
 
     Raises:
-        ChangeLogMismatch: if the log is of another cluster, timeline or slot.
+        ChangeLogMismatch: if the log is of another cluster, history or slot.
         SlotMissing, SlotLost: if the changes behind the log's end cannot be had any more.
         PublisherNotReady: if the slot is of another database or plugin.
     """
-    check_header(connection, log, slot)
+    identity = check_header(connection, log, slot)
+    try:
+        return check_no_gap(connection, log, slot)
+    except SlotMissing as missing:
+        raise slot_missing(log, slot, identity) from missing
+
+
+def check_header(connection: Connection, log: ChangeLog, slot: str) -> SystemIdentity:
+    """Check that the log is of this slot, this cluster, and of a history that the server goes on with.
+
+    Raises:
+        ChangeLogMismatch: saying what differs.
+    """
+    identity = system_identity(connection)
+    header = log.header
+    differences = [
+        f"{what} {theirs!r}, not {ours!r}"
+        for what, ours, theirs in (
+            ("system identifier", identity.system_identifier, header.system_identifier),
+            ("slot", slot, header.slot),
+        )
+        if ours != theirs
+    ]
+    if differences:
+        raise ChangeLogMismatch(
+            f'change log "{log.uri}" is not of this publisher',
+            detail=f"It is of {', '.join(differences)}.",
+            hint="Correct `dsn`, `slot` or `change_log` in the configuration. If the server was replaced: "
+            + RESYNCHRONIZE_ALL,
+            rule="R1.33",
+        )
+    if identity.timeline != header.timeline:
+        _check_timeline(connection, log, identity.timeline)
+    _check_wal_end(connection, log)
+    return identity
+
+
+def check_no_gap(connection: Connection, log: ChangeLog, slot: str) -> SlotStatus:
+    """Check that the slot is not past the log's end.
+
+    After a peek, and before its changes are committed to the log, this proves that the peek began at the
+    log's end or before: a slot only ever moves forward, also where it was dropped and made anew.
+
+    Raises:
+        SlotMissing, SlotLost: if the changes behind the log's end cannot be had any more.
+        PublisherNotReady: if the slot is of another database or plugin.
+    """
     status = check_slot(connection, slot)
     if status.confirmed_flush > log.end_lsn:
         raise SlotLost(
@@ -82,37 +150,77 @@ def check_continuity(connection: Connection, log: ChangeLog, slot: str) -> SlotS
     return status
 
 
-def check_header(connection: Connection, log: ChangeLog, slot: str) -> None:
-    """Check that the log is of this cluster, its timeline, and this slot.
+def slot_missing(log: ChangeLog, slot: str, identity: SystemIdentity) -> SlotMissing:
+    """The error for a log whose slot is gone."""
+    promoted = (
+        f" The server is on timeline {identity.timeline}, the log on {log.header.timeline}: the standby that"
+        " was promoted, or the backup that was restored, did not have the slot."
+    )
+    return SlotMissing(
+        f'replication slot "{slot}" of change log "{log.uri}" does not exist any more',
+        detail=f"The log ends at {log.end_lsn}; a new slot would start later and leave a gap."
+        + (promoted if identity.timeline != log.header.timeline else ""),
+        hint=RESYNCHRONIZE,
+        rule="R1.33",
+    )
 
-    Raises:
-        ChangeLogMismatch: listing all that differs.
-    """
-    identity = system_identity(connection)
-    header = log.header
-    differences = [
-        f"{what} {theirs!r}, not {ours!r}"
-        for what, ours, theirs in (
-            ("system identifier", identity.system_identifier, header.system_identifier),
-            ("timeline", identity.timeline, header.timeline),
-            ("slot", slot, header.slot),
-        )
-        if ours != theirs
-    ]
-    if differences:
+
+def _check_timeline(connection: Connection, log: ChangeLog, timeline: int) -> None:
+    """Check that the log's timeline leads to the server's, and was not left before the log's end."""
+    theirs = log.header.timeline
+    left = timeline_history(connection, timeline).left(theirs)
+    if left is None:
         raise ChangeLogMismatch(
-            f'change log "{log.uri}" is not of this publisher',
-            detail=f"It is of {', '.join(differences)}.",
-            hint="Correct `dsn`, `slot` or `change_log` in the configuration. If the server was replaced or"
-            " restored: move the change log away. " + RESYNCHRONIZE,
+            f'change log "{log.uri}" is of timeline {theirs}, from which timeline {timeline} of the publisher'
+            " does not come",
+            detail="It is a primary that was replaced, or a standby of another branch.",
+            hint="Let `dsn` lead to the server that took over. To go on with this one: " + RESYNCHRONIZE_ALL,
+            rule="R1.33",
+        )
+    if left < log.end_lsn:
+        lost = log.summary(Window(max(left, log.start_lsn), log.end_lsn)).transactions
+        raise ChangeLogMismatch(
+            f'change log "{log.uri}" goes up to {log.end_lsn}, timeline {timeline} of the publisher left'
+            f" timeline {theirs} at {left}",
+            detail=f"The log holds {lost} transactions that the publisher never had on this timeline;"
+            " subscribers may have applied them.",
+            hint=RESYNCHRONIZE_ALL,
             rule="R1.33",
         )
 
 
-def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus) -> None:
-    """Move a slot that is behind its log to the log's end: what is before it is durable there."""
+def _check_wal_end(connection: Connection, log: ChangeLog) -> None:
+    """The log holds nothing that was not flushed (R1.21): a server that ends before it is not the same."""
+    _, flushed, _ = _wal_positions(connection)
+    if flushed < log.end_lsn:
+        raise ChangeLogMismatch(
+            f'change log "{log.uri}" goes up to {log.end_lsn}, the WAL of the publisher only to {flushed}',
+            detail="The server was restored from an older copy, or it has lost WAL that was flushed.",
+            hint="Let `dsn` lead to the server that the log is of. To go on with this one: "
+            + RESYNCHRONIZE_ALL,
+            rule="R1.21",
+        )
+
+
+def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus, *, move: bool = True) -> None:
+    """Bring slot and log together, after `check_continuity`.
+
+    What a slot that is behind the log's end sends again must be what the log holds; then the slot is moved
+    there, unless it must not `move` because the next peek needs it. A log of a timeline that the server has
+    left goes on with the server's. A crash in between repeats all this, which changes nothing.
+
+    Raises:
+        ChangeLogMismatch: if the server sends other transactions than the log holds.
+    """
     if status.confirmed_flush < log.end_lsn:
-        advance_slot(connection, status.name, log.end_lsn)
+        compare(connection, log, status, move=move)
+    timeline = system_identity(connection).timeline
+    if timeline != log.header.timeline:
+        logger.warning(
+            "change log %s goes on from timeline %d to %d at %s",
+            log.uri, log.header.timeline, timeline, log.end_lsn,
+        )  # fmt: skip
+        log.continue_on(timeline)
 
 
 def reachable(connection: Connection, to_lsn: Lsn | None) -> Lsn:

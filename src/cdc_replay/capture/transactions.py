@@ -6,7 +6,7 @@
 | S … E S … E c          | collected by xid until c; interleaved with others (R9.5)                     |
 | A(top, sub)            | the rows of `sub` are left out at c; all of it if the two are equal          |
 | S … without c, A, p    | dropped: the next peek sends the transaction again, perhaps as B … C (R1.26) |
-| b … P, S … E p         | kept aside, durably, until its outcome (R9.8)                                |
+| b … P, S … E p         | kept aside, durably, until its outcome (R9.8), again if it is sent again     |
 | K                      | what was kept is a transaction at K's position; if nothing was, none (R9.9)  |
 | r                      | what was kept is forgotten                                                   |
 | M outside of all these | a row of its own, at the message's end LSN (R9.13)                           |
@@ -22,55 +22,44 @@ same rows as one that is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.rows import Chunk, RelationVersions, Run, Stamp, log_rows, stamped
-from cdc_replay.capture.spool import Spool
+from cdc_replay.capture.open_transaction import OpenTransaction
+from cdc_replay.capture.origins import UNNAMED, LocalChanges
+from cdc_replay.capture.rows import (
+    Chunk,
+    RelationVersions,
+    Run,
+    Stamp,
+    Stamps,
+    committed_later,
+    log_rows,
+    numbered,
+)
+from cdc_replay.capture.spool import limit_memory
+from cdc_replay.capture.stretches import Stretch, parts
+from cdc_replay.capture.truncates import truncated_in
 from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.model.relation import Relation
+from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.pgoutput import messages as m
 from cdc_replay.pgoutput.reader import decode, relation_of
-from cdc_replay.postgres.replication import RawMessages
+from cdc_replay.postgres.peek import RawMessages
 
+_LONG_STREAM_ABORT: Final = 1 + 4 + 4 + 8 + 8
 _MESSAGE: Final = ord(m.MessageType.MESSAGE.value)
 _RELATION: Final = ord(m.MessageType.RELATION.value)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A transaction between its first and its last message."""
-
-    xid: int
-    relations: RelationVersions
-    origin: str | None = None
-    runs: list[Run] = field(default_factory=list)
-    """Of the chunk at hand; what earlier chunks held is in `spool`."""
-    spool: Spool = field(default_factory=Spool)
-    aborted: set[int] = field(default_factory=set)
-
-    def spill(self, chunk: Chunk) -> None:
-        """Take the rows of a chunk that is about to go."""
-        if self.runs:
-            self.spool.append(chunk.body(self.runs))
-            self.runs = []
-
-    @property
-    def is_plain(self) -> bool:
-        """All rows are in the chunk at hand, and all of them count."""
-        return self.spool.is_empty and not self.aborted
-
-    def bodies(self) -> Iterator[pa.RecordBatch]:
-        """The rows that were not rolled back; all of them must have been spilled."""
-        aborted = pa.array(sorted(self.aborted), pa.int64())
-        for body in self.spool.drain():
-            yield body.filter(pc.invert(pc.is_in(body["subxid"], aborted))) if self.aborted else body
+_LAST_LSN: Final = 2**63 - 1
+"""Positions of the log are signed numbers of 64 bits."""
+_OUTSIDE: Final = frozenset(b"BSbcAprK")
+"""What never comes between the first and the last message of a transaction or block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +67,7 @@ class _Committed:
     """A transaction that is complete: its rows are in `open`, or waited under `prepared`."""
 
     stamp: Stamp
-    open: _Open | None = None
+    open: OpenTransaction | None = None
     prepared: PreparedKey | None = None
 
 
@@ -99,24 +88,30 @@ class Tally:
 class Assembler:
     """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
 
-    `after` is the end of the log; `prepared` is where prepared transactions wait.
+    `after` is the end of the log; `prepared` is where prepared transactions wait; `local` tells the changes
+    without an origin, where that matters (R8.20).
     """
 
-    def __init__(self, after: Lsn, prepared: PreparedTransactions) -> None:
+    def __init__(self, after: Lsn, prepared: PreparedTransactions, local: LocalChanges | None = None) -> None:
         self.end_lsn = ZERO
         """The end of the last transaction that is complete, whether it was new or not."""
         self.relations: dict[int, Relation] = {}
         """All relation shapes that were sent, by version."""
         self.resolved: list[PreparedKey] = []
         """Prepared transactions that need not wait any more, once this pull is committed."""
+        self.decided: set[int] = set()
+        """The xids of prepared transactions whose outcome was sent, whether they waited or not."""
+        self.truncated: set[RelationId] = set()
+        """The relations that TRUNCATEs of this peek name, those of prepared transactions included."""
         self.tally = Tally()
         self._after = after
         self._prepared = prepared
+        self._local = local
         self._waiting = {key.xid: key for key in prepared.waiting()}
         self._global = RelationVersions()
-        self._open: _Open | None = None
+        self._open: OpenTransaction | None = None
         self._in_stream = False
-        self._streams: dict[int, _Open] = {}
+        self._streams: dict[int, OpenTransaction] = {}
         self._committed: list[_Committed] = []
         self._chunk: Chunk
 
@@ -136,17 +131,27 @@ class Assembler:
             InvalidMessage: if the messages are not what pgoutput sends.
         """
         self._chunk = chunk = Chunk.of(raw, in_stream=self._in_stream)
-        position = 0
-        for control in chunk.controls():
-            if control > position:
-                self._take_data(position, control)
-            self._take_control(control)
-            position = control + 1
-        if len(chunk.kinds) > position:
-            self._take_data(position, len(chunk.kinds))
-        yield from self._counted(self._emitted())
+        yield from self._counted(self._taken(chunk))
         for one in self._unfinished():
             one.spill(chunk)
+        limit_memory(one.spool for one in self._unfinished())
+
+    def _taken(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        position = 0
+        for part in parts(chunk):
+            start = part.start if isinstance(part, Stretch) else part
+            if start > position:
+                self._take_data(position, start)
+            if isinstance(part, Stretch):
+                yield from self._emitted()
+                yield from self._stretched(part)
+                position = part.stop
+            else:
+                self._take_control(part)
+                position = part + 1
+        if len(chunk.kinds) > position:
+            self._take_data(position, len(chunk.kinds))
+        yield from self._emitted()
 
     def _take_data(self, start: int, stop: int) -> None:
         if (one := self._open) is not None:
@@ -155,7 +160,7 @@ class Assembler:
         for position in range(start, stop):
             if self._chunk.kinds[position] != _MESSAGE:
                 raise InvalidMessage("a change is outside of any transaction", rule="R9.1")
-            alone = _Open(int(self._chunk.xid[position]), self._global)
+            alone = OpenTransaction(int(self._chunk.xid[position]), self._global)
             alone.runs.append(Run(position, position + 1, self._global))
             self._complete(alone, Lsn(int(self._chunk.lsn[position])), None)
 
@@ -164,8 +169,22 @@ class Assembler:
         if data[0] == _RELATION:
             self._relation(data)
             return
-        message = decode(data)
+        if self._open is not None and data[0] in _OUTSIDE:
+            raise InvalidMessage(f'message "{chr(data[0])}" is inside another transaction', rule="R9.1")
+        # Capture never asks for streaming = parallel, but what it adds says nothing that matters here (R1.3).
+        message = decode(data, streaming_parallel=len(data) == _LONG_STREAM_ABORT)
         self._HANDLERS[type(message)](self, message)
+
+    def _stretched(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+        if self._open is not None:
+            raise InvalidMessage(f"transaction {stretch.xid[0]} is inside another transaction", rule="R9.1")
+        lsns = np.append(self.end_lsn.value, stretch.end_lsn)
+        for late in np.flatnonzero(np.diff(lsns) <= 0).tolist():
+            raise _out_of_order(Lsn(int(lsns[late + 1])), Lsn(int(lsns[late])))
+        self.end_lsn = Lsn(int(lsns[-1]))
+        new = stretch.after(self._after.value)
+        if new.counts.any():
+            yield self._finished(log_rows(new.body(self._chunk, self._global), new.stamps(), new.counts))
 
     def _relation(self, data: bytes) -> None:
         relation = relation_of(data)
@@ -176,9 +195,8 @@ class Assembler:
             self._global = self._global.with_version(relation.id, relation.version)
 
     def _begin(self, message: m.Begin | m.BeginPrepare) -> None:
-        if self._open is not None:
-            raise InvalidMessage(f"transaction {message.xid} starts inside another", rule="R9.1")
-        self._open = _Open(message.xid, self._global)
+        is_prepared = isinstance(message, m.BeginPrepare)
+        self._open = OpenTransaction(message.xid, self._global, is_prepared=is_prepared)
 
     def _commit(self, message: m.Commit) -> None:
         self._complete(self._closed(), message.end_lsn, message.commit_time)
@@ -192,46 +210,53 @@ class Assembler:
         """Types are known from the catalog (R1.10)."""
 
     def _stream_start(self, message: m.StreamStart) -> None:
-        if self._open is not None:
-            raise InvalidMessage(f"a block of transaction {message.xid} starts inside another", rule="R1.9")
         if message.is_first:
             self._abandon(message.xid)
             # The server describes every relation again in each streamed transaction (R1.16).
-            self._streams[message.xid] = _Open(message.xid, RelationVersions())
+            self._streams[message.xid] = OpenTransaction(message.xid, RelationVersions())
         self._open = self._streamed(message.xid)
         self._in_stream = True
 
     def _stream_stop(self, _message: m.StreamStop) -> None:
-        self._closed()
+        self._closed(in_stream=True)
         self._in_stream = False
 
     def _stream_commit(self, message: m.StreamCommit) -> None:
-        self._complete(self._end_of_stream(message.xid), message.end_lsn, message.commit_time)
+        one = self._end_of_stream(message.xid)
+        # From here on the server takes the shapes that it sent in this stream as known to everybody (R1.16).
+        self._global = self._global.with_all(one.relations)
+        self._complete(one, message.end_lsn, message.commit_time)
 
     def _stream_abort(self, message: m.StreamAbort) -> None:
         if message.xid == message.subxid:
             self._abandon(message.xid)
         elif (one := self._streams.get(message.xid)) is not None:
             one.aborted.add(message.subxid)
+            # The subtransaction may have made the shapes: the server describes all of them again (R1.16).
+            one.relations = RelationVersions()
 
     def _prepare(self, message: m.Prepare) -> None:
-        self._keep(self._closed(), message)
+        self._keep(self._closed(is_prepared=True), message)
 
     def _stream_prepare(self, message: m.StreamPrepare) -> None:
         self._keep(self._end_of_stream(message.xid), message)
 
     def _commit_prepared(self, message: m.CommitPrepared) -> None:
         self._advance(message.end_lsn)
+        self.decided.add(message.xid)
         key = self._waiting.pop(message.xid, None)
         if key is None:
             return
         self.resolved.append(key)
         if message.end_lsn > self._after:
-            stamp = Stamp(message.end_lsn, message.commit_time, message.xid, None)
+            is_local = self._local is None or self._local.has_commit(message.end_lsn)
+            origin = None if is_local else UNNAMED
+            stamp = Stamp(message.end_lsn, message.commit_time, message.xid, origin)
             self._committed.append(_Committed(stamp, prepared=key))
 
     def _rollback_prepared(self, message: m.RollbackPrepared) -> None:
         self._advance(message.end_lsn)
+        self.decided.add(message.xid)
         self.resolved.append(PreparedKey(message.xid, message.prepare_end_lsn))
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[Assembler, Any], None]]] = {
@@ -250,57 +275,55 @@ class Assembler:
         m.RollbackPrepared: _rollback_prepared,
     }
 
-    def _closed(self) -> _Open:
-        if (one := self._open) is None:
+    def _closed(self, *, in_stream: bool = False, is_prepared: bool = False) -> OpenTransaction:
+        one = self._open
+        if one is None or (self._in_stream, one.is_prepared) != (in_stream, is_prepared):
             raise InvalidMessage("a transaction ends that did not start", rule="R9.1")
         self._open = None
         return one
 
-    def _streamed(self, xid: int) -> _Open:
+    def _streamed(self, xid: int) -> OpenTransaction:
         try:
             return self._streams[xid]
         except KeyError:
             raise InvalidMessage(f"streamed transaction {xid} did not start", rule="R9.5") from None
 
-    def _end_of_stream(self, xid: int) -> _Open:
+    def _end_of_stream(self, xid: int) -> OpenTransaction:
         one = self._streamed(xid)
         del self._streams[xid]
-        # From here on the server takes the shapes that it sent in this stream as known to everybody (R1.16).
-        self._global = self._global.with_all(one.relations)
         return one
 
     def _abandon(self, xid: int) -> None:
         if (one := self._streams.pop(xid, None)) is not None:
             one.spool.close()
 
-    def _unfinished(self) -> Iterator[_Open]:
+    def _unfinished(self) -> Iterator[OpenTransaction]:
         yield from self._streams.values()
         if self._open is not None and not self._in_stream:
             yield self._open
 
     def _advance(self, end_lsn: Lsn) -> None:
         if end_lsn <= self.end_lsn:
-            raise InvalidMessage(
-                f"a transaction ends at {end_lsn}, after one that ends at {self.end_lsn}", rule="R1.28"
-            )
+            raise _out_of_order(end_lsn, self.end_lsn)
+        _check_position(end_lsn)
         self.end_lsn = end_lsn
 
-    def _complete(self, one: _Open, end_lsn: Lsn, commit_time: int | None) -> None:
+    def _complete(self, one: OpenTransaction, end_lsn: Lsn, commit_time: int | None) -> None:
         self._advance(end_lsn)
         if end_lsn <= self._after:
             one.spool.close()
             return
         self._committed.append(_Committed(Stamp(end_lsn, commit_time, one.xid, one.origin), one))
 
-    def _keep(self, one: _Open, message: m.Prepare | m.StreamPrepare) -> None:
-        self._advance(message.end_lsn)
-        if message.end_lsn <= self._after:
-            one.spool.close()
-            return
+    def _keep(self, one: OpenTransaction, message: m.Prepare | m.StreamPrepare) -> None:
+        # A transaction that was prepared before the slot had two_phase comes with its COMMIT PREPARED, under
+        # the position of its PREPARE (R9.9): that says nothing about whether its content is known.
+        _check_position(message.end_lsn)
+        self.end_lsn = max(self.end_lsn, message.end_lsn)
         one.spill(self._chunk)
         stamp = Stamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
         key = PreparedKey(one.xid, message.end_lsn)
-        if self._prepared.keep(key, _numbered(one.bodies(), stamp)):
+        if self._prepared.keep(key, map(self._finished, numbered(one.bodies(), stamp))):
             self._waiting[one.xid] = key
 
     def _emitted(self) -> Iterator[pa.RecordBatch]:
@@ -321,37 +344,36 @@ class Assembler:
         if not runs:
             return
         counts = [sum(run.stop - run.start for run in one.open.runs) for one in plain if one.open]
-        self.tally.transactions += sum(count > 0 for count in counts)
-        yield log_rows(self._chunk.body(runs), [one.stamp for one in plain], counts)
+        stamps = Stamps.of([one.stamp for one in plain])
+        yield self._finished(log_rows(self._chunk.body(runs), stamps, counts))
 
     def _alone(self, committed: _Committed) -> Iterator[pa.RecordBatch]:
-        self.tally.transactions += 1
         if committed.open is not None:
             committed.open.spill(self._chunk)
-            yield from _numbered(committed.open.bodies(), committed.stamp)
+            yield from map(self._finished, numbered(committed.open.bodies(), committed.stamp))
         elif committed.prepared is not None:
             for batch in self._prepared.content(committed.prepared):
-                yield _committed_later(batch, committed.stamp)
+                yield committed_later(batch, committed.stamp)
+
+    def _finished(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows that this peek has sent, as they are written or kept."""
+        self.truncated.update(truncated_in(rows))
+        return rows if self._local is None else self._local.marked(rows)
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            # A message outside of any transaction has no commit time, and is none (R9.13).
+            first = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
+            self.tally.transactions += first.true_count
             self.tally.messages += batch.num_rows
             self.tally.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
             yield batch
 
 
-def _numbered(bodies: Iterator[pa.RecordBatch], stamp: Stamp) -> Iterator[pa.RecordBatch]:
-    seq = 0
-    for body in bodies:
-        yield stamped(body, stamp, seq)
-        seq += body.num_rows
+def _check_position(end_lsn: Lsn) -> None:
+    if end_lsn.value > _LAST_LSN:
+        raise InvalidMessage(f"a transaction ends at {end_lsn}, where no WAL can be", rule="R1.2")
 
 
-def _committed_later(batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
-    """Rows that were kept at PREPARE, as of COMMIT PREPARED: only when they count changes."""
-    commit_lsn = pa.repeat(pa.scalar(stamp.commit_lsn.value, pa.int64()), batch.num_rows)
-    commit_time = pa.repeat(pa.scalar(stamp.commit_time, pa.int64()), batch.num_rows)
-    columns = {"commit_lsn": commit_lsn, "commit_time": commit_time}
-    return pa.RecordBatch.from_arrays(
-        [columns.get(name, batch[name]) for name in batch.schema.names], schema=batch.schema
-    )
+def _out_of_order(end_lsn: Lsn, previous: Lsn) -> InvalidMessage:
+    return InvalidMessage(f"a transaction ends at {end_lsn}, after one that ends at {previous}", rule="R1.28")

@@ -69,7 +69,7 @@ LOG: Final = Frame(
         ("commit_lsn", "bigint"),  # end of the commit record; transactions are in this order
         ("commit_time", "bigint"),  # microseconds since 1970-01-01 UTC, as the commit record says
         ("xid", "bigint"),  # top-level transaction id
-        ("origin", "string"),  # name of the transaction's origin, NULL for a local one (R8.19)
+        ("origin", "string"),  # the transaction's; empty: one without a name; NULL: none (R8.19, R8.20)
         ("seq", "int"),  # ordinal of the message in its transaction, from 0
         ("lsn", "bigint"),  # start of the change's WAL record
         ("kind", "string"),  # the message byte: I U D T M

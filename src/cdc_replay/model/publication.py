@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
@@ -25,11 +25,13 @@ class RowFilter:
     """The WHERE clause of one membership.
 
     `node_tree` is `pg_publication_rel.prqual` as stored: resolved operators, functions, types, collations.
-    `sql` is `pg_get_expr` of it, for display and for evaluation by the server.
+    `sql` is `pg_get_expr` of it, for display and for evaluation by the server. `publication` is whose filter
+    it is, once that has been chosen among several; it says nothing about what the filter means.
     """
 
     node_tree: str
     sql: str
+    publication: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

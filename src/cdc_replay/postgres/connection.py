@@ -2,7 +2,8 @@
 
 Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
-and wherever. Timeouts of the role or the database are off: a long copy is not a hanging session.
+and wherever. Timeouts of the role or the database are off: a long copy is not a hanging session. A server
+that is gone without a word is noticed by the keep-alive packets that its host does not answer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc_replay.errors import CdcReplayError, MissingPrivilege, ServerUnavailable, SlotActive, SlotMissing
 
@@ -36,6 +38,13 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
 
 TRANSACTION_TIMEOUT_SINCE: Final = 170000
 
+KEEPALIVES: Final[dict[str, int]] = {
+    "keepalives_idle": 60,
+    "keepalives_interval": 15,
+    "keepalives_count": 4,
+}
+"""Two minutes until a dead line is an error, unless the DSN says otherwise; Linux would take two hours."""
+
 
 def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
@@ -48,6 +57,8 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
     """
     options: dict[str, Any] = {"replication": "database"} if replication else {}
     with translated_errors(f"cannot connect for {purpose}"):
+        given = conninfo_to_dict(dsn)
+        options |= {name: value for name, value in KEEPALIVES.items() if name not in given}
         connection = psycopg.connect(
             dsn,
             autocommit=True,
@@ -109,7 +120,7 @@ def _translate(what: str, error: psycopg.Error) -> CdcReplayError | None:
         case pg.UndefinedObject() if "replication slot" in said:
             return SlotMissing(f"{what}: {said}", hint="Run `cdc-replay setup` for the publisher.")
         case pg.AdminShutdown() | pg.CrashShutdown() | pg.CannotConnectNow() | pg.TooManyConnections():
-            return ServerUnavailable(f"{what}: {said}")
+            return ServerUnavailable(f"{what}: {said}", hint="Run the command again once the server answers.")
         case psycopg.OperationalError() if error.sqlstate is None:
             return ServerUnavailable(
                 f"{what}: {said}",

@@ -1,8 +1,4 @@
-"""The logical slot through the server's SQL functions: create, look, peek, advance, drop.
-
-A peek is one `COPY` of the slot function's result in binary format. The server holds the result (R1.32), the
-client holds one batch of messages at a time and makes no Python object per value. A peek moves nothing;
-`advance_slot` does.
+"""The logical slot through the server's SQL functions: create, look, advance, drop. `peek` reads it.
 
 | what went wrong                                   | error             |
 |---------------------------------------------------|-------------------|
@@ -11,26 +7,24 @@ client holds one batch of messages at a time and makes no Python object per valu
 | the slot was invalidated (55000, wal_status lost) | SlotLost          |
 | the server cannot decode at all (wal_level, …)    | PublisherNotReady |
 | a publication is unknown to the historic catalog  | PublicationMissing|
+| the server cannot decode a change (XX000)         | DecodingFailed    |
 | the role may not                                  | MissingPrivilege  |
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.errors import (
     CdcReplayError,
+    DecodingFailed,
     MissingPrivilege,
     PublicationMissing,
     PublisherNotReady,
@@ -40,18 +34,18 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.postgres.connection import Connection, translated_errors
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
 PLUGIN: Final = "pgoutput"
-
-BATCH_ROWS: Final = 50_000
-BATCH_BYTES: Final = 16 << 20
 
 RESYNCHRONIZE: Final = (
     "Run `cdc-replay teardown` for the publisher, move its change log away, run `cdc-replay setup`, then"
     " `cdc-replay snapshot` for each of its subscriptions."
 )
 """The remedy when changes are gone: there is no repair (R1.33)."""
+
+RESYNCHRONIZE_ALL: Final = (
+    RESYNCHRONIZE[:-1] + ", naming every table (`--table`): their positions are of another history."
+)
+"""The remedy when the server has another history than the log: positions cannot be compared any more."""
 
 SLOT_STATUS: Final = """
     select plugin::text, database::text, active_pid, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
@@ -89,20 +83,6 @@ DROP_SLOT: Final = """
     where slot_name = %s and plugin = %s and database = current_database()
 """
 
-PEEK: Final = sql.SQL(
-    "copy (select lsn, xid, data from pg_logical_slot_peek_binary_changes("
-    "{slot}, {upto_lsn}, {upto_nchanges}, variadic {options})) to stdout (format binary)"
-)
-
-# COPY BINARY: a header before the first row, then per row the number of fields and length and value of each.
-_COPY_HEADER_BYTES: Final = 19
-_COPY_TRAILER_BYTES: Final = 2
-_LSN_OFFSET: Final = 2 + 4
-_XID_OFFSET: Final = _LSN_OFFSET + 8 + 4
-_DATA_OFFSET: Final = _XID_OFFSET + 4 + 4
-# Arrow computes with `stop`: its default, the largest number there is, overflows there.
-_NO_END: Final = 2**31 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
@@ -133,44 +113,6 @@ class SystemIdentity:
 
     system_identifier: str
     timeline: int
-
-
-@dataclass(frozen=True, slots=True)
-class PeekOptions:
-    """What pgoutput is asked for; never for two_phase: even a peek with it would change the slot (R1.25)."""
-
-    slot: str
-    publications: tuple[str, ...]
-    streaming: bool = False
-    two_phase: bool = False
-    """The slot has the property; streamed transactions can then be prepared, which needs protocol 3."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names and values of the plugin's options, alternating (R1.18)."""
-        version = (3 if self.two_phase else 2) if self.streaming else 1
-        streaming = ("streaming", "on") if self.streaming else ()
-        return (
-            "proto_version", str(version), "publication_names", identifier_list(self.publications),
-            "messages", "true", *streaming,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RawMessages:
-    """Consecutive messages as the server sent them: equal lengths, in the stream's order (R1.22).
-
-    `data` is an Arrow array of type binary; `lsn` and `xid` are what the slot function says beside it.
-    """
-
-    lsn: npt.NDArray[np.int64]
-    xid: npt.NDArray[np.int64]
-    data: pa.BinaryArray
-
-
-def identifier_list(names: Sequence[str]) -> str:
-    """Names as a list of quoted identifiers, so that none is folded to lower case (R1.18)."""
-    return ",".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def slot_exists(connection: Connection, slot: str) -> bool:
@@ -300,7 +242,7 @@ def advance_slot(connection: Connection, slot: str, upto: Lsn) -> Lsn:
     Raises:
         SlotMissing, SlotActive, SlotLost: as for `peek`.
     """
-    with _slot_errors(f'cannot advance replication slot "{slot}"'):
+    with slot_errors(f'cannot advance replication slot "{slot}"'):
         advanced = connection.execute(
             "select end_lsn::text from pg_replication_slot_advance(%s, %s::pg_lsn)", (slot, str(upto))
         )
@@ -313,7 +255,7 @@ def drop_slot(connection: Connection, slot: str) -> bool:
     Raises:
         SlotActive: if a process uses it.
     """
-    with _slot_errors(f'cannot drop replication slot "{slot}"'):
+    with slot_errors(f'cannot drop replication slot "{slot}"'):
         return connection.execute(DROP_SLOT, (slot, PLUGIN)).rowcount > 0
 
 
@@ -322,105 +264,13 @@ def system_identity(connection: Connection) -> SystemIdentity:
     return SystemIdentity(*_one_row(connection.execute(SYSTEM_IDENTITY)))
 
 
-def peek(
-    connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int
-) -> Iterator[RawMessages]:
-    """The messages of the transactions that commit before `upto_lsn` and that the slot has not confirmed.
-
-    Ends early, after a whole transaction, once `upto_nchanges` messages are out; with streaming perhaps
-    inside one (R1.23, R1.24). Batches are bounded in messages and bytes, one message may exceed them.
-
-    Raises:
-        SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as the table above says.
-    """
-    statement = PEEK.format(
-        slot=sql.Literal(options.slot),
-        upto_lsn=sql.Literal(str(upto_lsn)),
-        upto_nchanges=sql.Literal(upto_nchanges),
-        options=sql.Literal(list(options.arguments)),
-    )
-    with (
-        _slot_errors(f'cannot read replication slot "{options.slot}"'),
-        _warnings_refused(connection),
-        connection.cursor() as cursor,
-        cursor.copy(statement) as copy,
-    ):
-        yield from _batches(copy)
-
-
 def _one_row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
     [row] = cursor.fetchall()
     return row
 
 
-def _batches(rows: Iterable[Buffer]) -> Iterator[RawMessages]:
-    held: list[Buffer] = []
-    held_bytes = 0
-    for number, block in enumerate(rows):
-        row = block[_COPY_HEADER_BYTES:] if number == 0 else block
-        if len(row) <= _COPY_TRAILER_BYTES:
-            continue
-        held.append(row)
-        held_bytes += len(row)
-        if len(held) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
-            yield _raw_messages(held)
-            held, held_bytes = [], 0
-    if held:
-        yield _raw_messages(held)
-
-
-def _raw_messages(rows: Sequence[Buffer]) -> RawMessages:
-    """Rows of COPY BINARY, one per element, as columns."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)), out=offsets[1:])
-    joined = b"".join(rows)
-    content = np.frombuffer(joined, dtype=np.uint8)
-    whole = pa.BinaryArray.from_buffers(
-        pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
-    )
-    starts = offsets[:-1]
-    return RawMessages(
-        lsn=_big_endian(content, starts + _LSN_OFFSET, 8),
-        xid=_big_endian(content, starts + _XID_OFFSET, 4),
-        data=pc.binary_slice(whole, start=_DATA_OFFSET, stop=_NO_END),
-    )
-
-
-def _big_endian(
-    content: npt.NDArray[np.uint8], positions: npt.NDArray[np.int32], width: int
-) -> npt.NDArray[np.int64]:
-    """The unsigned integers of `width` bytes that start at `positions`."""
-    numbers = np.zeros(len(positions), dtype=np.int64)
-    for byte in range(width):
-        numbers = numbers << 8 | content[positions + byte]
-    return numbers
-
-
 @contextlib.contextmanager
-def _warnings_refused(connection: Connection) -> Iterator[None]:
-    """PostgreSQL 18 skips a missing publication with a warning only: changes would pass unseen (R1.19)."""
-    warnings: list[str] = []
-
-    def keep(diagnostic: psycopg.errors.Diagnostic) -> None:
-        if diagnostic.severity_nonlocalized == "WARNING":
-            warnings.append(diagnostic.message_primary or "")
-
-    connection.add_notice_handler(keep)
-    try:
-        yield
-    finally:
-        connection.remove_notice_handler(keep)
-    if warnings:
-        raise PublicationMissing(
-            "the server left changes out while it decoded",
-            detail="It said: " + "; ".join(dict.fromkeys(warnings)),
-            hint="A capture publication was dropped while its slot was in use. " + RESYNCHRONIZE,
-            rule="R1.19",
-        )
-
-
-@contextlib.contextmanager
-def _slot_errors(what: str) -> Iterator[None]:
+def slot_errors(what: str) -> Iterator[None]:
     """As `translated_errors`, with the errors that only slots have; `what` is the attempt that failed."""
     try:
         with translated_errors(what):
@@ -431,6 +281,14 @@ def _slot_errors(what: str) -> Iterator[None]:
             "A capture publication was missing when a change was made; this slot is blocked. " + RESYNCHRONIZE
         )
         raise PublicationMissing(f"{what}: {said}", hint=hint, rule="R1.19") from error
+    except pg.InternalError_ as error:
+        raise DecodingFailed(
+            f"{what}: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+            hint="It repeats until the server can decode the change: look into its log, and for a newer minor"
+            " version of it. " + RESYNCHRONIZE,
+            rule="R1.36",
+        ) from error
     except pg.ObjectNotInPrerequisiteState as error:
         said, detail = error.diag.message_primary, error.diag.message_detail
         raise SlotLost(f"{what}: {said}", detail=detail, hint=RESYNCHRONIZE, rule="R1.33") from error

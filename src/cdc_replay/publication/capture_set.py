@@ -11,17 +11,43 @@ hold that publish this action:
 | FOR TABLES IN SCHEMA s                             | schema s, tables created in it later included        |
 | FOR TABLE t                                        | t; for a partitioned table its leaves with it (R2.3) |
 
+What is published for UPDATE is captured for INSERT as well, which makes no statement fail: without it a row
+that only has the key of an earlier one could not be told from it, and the values that an UPDATE does not send
+not be proved (R4.6, `fill`).
+
 Row filters, column lists and `publish_via_partition_root` are left out: the log is unfiltered, in leaf
 identity.
+
+Leaf identity does not tell TRUNCATE of a partitioned table from TRUNCATE of its leaves (R2.14). So there are
+*root publications* beside them, which publish TRUNCATE alone, via root, for the partitioned tables that the
+subscribed publications publish under their own identity. TRUNCATE alone makes no statement fail (R2.17).
+
+There is one per depth in the partition tree, because an ancestor hides the ones below it in the same
+publication (R2.5, R2.13); at equal depth none is above another. The first one, of the roots, holds schemas
+and all tables where a subscribed publication via root does, so that it knows new tables as early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog
+from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.publication.partition_root import contains
+
+ROOT_DEPTHS: Final = 4
+"""How many root publications there are: for roots, their partitions, and two levels below."""
+
+
+_CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
+    PublishAction.INSERT: frozenset({PublishAction.INSERT, PublishAction.UPDATE}),
+    PublishAction.UPDATE: frozenset({PublishAction.UPDATE}),
+    PublishAction.DELETE: frozenset({PublishAction.DELETE}),
+    PublishAction.TRUNCATE: frozenset({PublishAction.TRUNCATE}),
+}
+"""Which published actions of a table have an action captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +73,8 @@ def capture_set(
     """
     existing = catalog.existing(publications)
     return {
-        action: _members(catalog, [publication for publication in existing if action in publication.actions])
-        for action in PublishAction
+        action: _members(catalog, [publication for publication in existing if causes & publication.actions])
+        for action, causes in _CAUSES.items()
     }
 
 
@@ -60,4 +86,57 @@ def _members(catalog: PublisherCatalog, publications: Sequence[Publication]) -> 
         all_tables=False,
         schemas=frozenset().union(*(publication.schemas for publication in publications)),
         tables=tuple(sorted(catalog.tables[relation].name for relation in listed)),
+    )
+
+
+def root_set(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[CaptureMembers, ...]:
+    """The members of the root publications, by depth: how many ancestors a partitioned table has (R2.14).
+
+    A member may be one whose TRUNCATE no single subscription gets: which do is for routing to say.
+    """
+    roots = tuple(_published_roots(catalog, publications))
+    truncating = _truncating(catalog, publications)
+    all_tables = any(publication.all_tables for publication in truncating)
+    schemas = frozenset().union(*(publication.schemas for publication in truncating))
+    listed = [
+        sorted(table.name for table in roots if len(catalog.ancestors(table.id)) == depth)
+        for depth in range(ROOT_DEPTHS)
+    ]
+    topmost = [] if all_tables else [name for name in listed[0] if name.schema not in schemas]
+    return (
+        CaptureMembers(all_tables, frozenset() if all_tables else schemas, tuple(topmost)),
+        *(CaptureMembers(all_tables=False, schemas=frozenset(), tables=tuple(names)) for names in listed[1:]),
+    )
+
+
+def roots_too_deep(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[QualifiedName, ...]:
+    """Published partitioned tables with so many ancestors that no root publication can hold them."""
+    roots = _published_roots(catalog, publications)
+    return tuple(sorted(table.name for table in roots if len(catalog.ancestors(table.id)) >= ROOT_DEPTHS))
+
+
+def _published_roots(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[Table]:
+    """Partitioned tables that are published under their own identity (R2.4), with TRUNCATE (R2.7)."""
+    via_root = [publication for publication in catalog.existing(publications) if publication.via_root]
+    truncating = _truncating(catalog, publications)
+    for table in catalog.tables.values():
+        if not table.is_partitioned or not table.is_publishable:
+            continue
+        ancestors = catalog.ancestors(table.id)
+        is_topmost = any(
+            contains(publication, table) and not any(contains(publication, each) for each in ancestors)
+            for publication in via_root
+        )
+        if is_topmost and any(
+            contains(publication, each) for publication in truncating for each in (table, *ancestors)
+        ):
+            yield table
+
+
+def _truncating(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[Publication, ...]:
+    """Those that publish TRUNCATE of partitioned tables (R2.11)."""
+    return tuple(
+        publication
+        for publication in catalog.existing(publications)
+        if publication.via_root and PublishAction.TRUNCATE in publication.actions
     )

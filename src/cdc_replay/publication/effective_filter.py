@@ -15,6 +15,7 @@ A publication has no filter for a table if it is FOR ALL TABLES, if it names the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -29,7 +30,9 @@ def filter_in(publication: Publication, table: Table) -> RowFilter | None:
     if publication.all_tables or table.name.schema in publication.schemas:
         return None
     membership = publication.memberships.get(table.id)
-    return None if membership is None else membership.row_filter
+    if membership is None or membership.row_filter is None:
+        return None
+    return dataclasses.replace(membership.row_filter, publication=publication.name)
 
 
 def effective_filters(

@@ -9,7 +9,10 @@ from cdc_replay.model.subscription import OriginPolicy
 
 
 def origin_is_wanted(policy: OriginPolicy) -> Column:
-    """Whether a change's transaction is sent: with `origin = none` only one that has no origin (R8.19b)."""
+    """Whether a change is sent: with `origin = none` only one without an origin (R8.19).
+
+    Its column says so for its own record and for the commit record: capture has compared the two (R8.20).
+    """
     match policy:
         case OriginPolicy.ANY:
             return F.lit(True)

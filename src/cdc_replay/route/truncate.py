@@ -1,7 +1,8 @@
 """Which relation of a TRUNCATE message reaches a subscription (R2.13).
 
 Row filters do not matter (R3.12). A relation passes iff TRUNCATE is published for it and it is its own
-published relation: a leaf whose changes go out under an ancestor is never truncated alone.
+published relation. The log names leaves and partitioned tables alike (R2.14), so one rule serves both: a
+leaf whose changes go out under an ancestor is never truncated alone; that ancestor is, when it was named.
 """
 
 from __future__ import annotations
@@ -11,5 +12,5 @@ from cdc_replay.publication.resolve import PublishedRelation
 
 
 def truncate_is_sent(published: PublishedRelation) -> bool:
-    """Whether a TRUNCATE of the leaf goes to the subscriber."""
+    """Whether a TRUNCATE that names `published.leaf` goes to the subscriber."""
     return PublishAction.TRUNCATE in published.actions and published.table.id == published.leaf

@@ -6,19 +6,16 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
 from cdc_replay.capture.slot import only_reader
-from cdc_replay.capture.transactions import Assembler
 from cdc_replay.catalog.history import catalog_from_json
 from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import connect
-from cdc_replay.postgres.replication import PeekOptions, advance_slot, peek
+from cdc_replay.postgres.replication import advance_slot
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
@@ -314,93 +311,11 @@ def test_the_origin_of_a_transaction_is_kept(publisher: Database, set_up: SetUp)
     publisher.run(f"select pg_replication_origin_drop('origin_{publisher.name}')")
 
 
-def assembled(
-    publisher: Database, captured: Captured, *, streaming: bool
-) -> tuple[list[dict[str, Any]], set[str]]:
-    """The log's rows of all that the slot holds, and the kinds of messages that were sent."""
-    kinds: set[str] = set()
-    rows: list[dict[str, Any]] = []
-    options = PeekOptions(captured.source.slot, tuple(CAPTURE_PUBLICATIONS.values()), streaming=streaming)
-    position = current_position(publisher.dsn)
-    with (
-        publisher.connect() as connection,
-        Assembler(captured.log.end_lsn, captured.log.prepared) as assembler,
-    ):
-        connection.execute("set logical_decoding_work_mem = '64kB'")
-        for raw in peek(connection, options, upto_lsn=position, upto_nchanges=10_000_000):
-            kinds |= {chr(message.as_py()[0]) for message in raw.data}
-            for batch in assembler.feed(raw):
-                rows += batch.to_pylist()
-    return rows, kinds
-
-
-def test_streamed_transactions_have_the_same_rows_as_others(publisher: Database, set_up: SetUp) -> None:
-    """R9.5, R1.16, R1.26: interleaved large transactions, savepoints rolled back at two depths."""
-    publisher.run(TABLE + "alter table t replica identity full")
-    captured = set_up(streaming=True)
-    with publisher.connect() as first, publisher.connect() as second:
-        first.autocommit = second.autocommit = False
-        for part in range(2):
-            for number, connection in enumerate((first, second)):
-                start = number * 1_000_000 + part * 10_000
-                connection.execute(
-                    "insert into t select g, repeat('x', 20) from generate_series(%s::int, %s::int) g",
-                    (start, start + 999),
-                )
-                connection.execute("savepoint s")
-                connection.execute("update t set a = 'rolled back'")
-                connection.execute("rollback to s")
-                connection.execute("savepoint kept")
-                connection.execute("update t set a = 'kept' where id % 2 = 0")
-                connection.execute("savepoint deeper")
-                connection.execute("delete from t")
-                connection.execute("rollback to deeper")
-                connection.execute("release kept")
-        second.commit()
-        publisher.run("insert into t values (-1, 'small')")
-        first.execute("select pg_logical_emit_message(true, 'p', 'transactional')")
-        first.execute("alter table t add b int default 7")
-        first.execute("update t set b = 8 where id = 1")
-        first.commit()
-    publisher.run("update t set a = 'last' where id = 2")
-
-    plain, plain_kinds = assembled(publisher, captured, streaming=False)
-    streamed, streamed_kinds = assembled(publisher, captured, streaming=True)
-
-    assert "S" not in plain_kinds
-    assert {"S", "E", "A", "c"} <= streamed_kinds
-    assert streamed == plain
-    # Two transactions of 2,000 inserts; each part's update hits the even rows so far: 500 and 1,000.
-    assert len(plain) == 2 * (2000 + 500 + 1000) + 1 + 2 + 1
-    assert captured.capture().messages == len(plain)
-    assert captured.rows() == plain
-
-
-def test_a_streamed_transaction_that_is_still_open_arrives_whole_later(
-    publisher: Database, set_up: SetUp
-) -> None:
-    """R1.24, R1.26: a fragment is not kept; a bound that only fragments reach does not stop the capture."""
-    publisher.run(TABLE)
-    publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
-    captured = set_up(streaming=True, max_changes_per_pull=100)
-    with publisher.connect() as writer:
-        writer.autocommit = False
-        writer.execute("insert into t select g, repeat('x', 50) from generate_series(1, 2000) g")
-        publisher.run("insert into t values (0, 'small')")
-        captured.capture()
-        assert inserted(captured) == ["0"]
-        writer.commit()
-
-    captured.capture()
-
-    assert inserted(captured) == [str(number) for number in range(2001)]
-
-
 def test_a_transaction_larger_than_memory_goes_through_a_file(
     publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc_replay.capture.spool.MEMORY_BYTES", 100_000)
-    monkeypatch.setattr("cdc_replay.postgres.replication.BATCH_ROWS", 500)
+    monkeypatch.setattr("cdc_replay.postgres.peek.BATCH_ROWS", 500)
     publisher.run(TABLE)
     captured = set_up()
     publisher.run("insert into t select g, repeat('x', 50) from generate_series(1, 5000) g")
@@ -409,48 +324,3 @@ def test_a_transaction_larger_than_memory_goes_through_a_file(
 
     assert inserted(captured) == [str(number) for number in range(1, 5001)]
     assert [row["seq"] for row in captured.rows()] == list(range(5000))
-
-
-def test_a_prepared_transaction_appears_at_its_commit_and_not_before(
-    publisher: Database, set_up: SetUp
-) -> None:
-    """R9.8: prepared in one pull, committed pulls later; its place is that of COMMIT PREPARED."""
-    publisher.run(TABLE)
-    captured = set_up(two_phase=True)
-    publisher.run("begin; insert into t values (1, 'prepared'); prepare transaction 'one'")
-    publisher.run("begin; insert into t values (2, 'prepared'); prepare transaction 'two'")
-    captured.capture()
-    publisher.run("insert into t values (3, 'between')")
-    captured.capture()
-    assert inserted(captured) == ["3"]
-    assert len(captured.log.prepared.waiting()) == 2
-
-    publisher.run("rollback prepared 'two'")
-    publisher.run("commit prepared 'one'")
-    publisher.run("insert into t values (4, 'after')")
-    captured.capture_killed_at("capture.after_commit")
-    captured.capture()
-
-    assert inserted(captured) == ["3", "1", "4"]
-    lsns = [row["commit_lsn"] for row in captured.rows()]
-    assert lsns == sorted(lsns)
-    captured.capture()
-    assert captured.slot("confirmed_flush_lsn") == str(captured.log.end_lsn)
-
-
-def test_prepared_and_committed_in_one_pull(publisher: Database, set_up: SetUp) -> None:
-    """R9.9: COMMIT PREPARED of a transaction without changes is nothing."""
-    publisher.run(TABLE)
-    captured = set_up(two_phase=True, streaming=True)
-    publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
-    publisher.run("begin; select 1 from t for update; prepare transaction 'empty'")
-    publisher.run("commit prepared 'empty'")
-    insert = "insert into t select g, 'x' from generate_series(1, 3000) g"
-    publisher.run(f"begin; {insert}; prepare transaction 'large'")
-    publisher.run("commit prepared 'large'")
-
-    outcome = captured.capture()
-
-    assert inserted(captured) == [str(number) for number in range(1, 3001)]
-    assert outcome.transactions == 1
-    assert captured.log.prepared.waiting() == ()

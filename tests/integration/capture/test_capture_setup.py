@@ -63,6 +63,39 @@ def test_each_capture_publication_holds_the_tables_whose_action_is_published(
     publisher.run("insert into keyless values (1); update keyless set id = 2; delete from keyless")
 
 
+def test_root_publications_hold_published_roots_by_depth(publisher: Database, set_up: SetUp) -> None:
+    """R2.14: TRUNCATE alone, via root; all of them exist (R1.19), and they follow like the others."""
+    publisher.run(
+        "create table t (id int primary key) partition by range (id);"
+        + "".join(
+            f"create table t{number} partition of t{number - 1 or ''} for values from (0) to (10)"
+            " partition by range (id);"
+            for number in range(1, 6)
+        )
+        + "create publication p for table t with (publish_via_partition_root = true);"
+        "create publication q for table t2 with (publish_via_partition_root = true);"
+        "create publication r for table t4, t5 with (publish_via_partition_root = true)"
+    )
+    captured = set_up("p", "q", "r")
+
+    def roots() -> list[tuple[str, str | None]]:
+        return publisher.rows(
+            "select pubname::text, prrelid::regclass::text from pg_publication p"
+            " left join pg_publication_rel on prpubid = p.oid"
+            " where pubname ~ 'cdc_replay_capture_t[0-9]' and pubtruncate and pubviaroot"
+            " and not (pubinsert or pubupdate or pubdelete) order by 1"
+        )
+
+    name = "cdc_replay_capture_t"
+    assert roots() == [(f"{name}0", "t"), (f"{name}1", None), (f"{name}2", "t2"), (f"{name}3", None)]
+    [warning] = setup_publisher(captured.request).warnings
+    assert "public.t4 has more than 3 ancestors" in warning
+
+    refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",)))
+    assert roots() == [(f"{name}0", "t"), (f"{name}1", None), (f"{name}2", None), (f"{name}3", None)]
+    assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
+
+
 def test_setup_again_does_nothing(publisher: Database, set_up: SetUp) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
@@ -225,7 +258,7 @@ def test_teardown_removes_what_setup_made_and_nothing_else(publisher: Database, 
 
     removed = teardown_publisher(captured.request)
 
-    assert len(removed) == 1 + 4
+    assert len(removed) == 1 + 4 + 4
     assert publisher.rows("select pubname::text from pg_publication") == [("p",)]
     assert (
         publisher.rows(f"select from pg_replication_slots where slot_name = '{captured.request.slot}'") == []

@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
+from cdc_replay.capture.stretches import SHORTEST
 from cdc_replay.capture.transactions import Assembler
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.postgres.replication import RawMessages
-
-RELATION = (
-    b"R" + struct.pack(">I", 5) + b"s\0t\0d" + struct.pack(">hB", 1, 1) + b"id\0" + struct.pack(">Ii", 23, -1)
+from unit.capture.stream import (
+    RELATION,
+    STREAM_STOP,
+    VERSIONS,
+    WIDER,
+    assembled,
+    begin,
+    begin_prepare,
+    commit,
+    commit_prepared,
+    in_stream,
+    insert,
+    logical_message,
+    origin,
+    prepare,
+    raw,
+    rollback_prepared,
+    stream_abort,
+    stream_commit,
+    stream_start,
 )
-
-
-def begin(end_lsn: int) -> bytes:
-    return b"B" + struct.pack(">qqI", end_lsn - 8, 0, 7)
-
-
-def commit(end_lsn: int) -> bytes:
-    return b"C" + struct.pack(">Bqqq", 0, end_lsn - 8, end_lsn, 0)
-
-
-def insert(value: str, relation: int = 5) -> bytes:
-    return b"I" + struct.pack(">IchcI", relation, b"N", 1, b"t", len(value)) + value.encode()
-
-
-def in_stream(message: bytes, xid: int) -> bytes:
-    """R1.9: the transaction id comes first."""
-    return message[:1] + struct.pack(">I", xid) + message[1:]
-
-
-def stream_start(xid: int, *, first: bool) -> bytes:
-    return b"S" + struct.pack(">IB", xid, first)
-
-
-def stream_commit(xid: int, end_lsn: int) -> bytes:
-    return b"c" + struct.pack(">IBqqq", xid, 0, end_lsn - 8, end_lsn, 0)
 
 
 @pytest.fixture
@@ -52,24 +41,29 @@ def prepared(tmp_path: Path) -> PreparedTransactions:
     return PreparedTransactions(Location.of(str(tmp_path)))
 
 
-def assembled(
+def rows_of(
     prepared: PreparedTransactions, *calls: Sequence[bytes], after: Lsn = ZERO
 ) -> list[tuple[int, int, bytes]]:
     """Commit LSN, ordinal and bytes of the rows that come out, each argument being a batch of the peek."""
-    rows = []
-    with Assembler(after, prepared) as assembler:
-        for messages in calls:
-            numbers = np.arange(len(messages), dtype=np.int64)
-            raw = RawMessages(numbers, numbers, pa.array(messages, pa.binary()))
-            for batch in assembler.feed(raw):
-                rows += [(row["commit_lsn"], row["seq"], row["message"]) for row in batch.to_pylist()]
-    return rows
+    rows = assembled(prepared, *map(raw, calls), after=after)
+    return [(row["commit_lsn"], row["seq"], row["message"]) for row in rows]
+
+
+def streamed(xid: int, *messages: bytes, first: bool = True) -> list[bytes]:
+    """A block."""
+    return [stream_start(xid, first=first), *(in_stream(message, xid) for message in messages), STREAM_STOP]
+
+
+def stretch(end_lsn: int) -> list[bytes]:
+    """As many ordinary transactions as are taken at once."""
+    lsns = range(end_lsn, end_lsn + 10 * SHORTEST, 10)
+    return [message for lsn in lsns for message in (begin(lsn), insert("a"), commit(lsn))]
 
 
 def test_transactions_that_the_log_holds_already_are_left_out(prepared: PreparedTransactions) -> None:
     """R1.30: the end LSN decides, and the shapes that came with them still count (R1.13)."""
     messages = [begin(20), RELATION, insert("a"), commit(20), begin(40), insert("b"), commit(40)]
-    assert assembled(prepared, messages, after=Lsn(20)) == [(40, 0, insert("b"))]
+    assert rows_of(prepared, messages, after=Lsn(20)) == [(40, 0, insert("b"))]
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -78,37 +72,198 @@ def test_batches_may_end_anywhere(size: int, prepared: PreparedTransactions) -> 
     messages = [
         stream_start(8, first=True), in_stream(RELATION, 8), in_stream(insert("a"), 8),
         in_stream(insert("x"), 9),
-        b"E", begin(20), RELATION, insert("b"), insert("c"), commit(20), stream_start(8, first=False),
-        in_stream(insert("d"), 8), b"E", b"A" + struct.pack(">II", 8, 9), stream_commit(8, 40),
+        STREAM_STOP, begin(20), RELATION, insert("b"), insert("c"), commit(20),
+        stream_start(8, first=False), in_stream(insert("d"), 8), STREAM_STOP,
+        stream_abort(8, 9), stream_commit(8, 40),
     ]  # fmt: skip
     batches = [messages[start : start + size] for start in range(0, len(messages), size)]
-    assert assembled(prepared, *batches) == [
+    assert rows_of(prepared, *batches) == [
         (20, 0, insert("b")), (20, 1, insert("c")), (40, 0, insert("a")), (40, 1, insert("d"))
     ]  # fmt: skip
 
 
 def test_a_streamed_transaction_without_its_end_is_dropped(prepared: PreparedTransactions) -> None:
     """R1.26: the next call sends it again."""
-    messages = [stream_start(8, first=True), in_stream(RELATION, 8), in_stream(insert("a"), 8), b"E"]
-    assert assembled(prepared, messages) == []
+    assert rows_of(prepared, streamed(8, RELATION, insert("a"))) == []
 
 
-def test_commit_prepared_of_an_unknown_transaction_is_nothing(prepared: PreparedTransactions) -> None:
-    """R9.9."""
-    message = b"K" + struct.pack(">BqqqI", 0, 10, 20, 0, 7) + b"gid\0"
-    assert assembled(prepared, [message]) == []
+def test_a_streamed_transaction_that_starts_again_starts_anew(prepared: PreparedTransactions) -> None:
+    """R1.26: what its first start brought is not there twice."""
+    messages = streamed(8, RELATION, insert("a")) + streamed(8, RELATION, insert("a"), insert("b"))
+    assert rows_of(prepared, [*messages, stream_commit(8, 20)]) == [
+        (20, 0, insert("a")), (20, 1, insert("b"))
+    ]  # fmt: skip
+
+
+def test_an_abort_of_what_was_never_streamed_is_nothing(prepared: PreparedTransactions) -> None:
+    """R9.5: of an unknown subtransaction or transaction; empty blocks are nothing either (R1.27)."""
+    messages = [
+        stream_abort(5, 5), stream_abort(5, 6), *streamed(8), stream_abort(8, 9),
+        *streamed(8, RELATION, insert("a"), first=False), stream_commit(8, 20),
+    ]  # fmt: skip
+    assert rows_of(prepared, messages) == [(20, 0, insert("a"))]
+
+
+def test_a_streamed_transaction_without_rows_is_none(prepared: PreparedTransactions) -> None:
+    """R9.4: S, E, c are sent for it all the same."""
+    with Assembler(ZERO, prepared) as assembler:
+        assert list(assembler.feed(raw([*streamed(8), stream_commit(8, 20)]))) == []
+        assert assembler.end_lsn == Lsn(20)
+        assert assembler.tally.transactions == 0
+
+
+def test_the_long_form_of_an_abort_is_understood(prepared: PreparedTransactions) -> None:
+    """R1.3: it is sent with streaming = parallel, for which capture does not ask."""
+    messages = [
+        stream_start(8, first=True), in_stream(RELATION, 8), in_stream(insert("a"), 9),
+        in_stream(insert("b"), 8), STREAM_STOP,
+        *streamed(10, RELATION, insert("c")), stream_abort(10, 10, parallel=True),
+        stream_abort(8, 9, parallel=True), stream_commit(8, 20),
+    ]  # fmt: skip
+    assert rows_of(prepared, messages) == [(20, 0, insert("b"))]
+
+
+def test_a_shape_of_a_stream_is_everybodys_at_its_commit_only(prepared: PreparedTransactions) -> None:
+    """R1.16."""
+    stream = streamed(8, WIDER, insert("a"))
+    with pytest.raises(InvalidMessage, match="which no Relation message has described"):
+        rows_of(prepared, [*stream, begin(20), insert("b"), commit(20)])
+    rows = assembled(prepared, raw([*stream, stream_commit(8, 20), begin(40), insert("b"), commit(40)]))
+    assert [row["relation_version"] for row in rows] == [VERSIONS[WIDER]] * 2
+
+
+def test_a_shape_from_a_rolled_back_subtransaction_is_not_kept(prepared: PreparedTransactions) -> None:
+    """R1.16: after its A the server describes the relation again; ordinary transactions keep theirs."""
+    before = [begin(20), RELATION, insert("a"), commit(20)]
+    stream = [
+        stream_start(8, first=True), in_stream(WIDER, 9), in_stream(insert("b"), 9), STREAM_STOP,
+        stream_abort(8, 9), *streamed(8, RELATION, insert("c"), first=False), stream_commit(8, 40),
+    ]  # fmt: skip
+    rows = assembled(prepared, raw([*before, *stream, begin(60), insert("d"), commit(60)]))
+    assert [row["message"] for row in rows] == [insert("a"), insert("c"), insert("d")]
+    assert [row["relation_version"] for row in rows] == [VERSIONS[RELATION]] * 3
+    unsaid = [*before, *stream[:5], *streamed(8, insert("c"), first=False), stream_commit(8, 40)]
+    with pytest.raises(InvalidMessage, match="which no Relation message has described"):
+        rows_of(prepared, unsaid)
+
+
+def test_a_message_of_a_rolled_back_savepoint_stays_in_a_streamed_transaction(
+    prepared: PreparedTransactions,
+) -> None:
+    """R1.9: in a stream it carries the transaction id of the whole transaction; nothing tells it apart."""
+    said = logical_message("in savepoint")
+    messages = [
+        stream_start(8, first=True), in_stream(RELATION, 8), in_stream(insert("a"), 9), in_stream(said, 8),
+        STREAM_STOP, stream_abort(8, 9), stream_commit(8, 20),
+    ]  # fmt: skip
+    assert rows_of(prepared, messages) == [(20, 0, said)]
+
+
+def test_origins_are_those_of_their_transactions(prepared: PreparedTransactions) -> None:
+    """R1.12: streamed, prepared or not; what lies between is local."""
+    messages = [
+        stream_start(8, first=True), origin("far"), in_stream(RELATION, 8), in_stream(insert("a"), 8),
+        STREAM_STOP,
+        begin_prepare(9, 20), origin("near"), RELATION, insert("b"), prepare(9, 20),
+        begin(40), insert("c"), commit(40),
+        *streamed(8, insert("d"), first=False), stream_commit(8, 60), commit_prepared(9, 80),
+    ]  # fmt: skip
+    rows = assembled(prepared, raw(messages))
+    assert [(row["message"], row["origin"]) for row in rows] == [
+        (insert("c"), None), (insert("a"), "far"), (insert("d"), "far"), (insert("b"), "near"),
+    ]  # fmt: skip
+
+
+def test_messages_outside_of_transactions_are_rows_of_their_own(prepared: PreparedTransactions) -> None:
+    """R9.13: at the end LSN of the message, without a time; they are no transactions."""
+    said = logical_message("now", transactional=False)
+    with Assembler(ZERO, prepared) as assembler:
+        batch = raw([said, *streamed(8, RELATION, insert("a")), said], [10, 11, 11, 11, 11, 30])
+        rows = [row for rows in assembler.feed(batch) for row in rows.to_pylist()]
+        assert [(row["commit_lsn"], row["commit_time"], row["seq"]) for row in rows] == [
+            (10, None, 0),
+            (30, None, 0),
+        ]
+        assert assembler.tally.transactions == 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_prepared_transaction_counts_at_its_commit(
+    is_streamed: bool, prepared: PreparedTransactions
+) -> None:
+    """R9.8: in another peek, at the position and time of K; another one with its gid is another one."""
+    for xid, end_lsn in ((8, 20), (9, 40)):
+        ordinary = [begin_prepare(xid, end_lsn), RELATION, insert(str(xid)), prepare(xid, end_lsn)]
+        stream = [*streamed(xid, RELATION, insert(str(xid))), prepare(xid, end_lsn, streamed=True)]
+        assert rows_of(prepared, stream if is_streamed else ordinary, after=Lsn(end_lsn - 20)) == []
+    assert prepared.waiting() == (PreparedKey(8, Lsn(20)), PreparedKey(9, Lsn(40)))
+
+    with Assembler(Lsn(40), prepared) as assembler:
+        batch = raw([commit_prepared(9, 60, time=5), rollback_prepared(8, 20, 80)])
+        [rows] = assembler.feed(batch)
+        assert assembler.resolved == [PreparedKey(9, Lsn(40)), PreparedKey(8, Lsn(20))]
+        assert assembler.end_lsn == Lsn(80)
+    [row] = rows.to_pylist()
+    assert (row["commit_lsn"], row["xid"], row["seq"], row["message"]) == (60, 9, 0, insert("9"))
+    assert row["relation_version"] == VERSIONS[RELATION]
+
+
+def test_outcomes_of_unknown_prepared_transactions_are_nothing(prepared: PreparedTransactions) -> None:
+    """R9.9: PostgreSQL 15 sends K and r without b and P for a transaction without changes."""
+    assert rows_of(prepared, [commit_prepared(7, 20), rollback_prepared(8, 10, 40)]) == []
+
+
+def test_a_prepared_transaction_without_changes_does_not_wait(prepared: PreparedTransactions) -> None:
+    """R9.4: b, P are sent for it all the same."""
+    empty = [begin_prepare(8, 20), prepare(8, 20), *streamed(9), prepare(9, 40, streamed=True)]
+    assert rows_of(prepared, [*empty, commit_prepared(8, 60), rollback_prepared(9, 40, 80)]) == []
+    assert prepared.waiting() == ()
+
+
+def test_a_prepared_transaction_that_is_sent_again_is_kept_once(prepared: PreparedTransactions) -> None:
+    """R1.30: the log ends behind P, so its content waits already; K was not read yet."""
+    messages = [begin_prepare(8, 20), RELATION, insert("a"), prepare(8, 20)]
+    assert rows_of(prepared, messages) == []
+    assert rows_of(prepared, [*messages, commit_prepared(8, 40)], after=Lsn(20)) == [(40, 0, insert("a"))]
+
+
+def test_a_transaction_prepared_before_two_phase_comes_with_its_commit(
+    prepared: PreparedTransactions,
+) -> None:
+    """R9.9: P has the position that it always had, which the log has passed long since."""
+    messages = [begin(60), commit(60), begin_prepare(8, 20), RELATION, insert("a"), prepare(8, 20)]
+    assert rows_of(prepared, [*messages, commit_prepared(8, 80)], after=Lsn(40)) == [(80, 0, insert("a"))]
+
+
+def test_a_commit_prepared_that_the_log_holds_is_not_added_again(prepared: PreparedTransactions) -> None:
+    """R1.30: but what waited for it needs to wait no more."""
+    messages = [begin_prepare(8, 20), RELATION, insert("a"), prepare(8, 20)]
+    assert rows_of(prepared, messages) == []
+    with Assembler(Lsn(40), prepared) as assembler:
+        assert list(assembler.feed(raw([*messages, commit_prepared(8, 40)]))) == []
+        assert assembler.resolved == [PreparedKey(8, Lsn(20))]
 
 
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
         ([insert("a")], "outside of any transaction"),
-        ([begin(20), insert("a", relation=6), commit(20)], "relation 6"),
+        ([begin(20), insert("a", table=6), commit(20)], "relation 6"),
         ([begin(20), begin(40)], "inside another"),
+        ([begin(20), stream_start(8, first=True)], "inside another"),
+        ([stream_start(8, first=True), begin(20)], "inside another"),
+        ([stream_start(8, first=True), *stretch(20)], "inside another"),
+        ([begin(20), stream_commit(8, 40)], "inside another"),
+        ([begin(20), commit_prepared(8, 40)], "inside another"),
+        ([begin(20), STREAM_STOP], "did not start"),
+        ([stream_start(8, first=True), commit(20)], "did not start"),
         ([commit(20)], "did not start"),
+        ([origin("far")], "outside of any transaction"),
         ([begin(40), commit(40), begin(20), commit(20)], "after one that ends at"),
         ([stream_start(8, first=False)], "did not start"),
-        ([b"E"], "did not start"),
+        ([stream_commit(8, 20)], "did not start"),
+        ([prepare(8, 20, streamed=True)], "did not start"),
+        ([STREAM_STOP], "did not start"),
         ([begin(20), b"I\0"], "without relation"),
         ([stream_start(8, first=True), b"I\0"], "without transaction id"),
         ([b""], "empty"),
@@ -119,4 +274,4 @@ def test_what_pgoutput_never_sends_is_refused(
     messages: list[bytes], complaint: str, prepared: PreparedTransactions
 ) -> None:
     with pytest.raises(InvalidMessage, match=complaint):
-        assembled(prepared, messages)
+        rows_of(prepared, messages)

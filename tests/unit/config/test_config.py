@@ -38,6 +38,7 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert not publisher.streaming
     assert not publisher.two_phase
     assert publisher.max_changes_per_pull == 1_000_000
+    assert publisher.max_retained_wal is None
     subscription = config.subscription("nsw").subscription
     assert subscription.publications == ("p1", "p2")
     assert subscription.copy_data
@@ -150,3 +151,19 @@ def test_a_connection_may_be_a_uri_or_json(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unknown_connection_names_its_variable() -> None:
     with pytest.raises(InvalidConfiguration, match="AIRFLOW_CONN_NOWHERE"):
         connection_from_environment("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("4096", 4096), ("16kB", 16 << 10), ("'512 MB'", 512 << 20), ("50GB", 50 << 30), ("1TB", 1 << 40)],
+)
+def test_a_size_is_read_as_postgresql_writes_it(text: str, size_bytes: int, tmp_path: Path) -> None:
+    given = MINIMAL.replace("./log", f"./log\n    max_retained_wal: {text}")
+    assert load_config(write(tmp_path, given)).publisher("shop").max_retained_wal == size_bytes
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "50gb", "1.5GB", "much", "GB"])
+def test_what_is_no_size_is_refused_with_its_line(text: str, tmp_path: Path) -> None:
+    given = MINIMAL.replace("./log", f"./log\n    max_retained_wal: {text}")
+    with pytest.raises(InvalidConfiguration, match=r"line 5: publishers\.shop\.max_retained_wal: "):
+        load_config(write(tmp_path, given))

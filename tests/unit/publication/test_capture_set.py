@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cdc_replay.model.publication import Publication, PublishAction
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.publication.capture_set import CaptureMembers, capture_set
+from cdc_replay.publication.capture_set import (
+    ROOT_DEPTHS,
+    CaptureMembers,
+    capture_set,
+    root_set,
+    roots_too_deep,
+)
 from fixtures.catalogs import catalog, listed, publication, table
 
 TABLES = (
@@ -48,6 +54,18 @@ def test_a_partitioned_table_is_captured_as_itself() -> None:
     assert found["update"] == tables(ROOT)
 
 
+def test_what_is_published_for_updates_is_captured_for_inserts_too() -> None:
+    """R4.6: a row with the key of an earlier one is told from it; INSERT needs no identity (R2.17)."""
+    found = captured(publication("p", listed(3), publish="update"))
+
+    assert found == {
+        "insert": tables(PLAIN),
+        "update": tables(PLAIN),
+        "delete": NOTHING,
+        "truncate": NOTHING,
+    }
+
+
 def test_schemas_and_all_tables_are_captured_as_such() -> None:
     found = captured(
         publication("p", listed(3), schemas=["b", "c"], publish="insert, update"),
@@ -64,3 +82,77 @@ def test_only_the_subscribed_publications_count() -> None:
     )
 
     assert found["insert"] == tables(PLAIN)
+
+
+# 11 above 12 above 13, all in schema d but 12, which is in e; 14 is a leaf. 21 is alone in f.
+DEEP = (
+    table(11, "d.top", is_partitioned=True),
+    table(12, "e.middle", is_partitioned=True, parent=11),
+    table(13, "d.low", is_partitioned=True, parent=12),
+    table(14, "d.leaf", parent=13),
+    table(21, "f.root", is_partitioned=True),
+    table(22, "f.plain"),
+)
+TOP, MIDDLE, LOW = (QualifiedName("d", "top"), QualifiedName("e", "middle"), QualifiedName("d", "low"))
+OTHER = QualifiedName("f", "root")
+
+
+def roots(*publications: Publication) -> list[CaptureMembers]:
+    names = [publication.name for publication in publications]
+    found = root_set(catalog(*DEEP, publications=publications), names)
+    assert len(found) == ROOT_DEPTHS
+    return list(found)
+
+
+def at_depths(*names: tuple[QualifiedName, ...]) -> list[CaptureMembers]:
+    return [tables(*each) for each in (*names, *[()] * (ROOT_DEPTHS - len(names)))]
+
+
+def test_published_roots_are_in_the_root_publication_of_their_depth() -> None:
+    """R2.4, R2.14: a partitioned table below another one of the same publication is published as that one."""
+    assert roots(
+        publication("p", listed(11), listed(12), listed(21), listed(22), via_root=True)
+    ) == at_depths((TOP, OTHER))
+    both = (
+        publication("p", listed(11), via_root=True),
+        publication("q", listed(13), listed(14), via_root=True),
+    )
+    assert roots(*both) == at_depths((TOP,), (), (LOW,))
+
+
+def test_what_is_not_published_via_root_or_not_for_truncate_is_no_published_root() -> None:
+    """R2.10, R2.11: publications that are not via root publish no TRUNCATE of a partitioned table."""
+    without = publication("p", listed(11), via_root=True, publish="insert, update, delete")
+    assert roots(without) == at_depths()
+    assert roots(without, publication("q", all_tables=True)) == at_depths()
+    # R2.7: but another one via root does, also for what is below it.
+    assert roots(without, publication("q", listed(11), via_root=True)) == at_depths((TOP,))
+    low = publication("r", listed(13), via_root=True, publish="insert")
+    assert roots(low, publication("q", listed(12), via_root=True)) == at_depths((), (MIDDLE,), (LOW,))
+
+
+def test_all_tables_and_schemas_via_root_hold_roots_that_do_not_exist_yet() -> None:
+    """R2.2: the own schema counts; e.middle is the topmost table of schema e."""
+    everything = publication("p", all_tables=True, via_root=True)
+    low = publication("q", listed(13), via_root=True)
+    all_tables = CaptureMembers(all_tables=True, schemas=frozenset(), tables=())
+    assert roots(everything, low) == [all_tables, *at_depths((), (), (LOW,))[1:]]
+    in_schemas = publication("p", schemas=["e", "f"], via_root=True)
+    top = publication("q", listed(11), via_root=True)
+    first = CaptureMembers(all_tables=False, schemas=frozenset({"e", "f"}), tables=(TOP,))
+    assert roots(in_schemas, top) == [first, *at_depths((), (MIDDLE,))[1:]]
+
+
+def test_published_roots_that_are_too_deep_are_named() -> None:
+    chain = [
+        table(number, f"s.t{number}", is_partitioned=True, parent=number - 1 if number > 31 else None)
+        for number in range(31, 31 + ROOT_DEPTHS + 1)
+    ]
+    last = chain[-1]
+    publications = [
+        publication("p", listed(last.id), via_root=True),
+        publication("q", listed(31), via_root=True),
+    ]
+    found = catalog(*chain, publications=publications)
+    assert roots_too_deep(found, ["p", "q"]) == (last.name,)
+    assert roots_too_deep(found, ["q"]) == ()

@@ -53,6 +53,8 @@ PUBLICATIONS = [
 CATALOG = catalog(T1, T2, T3, T4, T5, T6, T7, publications=PUBLICATIONS)
 R1, R3, R4, R7 = (relation(oid, "id a b") for oid in (1, 3, 4, 7))
 R2 = relation(2, "id a b", identity=FULL)
+R5 = relation(5, "id a b c")
+"""The root: of it the log holds TRUNCATEs only."""
 R6_OLD = relation(6, "c a id", key="id a", version=60)
 """The leaf before column b was added."""
 R6 = relation(6, "c b a id", key="id a", version=61)
@@ -66,7 +68,7 @@ def planned(**keys: str) -> Routes:
         QualifiedName("s", name): Target(tuple(key.split()), Lsn(100)) for name, key in identities.items()
     }
     names = [each.name for each in PUBLICATIONS]
-    return plan_routes([R1, R2, R3, R4, R6_OLD, R6, R7], [CATALOG], names, targets)
+    return plan_routes([R1, R2, R3, R4, R5, R6_OLD, R6, R7], [CATALOG], names, targets)
 
 
 def routed(
@@ -199,21 +201,22 @@ def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: Spar
 def test_a_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
     """R2.13, R3.12: filters do not matter; s.t3 and s.t4 are published for other actions, s.t6 as s.t5."""
     changes = Changes()
-    expected = [changes.truncate(each) for each in (R1, R2, R7)]
+    expected = [changes.truncate(each) for each in (R1, R2, R5, R7)]
     for each in (R3, R4, R6, relation(9, "id")):
         changes.truncate(each)
 
     assert seen(spark, changes) == dict.fromkeys(expected, ("T", False, None, None, None, None))
 
 
-def test_with_origin_none_a_transaction_with_an_origin_is_left_out(spark: SparkSession) -> None:
-    """R8.19 (b)."""
+def test_with_origin_none_a_change_with_an_origin_is_left_out(spark: SparkSession) -> None:
+    """R8.19: its transaction's, or its own, whose name is not known (R8.20)."""
     changes = Changes()
     local = changes.insert(R4, ["1", None, None])
-    remote = changes.insert(R4, ["2", None, None], origin="other")
+    remote = [changes.insert(R4, ["2", None, None], origin=origin) for origin in ("other", "")]
+    remote.append(changes.truncate(R1, origin=""))
 
     assert seen(spark, changes, origin=OriginPolicy.NONE).keys() == {local}
-    assert seen(spark, changes, origin=OriginPolicy.ANY).keys() == {local, remote}
+    assert seen(spark, changes, origin=OriginPolicy.ANY).keys() == {local, *remote}
 
 
 def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) -> None:

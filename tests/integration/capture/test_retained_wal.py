@@ -1,0 +1,250 @@
+"""What a slot keeps the publisher from removing: it moves on when nothing is captured, and within a limit.
+
+| the publisher                           | the slot                                                         |
+|-----------------------------------------|------------------------------------------------------------------|
+| writes other databases, unlogged tables | follows; nothing is added to the log but its end                 |
+| is idle                                 | stands still: there is nothing to move to                        |
+| has an open transaction                 | follows, but its restart_lsn stays; the transaction comes later, |
+|                                         | whole; past the limit the slot is dropped, and the error says so |
+| has a prepared transaction              | likewise                                                         |
+| is not captured for want of disk        | stays; past the limit it is dropped, and the error says so       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cdc_replay.capture.pull import current_position
+from cdc_replay.capture.slot import only_reader
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.capture import capture
+from cdc_replay.commands.setup import setup
+from cdc_replay.commands.status import status
+from cdc_replay.config import Config, load_config
+from cdc_replay.errors import ChangeLogMissing, SlotActive, SlotGivenUp, SlotMissing
+from cdc_replay.model.lsn import Lsn
+from fixtures.captured import Captured
+from fixtures.disturbed import TABLE, content
+from fixtures.postgres import Database
+
+SetUp = Callable[..., Captured]
+
+MEGABYTE = 1 << 20
+
+
+def write_wal(database: Database, megabytes: int) -> None:
+    """WAL that is none of a captured change: messages of a session that is rolled back are not sent."""
+    for _ in range(megabytes):
+        database.run(
+            f"begin; select pg_logical_emit_message(true, 'test', repeat('x', {MEGABYTE})); rollback"
+        )
+
+
+@pytest.mark.parametrize("what", ["unlogged", "another database", "rolled back"])
+def test_a_slot_follows_what_is_not_captured(what: str, publisher: Database, set_up: SetUp) -> None:
+    """R1.29: an empty pull moves the log's end and the slot to where the server writes."""
+    publisher.run(TABLE + "create unlogged table u (id int)")
+    captured = set_up()
+    captured.capture()
+    before, commits = captured.log.end_lsn, content(captured.log)
+    if what == "unlogged":
+        publisher.run("insert into u select generate_series(1, 1000)")
+    elif what == "rolled back":
+        write_wal(publisher, 1)
+    else:
+        other = Database(publisher.cluster, "postgres")
+        other.run("create table if not exists elsewhere (id int)")
+        other.run("insert into elsewhere select generate_series(1, 1000)")
+    position = current_position(publisher.dsn)
+    assert position > before
+
+    captured.capture()
+
+    assert captured.log.end_lsn >= position
+    assert captured.position == captured.log.end_lsn
+    assert content(captured.log).equals(commits)
+
+
+def test_an_idle_publisher_is_left_alone(publisher: Database, set_up: SetUp) -> None:
+    """Nothing was written: no commit of the log, no position moves."""
+    publisher.run(TABLE)
+    captured = set_up()
+    captured.capture()
+    end = captured.log.end_lsn
+
+    outcome = captured.capture(end)
+
+    assert (outcome.pulls, outcome.from_lsn, outcome.to_lsn) == (0, end, end)
+    assert captured.position == end
+
+
+def test_an_open_transaction_is_passed_and_comes_whole_when_it_commits(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R1.21, R1.31: three pulls pass its changes; the slot confirms them, and can still send them."""
+    publisher.run(TABLE)
+    captured = set_up()
+    with publisher.connect() as writer:
+        writer.autocommit = False
+        for number in range(1, 4):
+            writer.execute("insert into t values (%s, 'open')", (number,))
+            publisher.run(f"insert into t values ({number}0, 'committed')")
+            captured.capture()
+            assert captured.position == captured.log.end_lsn
+            assert Lsn.parse(captured.slot("restart_lsn") or "") < captured.position
+        writer.commit()
+
+    captured.capture()
+
+    ids = [values[0] for kind, values in captured.changes() if kind == "I"]
+    assert ids == ["10", "20", "30", "1", "2", "3"]
+
+
+@pytest.fixture
+def configured(publisher: Database, tmp_path: Path) -> Callable[..., Config]:
+    """The configuration of a publisher `pub` with a limit; it is set up."""
+    publisher.run(TABLE)
+
+    def configured(max_retained_wal: str | None) -> Config:
+        settings = {
+            "dsn": publisher.dsn,
+            "slot": f"slot_{publisher.name}",
+            "change_log": str(tmp_path / "log"),
+        }
+        limit = {} if max_retained_wal is None else {"max_retained_wal": max_retained_wal}
+        subscription = {"publisher": "pub", "publications": ["p"], "dsn": publisher.dsn}
+        tree = {"publishers": {"pub": settings | limit}, "subscriptions": {"s": subscription}}
+        file = tmp_path / "cdc_replay.yaml"
+        file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        setup(load_config(file), "pub")
+        return load_config(file)
+
+    return configured
+
+
+def slot_exists(publisher: Database) -> bool:
+    slot = f"slot_{publisher.name}"
+    return publisher.rows(f"select from pg_replication_slots where slot_name = '{slot}'") != []
+
+
+def test_status_shows_what_the_slot_retains_from_its_restart_lsn(
+    publisher: Database, configured: Callable[..., Config]
+) -> None:
+    config = configured(None)
+    capture(config, "pub")
+    with publisher.connect() as writer:
+        writer.autocommit = False
+        writer.execute("insert into t values (1, 'open')")
+        write_wal(publisher, 2)
+        capture(config, "pub")
+        (found,) = status(config).publishers
+    assert found.slot_state == "reserved"
+    # Everything is captured, but for what was written since; the open transaction keeps the rest.
+    assert found.behind_bytes is not None
+    assert found.behind_bytes < MEGABYTE
+    assert found.retained_wal_bytes is not None
+    assert found.retained_wal_bytes > 2 * MEGABYTE
+    assert found.safe_wal_size_bytes is None
+
+
+def test_a_backlog_beyond_the_limit_is_captured_not_given_up(
+    publisher: Database, configured: Callable[..., Config]
+) -> None:
+    """To capture is the best remedy; what was retained for the capture alone is let go by it."""
+    config = configured("1MB")
+    write_wal(publisher, 4)
+    publisher.run("insert into t values (1, 'x')")
+
+    assert capture(config, "pub").transactions == 1
+
+    assert slot_exists(publisher)
+    (found,) = status(config).publishers
+    assert found.retained_wal_bytes is not None
+    assert found.retained_wal_bytes < MEGABYTE
+
+
+@pytest.mark.parametrize("kind", ["open", "prepared"])
+def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_named(
+    kind: str, publisher: Database, configured: Callable[..., Config]
+) -> None:
+    """R1.31: the log is complete, but the server cannot remove WAL; the error says what was done and why."""
+    config = configured("1MB")
+    gid = f"gid_{publisher.name}"
+    with publisher.connect() as writer:
+        writer.autocommit = False
+        writer.execute("insert into t values (1, 'open')")
+        pid = writer.info.backend_pid
+        if kind == "prepared":
+            writer.execute(f"prepare transaction '{gid}'".encode())
+        publisher.run("insert into t values (2, 'committed')")
+        write_wal(publisher, 2)
+
+        with pytest.raises(SlotGivenUp) as given_up:
+            capture(config, "pub")
+
+        writer.rollback()
+    said = str(given_up.value)
+    assert f'replication slot "slot_{publisher.name}" retained ' in said
+    assert "of WAL and was dropped [R1.31]" in said
+    assert "`max_retained_wal` of publisher pub is 1024 kB" in said
+    named = f'prepared transaction "{gid}"' if kind == "prepared" else f"transaction of process {pid}"
+    assert f"but {named} (xid " in said
+    assert f'database "{publisher.name}"' in said
+    assert "cdc-replay setup" in said
+    assert not slot_exists(publisher)
+    log = ChangeLog.open(config.publisher("pub").change_log)
+    assert content(log).num_rows == 1
+    with pytest.raises(SlotMissing, match="does not exist any more"):
+        capture(config, "pub")
+
+
+def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_are_told(
+    publisher: Database, configured: Callable[..., Config], tmp_path: Path
+) -> None:
+    """The folder of the log is gone; WAL gathers, and the server's disk comes first."""
+    config = configured("3MB")
+    capture(config, "pub")
+    (tmp_path / "log").rename(tmp_path / "gone")
+    publisher.run("insert into t values (1, 'x')")
+    with pytest.raises(ChangeLogMissing):
+        capture(config, "pub")
+    assert slot_exists(publisher)
+
+    write_wal(publisher, 4)
+    with pytest.raises(SlotGivenUp) as given_up:
+        capture(config, "pub")
+
+    assert "The capture failed: there is no change log at" in str(given_up.value.detail)
+    assert isinstance(given_up.value.__cause__, ChangeLogMissing)
+    assert not slot_exists(publisher)
+
+
+def test_a_slot_is_not_given_up_while_another_capture_is_at_work(
+    publisher: Database, configured: Callable[..., Config]
+) -> None:
+    config = configured("1MB")
+    write_wal(publisher, 2)
+    with publisher.connect() as other, only_reader(other, f"slot_{publisher.name}"):
+        with pytest.raises(SlotActive):
+            capture(config, "pub")
+        assert slot_exists(publisher)
+
+
+def test_a_slot_that_is_not_ours_is_not_dropped(
+    publisher: Database, configured: Callable[..., Config], tmp_path: Path
+) -> None:
+    """Its publications carry the name of the slot that they were made for."""
+    config = configured("1MB")
+    publisher.run("select pg_create_logical_replication_slot('foreign_" + publisher.name + "', 'pgoutput')")
+    file = tmp_path / "cdc_replay.yaml"
+    file.write_text(file.read_text().replace(f"slot_{publisher.name}", f"foreign_{publisher.name}"))
+    (tmp_path / "log").rename(tmp_path / "gone")
+    write_wal(publisher, 2)
+    with pytest.raises(ChangeLogMissing):
+        capture(load_config(file), "pub")
+    assert publisher.rows("select from pg_replication_slots where slot_name like 'foreign%'") != []
+    assert config.publisher("pub").slot == f"slot_{publisher.name}"

@@ -1,0 +1,344 @@
+"""Promotions, restores and copies of the publisher: the log goes on where it can, and is refused where not.
+
+A log may go on with a server whose history holds all that the log holds, and whose slot sends all that comes
+next. Each test makes real servers: a primary, and standbys or copies of its files.
+
+| the server is                             | the log                                          |
+|-------------------------------------------|--------------------------------------------------|
+| a promoted standby that has the slot      | goes on, also over two promotions                |
+| a promoted standby that was behind it     | refused: it never had what the log holds         |
+| a standby that captures wait for          | goes on: that one is never behind                |
+| a promoted standby without the slot       | refused: a new slot would leave a gap            |
+| a standby that is not promoted            | refused until it is                              |
+| a primary that another one has replaced   | refused                                          |
+| restored to a point in time before it     | refused: it never had what the log holds         |
+| an older copy of the files                | refused, at once and after it was written to     |
+| a copy of the files as of the log's end   | goes on; then the original is refused            |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from cdc_replay.capture.pull import CaptureSource, current_position
+from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotMissing
+from cdc_replay.postgres.connection import connect
+from embedded.postgres import Cluster
+from fixtures.captured import Captured
+from fixtures.disturbed import TABLE
+from fixtures.native import wait_for
+from fixtures.postgres import Database, create_database
+
+NewCluster = Callable[..., Cluster]
+
+FAILOVER_SLOTS_SINCE = 170000
+COPY_ALL_AGAIN = ("cdc-replay teardown", "cdc-replay setup", "cdc-replay snapshot", "--table")
+
+
+@pytest.fixture
+def captured(new_cluster: NewCluster, tmp_path: Path) -> Captured:
+    """A primary of its own, set up for capture."""
+    cluster = new_cluster("primary")
+    cluster.create()
+    cluster.start()
+    database = create_database(cluster, "publisher")
+    database.run(TABLE)
+    slot, change_log = f"slot_{database.name}", str(tmp_path / "log")
+    request = SetupRequest("test", database.dsn, slot, change_log, ("p",))
+    setup_publisher(request)
+    return Captured(database, CaptureSource("test", database.dsn, slot, change_log), request)
+
+
+def insert(database: Database, *numbers: int) -> None:
+    for number in numbers:
+        database.run(f"insert into t values ({number}, 'x')")
+
+
+def numbers(captured: Captured) -> list[int]:
+    """The ids that were inserted, in the order of the log."""
+    return [int(values[0] or "") for kind, values in captured.changes() if kind == "I"]
+
+
+def standby_of(primary: Database, new_cluster: NewCluster, name: str) -> Database:
+    """A running standby of the primary's server."""
+    cluster = new_cluster(name, hot_standby_feedback="on")
+    cluster.follow(primary.cluster)
+    cluster.start()
+    return Database(cluster, primary.name)
+
+
+def wait_until_replayed(primary: Database, standby: Database) -> None:
+    position = current_position(primary.dsn)
+    wait_for(
+        lambda: standby.rows(f"select pg_last_wal_replay_lsn() >= '{position}'") == [(True,)],
+        f"the standby to replay up to {position}",
+    )
+
+
+def synchronise_slots(captured: Captured, primary: Database, standby: Database) -> None:
+    """Bring the slot to the standby, ready to be taken over: it must not lie before the standby's start."""
+    with connect(primary.dsn, purpose="test") as connection:
+        if connection.info.server_version < FAILOVER_SLOTS_SINCE:
+            pytest.skip("before PostgreSQL 17 a standby does not get the slots of its primary")
+
+    def is_synchronised() -> bool:
+        primary.run("select pg_log_standby_snapshot()")
+        captured.capture(dsn=primary.dsn)
+        wait_until_replayed(primary, standby)
+        standby.run("select pg_sync_replication_slots()")
+        found = standby.rows(f"select not temporary from pg_replication_slots where slot_name = '{slot}'")
+        return found == [(True,)]
+
+    slot = captured.source.slot
+    wait_for(is_synchronised, "the slot to be synchronised")
+
+
+def refusal(captured: Captured, dsn: str, error: type[Exception], message: str) -> str:
+    """The text of the error with which a capture is refused, twice; the log is not touched."""
+    end, rows = captured.log.end_lsn, captured.rows()
+    with pytest.raises(error, match=message):
+        captured.capture(dsn=dsn)
+    with pytest.raises(error, match=message) as refused:
+        captured.capture(dsn=dsn)
+    assert captured.log.end_lsn == end
+    assert captured.rows() == rows
+    return str(refused.value)
+
+
+def test_a_promoted_standby_that_has_the_slot_is_captured_on(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """The slot of the standby is behind the log; what comes again is known, what comes next is not lost."""
+    primary = captured.database
+    standby = standby_of(primary, new_cluster, "standby")
+    synchronise_slots(captured, primary, standby)
+    insert(primary, 1, 2)
+    captured.capture()
+    insert(primary, 3)
+    wait_until_replayed(primary, standby)
+    primary.cluster.stop("immediate")
+    standby.cluster.promote()
+    insert(standby, 4)
+
+    captured.capture(dsn=standby.dsn)
+
+    assert numbers(captured) == [1, 2, 3, 4]
+    assert captured.log.header.timeline == 2
+
+    second = standby_of(standby, new_cluster, "second")
+    synchronise_slots(captured, standby, second)
+    insert(standby, 5)
+    captured.capture(dsn=standby.dsn)
+    wait_until_replayed(standby, second)
+    standby.cluster.stop()
+    second.cluster.promote()
+    insert(second, 6)
+    captured.capture(dsn=second.dsn)
+
+    assert numbers(captured) == [1, 2, 3, 4, 5, 6]
+    assert captured.log.header.timeline == 3
+
+    primary.cluster.start()
+    said = refusal(captured, primary.dsn, ChangeLogMismatch, "is of timeline 3, from which timeline 1")
+    assert "a primary that was replaced" in said
+    assert "Let `dsn` lead to the server that took over" in said
+
+
+def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_cluster: NewCluster) -> None:
+    """Nobody captured while timeline 2 was written; it is read on timeline 3, which comes from it."""
+    primary = captured.database
+    standby = standby_of(primary, new_cluster, "standby")
+    synchronise_slots(captured, primary, standby)
+    insert(primary, 1)
+    wait_until_replayed(primary, standby)
+    primary.cluster.stop("immediate")
+    standby.cluster.promote()
+    insert(standby, 2)
+    standby.cluster.stop()
+    (standby.cluster.data / "standby.signal").touch()
+    standby.cluster.start()
+    standby.cluster.promote()
+    insert(standby, 3)
+
+    captured.capture(dsn=standby.dsn)
+
+    assert numbers(captured) == [1, 2, 3]
+    assert captured.log.header.timeline == 3
+
+
+def test_a_promoted_standby_that_was_behind_the_log_is_refused(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """The log holds what the new timeline never had, and subscribers may have applied it."""
+    primary = captured.database
+    standby = standby_of(primary, new_cluster, "standby")
+    synchronise_slots(captured, primary, standby)
+    standby.cluster.stop()
+    insert(primary, 1, 2)
+    captured.capture()
+    primary.cluster.stop("immediate")
+    standby.cluster.start()
+    standby.cluster.promote()
+    insert(standby, *range(10, 30))
+
+    said = refusal(captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at")
+
+    assert f"goes up to {captured.log.end_lsn}" in said
+    assert "holds 2 transactions that the publisher never had" in said
+    assert all(word in said for word in COPY_ALL_AGAIN)
+
+
+def test_a_capture_waits_for_the_standby_that_is_to_take_over(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """R1.32: with synchronized_standby_slots the log is never ahead of that standby."""
+    primary = captured.database
+    standby = standby_of(primary, new_cluster, "standby")
+    synchronise_slots(captured, primary, standby)
+    primary.run("alter system set synchronized_standby_slots = 'standby'")
+    primary.run("select pg_reload_conf()")
+    standby.cluster.stop()
+    insert(primary, 1)
+    end = captured.log.end_lsn
+    with ThreadPoolExecutor(1) as thread:
+        outcome = thread.submit(captured.capture)
+        wait_for(lambda: waits_for_standby(primary), "the capture to wait for the standby")
+        assert captured.log.end_lsn == end
+        standby.cluster.start()
+        assert outcome.result(60).transactions == 1
+    primary.cluster.stop("immediate")
+    standby.cluster.promote()
+    insert(standby, 2)
+
+    captured.capture(dsn=standby.dsn)
+
+    assert numbers(captured) == [1, 2]
+
+
+def waits_for_standby(primary: Database) -> bool:
+    waiting = "application_name = 'cdc_replay capture test' and wait_event = 'WaitForStandbyConfirmation'"
+    return primary.rows(f"select from pg_stat_activity where {waiting}") != []
+
+
+def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """R1.33: a slot that is made after the promotion would start behind changes that nobody has."""
+    primary = captured.database
+    standby = standby_of(primary, new_cluster, "standby")
+    insert(primary, 1)
+    captured.capture()
+    wait_until_replayed(primary, standby)
+    assert "primary" in refusal(captured, standby.dsn, PublisherNotReady, "is a standby")
+    primary.cluster.stop("immediate")
+    standby.cluster.promote()
+    insert(standby, 2)
+
+    said = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
+
+    assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in said
+    assert "on timeline 2, the log on 1: the standby that was promoted" in said
+    assert "cdc-replay snapshot" in said
+    with pytest.raises(SlotMissing, match="does not exist any more"):
+        setup_publisher(dataclasses.replace(captured.request, dsn=standby.dsn))
+
+
+@pytest.mark.parametrize("has_slot", [False, True], ids=["backup", "files"])
+def test_a_publisher_that_was_restored_to_a_time_before_the_log_is_refused(
+    has_slot: bool, captured: Captured, new_cluster: NewCluster
+) -> None:
+    """Recovery ends at an earlier position and begins a timeline there. A base backup brings no slots."""
+    restored = copy_of(captured.database, new_cluster, "restored")
+    insert(captured.database, 1)
+    captured.capture()
+    (restored.cluster.data / "recovery.signal").touch()
+    restored.cluster.settings["restore_command"] = "false"
+    if not has_slot:
+        shutil.rmtree(restored.cluster.data / "pg_replslot" / captured.source.slot)
+    restored.cluster.start()
+    wait_for(lambda: restored.rows("select pg_is_in_recovery()") == [(False,)], "the end of the recovery")
+    insert(restored, *range(10, 30))
+
+    said = refusal(
+        captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at"
+    )
+
+    assert "holds 1 transactions that the publisher never had" in said
+
+
+def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
+    """The files of the server as they are, in another cluster that is not started yet."""
+    cluster = new_cluster(name)
+    database.cluster.stop()
+    cluster.copy(database.cluster)
+    database.cluster.start()
+    return Database(cluster, database.name)
+
+
+def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """Same identifier, same timeline, and a slot that is behind the log as after any crash (R1.30)."""
+    insert(captured.database, 1)
+    captured.capture()
+    copy = copy_of(captured.database, new_cluster, "copy")
+    insert(captured.database, 2)
+    captured.capture()
+    copy.cluster.start()
+
+    said = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher only to")
+    assert "restored from an older copy" in said
+
+    insert(copy, *range(10, 30))
+    said = refusal(captured, copy.dsn, ChangeLogMismatch, "sends other transactions than change log")
+    assert "only the log has transaction" in said or "only the server has transaction" in said
+    assert all(word in said for word in COPY_ALL_AGAIN)
+
+    insert(captured.database, 3)
+    captured.capture()
+    assert numbers(captured) == [1, 2, 3]
+
+
+def test_a_copy_as_of_the_end_of_the_log_takes_the_place_of_the_original(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """The copy has all that the log holds. What the original does later is another history."""
+    insert(captured.database, 1)
+    captured.capture()
+    copy = copy_of(captured.database, new_cluster, "copy")
+    copy.cluster.start()
+    insert(copy, 2)
+    captured.capture(dsn=copy.dsn)
+    assert numbers(captured) == [1, 2]
+
+    insert(captured.database, *range(10, 30))
+    refusal(captured, captured.database.dsn, ChangeLogMismatch, "sends other transactions than change log")
+
+
+def test_another_cluster_behind_the_same_address_is_refused(
+    captured: Captured, new_cluster: NewCluster
+) -> None:
+    """Its slot has the name, its publications are the same; its system identifier is another."""
+    other = new_cluster("other")
+    other.create()
+    other.start()
+    database = Database(other, captured.database.name)
+    with connect(other.dsn(), purpose="test") as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(database.name)))
+    database.run(TABLE)
+    request = dataclasses.replace(captured.request, dsn=database.dsn, change_log=f"{captured.log.uri}_other")
+    setup_publisher(request)
+    insert(database, *range(10, 30))
+
+    said = refusal(captured, database.dsn, ChangeLogMismatch, "is not of this publisher")
+
+    assert "system identifier" in said
+    assert "Correct `dsn`, `slot` or `change_log`" in said

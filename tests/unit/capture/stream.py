@@ -1,0 +1,112 @@
+"""A slot's stream written down by hand: messages as bytes, and the rows of the log that come out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_replay.capture.transactions import Assembler
+from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.pgoutput.reader import relation_version
+from cdc_replay.postgres.peek import RawMessages
+
+TABLE = 5
+
+
+def relation(*columns: str) -> bytes:
+    """R of the table, with integer columns."""
+    described = b"".join(
+        struct.pack(">B", 0) + name.encode() + b"\0" + struct.pack(">Ii", 23, -1) for name in columns
+    )
+    return b"R" + struct.pack(">I", TABLE) + b"s\0t\0d" + struct.pack(">h", len(columns)) + described
+
+
+RELATION = relation("id")
+WIDER = relation("id", "a")
+VERSIONS = {shape: relation_version(shape) for shape in (RELATION, WIDER)}
+
+
+def begin(end_lsn: int, xid: int = 7) -> bytes:
+    return b"B" + struct.pack(">qqI", end_lsn - 8, 0, xid)
+
+
+def commit(end_lsn: int, time: int = 0) -> bytes:
+    return b"C" + struct.pack(">Bqqq", 0, end_lsn - 8, end_lsn, time)
+
+
+def origin(name: str) -> bytes:
+    return b"O" + struct.pack(">q", 0) + name.encode() + b"\0"
+
+
+def type_name() -> bytes:
+    return b"Y" + struct.pack(">I", 20000) + b"s\0mood\0"
+
+
+def insert(value: str, table: int = TABLE) -> bytes:
+    return b"I" + struct.pack(">IchcI", table, b"N", 1, b"t", len(value)) + value.encode()
+
+
+def logical_message(content: str, *, transactional: bool = True) -> bytes:
+    return (
+        b"M"
+        + struct.pack(">Bq", transactional, 0)
+        + b"p\0"
+        + struct.pack(">I", len(content))
+        + content.encode()
+    )
+
+
+def in_stream(message: bytes, xid: int) -> bytes:
+    """R1.9: the transaction id comes first."""
+    return message[:1] + struct.pack(">I", xid) + message[1:]
+
+
+def stream_start(xid: int, *, first: bool) -> bytes:
+    return b"S" + struct.pack(">IB", xid, first)
+
+
+STREAM_STOP = b"E"
+
+
+def stream_commit(xid: int, end_lsn: int, time: int = 0) -> bytes:
+    return b"c" + struct.pack(">IBqqq", xid, 0, end_lsn - 8, end_lsn, time)
+
+
+def stream_abort(xid: int, subxid: int, *, parallel: bool = False) -> bytes:
+    """A; its long form is sent with streaming = parallel only (R1.3)."""
+    return b"A" + struct.pack(">II", xid, subxid) + (struct.pack(">qq", 0, 0) if parallel else b"")
+
+
+def begin_prepare(xid: int, end_lsn: int) -> bytes:
+    return b"b" + struct.pack(">qqqI", end_lsn - 8, end_lsn, 0, xid) + b"gid\0"
+
+
+def prepare(xid: int, end_lsn: int, *, streamed: bool = False) -> bytes:
+    return (b"p" if streamed else b"P") + struct.pack(">BqqqI", 0, end_lsn - 8, end_lsn, 0, xid) + b"gid\0"
+
+
+def commit_prepared(xid: int, end_lsn: int, time: int = 0) -> bytes:
+    return b"K" + struct.pack(">BqqqI", 0, end_lsn - 8, end_lsn, time, xid) + b"gid\0"
+
+
+def rollback_prepared(xid: int, prepare_end_lsn: int, end_lsn: int) -> bytes:
+    return b"r" + struct.pack(">BqqqqI", 0, prepare_end_lsn, end_lsn, 0, 0, xid) + b"gid\0"
+
+
+def raw(messages: Sequence[bytes], lsns: Sequence[int] | None = None) -> RawMessages:
+    """A batch of the peek; column lsn counts 2^20 where it does not matter, column xid is 0."""
+    lsn = np.array(range(len(messages)) if lsns is None else lsns, dtype=np.int64)
+    return RawMessages(lsn, np.zeros(len(messages), dtype=np.int64), pa.array(messages, pa.binary()))
+
+
+def assembled(
+    prepared: PreparedTransactions, *batches: RawMessages, after: Lsn = ZERO
+) -> list[dict[str, Any]]:
+    """The rows of the log that the batches of one peek give."""
+    with Assembler(after, prepared) as assembler:
+        return [row for batch in batches for rows in assembler.feed(batch) for row in rows.to_pylist()]

@@ -1,0 +1,34 @@
+"""The history file of a timeline, in PostgreSQL's form: which timelines it comes from, and up to where."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.errors import InvalidLsn
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.postgres.timeline import TimelineHistory
+
+FILE = """\
+# comments and empty lines are allowed
+
+1\t0/3000098\tno recovery target specified
+2\t1/A0000000\tat restore point "before the release"
+"""
+
+
+def test_a_history_names_every_ancestor_and_where_it_was_left() -> None:
+    history = TimelineHistory.parse(5, FILE)
+    assert history.left(1) == Lsn.parse("0/3000098")
+    assert history.left(2) == Lsn.parse("1/A0000000")
+    assert [history.left(timeline) for timeline in (3, 4, 5, 6)] == [None] * 4
+
+
+def test_the_first_timeline_comes_from_none() -> None:
+    assert TimelineHistory(1).left(1) is None
+    assert TimelineHistory.parse(1, "") == TimelineHistory(1)
+
+
+@pytest.mark.parametrize(("text", "error"), [("1\tnowhere\treason", InvalidLsn), ("one\t0/1\t", ValueError)])
+def test_what_is_no_history_is_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        TimelineHistory.parse(2, text)
