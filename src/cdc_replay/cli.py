@@ -260,6 +260,48 @@ def _status(
     return _one(status(_prepare(config, log_level)), as_json=as_json)
 
 
+@app.command("verify-log")
+def _verify_log(
+    publisher: PublisherArgument,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Read the whole change log: checksums, continuity, order, every message."""
+    from cdc_replay.commands.verify_log import verify_log
+
+    loaded = _prepare(config, log_level)
+    with _progress("verify-log") as bar:
+        task = bar.add_task(publisher, total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return _one(verify_log(loaded, publisher, progress=show), as_json=as_json)
+
+
+@app.command("prune")
+def _prune(
+    publisher: PublisherArgument,
+    before: Annotated[
+        str | None, typer.Option("--before", help="Keep what commits after this WAL position or timestamp.")
+    ] = None,
+    keep_hours: Annotated[
+        float | None, typer.Option("--keep-hours", help="Keep what was committed in the last hours.", min=0)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Drop the part of the change log that no subscription needs any more."""
+    from cdc_replay.commands.prune import prune
+
+    loaded = _prepare(config, log_level)
+    result = prune(loaded, publisher, before=before, keep_hours=keep_hours, dry_run=dry_run)
+    return _one(result, as_json=as_json)
+
+
 @app.command("teardown")
 def _teardown(
     name: Annotated[str, typer.Argument(metavar="PUBLISHER|SUBSCRIPTION")],

@@ -19,7 +19,8 @@ import yaml
 
 import semantics_page
 from cdc_replay import config as configuration
-from cdc_replay.changelog.log import ChangeLog, LogHeader
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.cli import app
 from cdc_replay.commands.results import ReplayResult

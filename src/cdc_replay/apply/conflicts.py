@@ -14,7 +14,7 @@ refuse, another unique index) fails under every policy, as it stops a native wor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,10 +27,13 @@ from cdc_replay.errors import (
     MissingPrivilege,
     ServerUnavailable,
     SubscriberNotReady,
+    UnknownValue,
 )
 from cdc_replay.model.change import ConflictKind
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import translated_errors
+from cdc_replay.subscriber.tables import TargetColumn
 
 KEYS_SHOWN: Final = 5
 """How many keys of conflicting rows a message lists."""
@@ -51,7 +54,8 @@ _NOT_READY: Final = (
 )
 
 _CLASSES: Final = {
-    kind.__name__: kind for kind in (ApplyConflict, MissingPrivilege, ServerUnavailable, SubscriberNotReady)
+    kind.__name__: kind
+    for kind in (ApplyConflict, MissingPrivilege, ServerUnavailable, SubscriberNotReady, UnknownValue)
 }
 
 
@@ -64,6 +68,11 @@ class Failure:
     detail: str | None
     hint: str | None
     rule: str | None
+
+    @classmethod
+    def of(cls, error: CdcReplayError) -> Failure:
+        """The form of `error`."""
+        return cls(type(error).__name__, error.message, error.detail, error.hint, error.rule)
 
     @property
     def texts(self) -> list[str | None]:
@@ -85,7 +94,7 @@ def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
         ours = known
     except psycopg.Error:
         ours = refusal(error, target)
-    return Failure(type(ours).__name__, ours.message, ours.detail, ours.hint, ours.rule)
+    return Failure.of(ours)
 
 
 def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
@@ -137,6 +146,29 @@ def in_the_way(
         detail=f"{kind.value}: key {', '.join(keys)} already exists{more}.",
         hint="Nothing of the window is applied. Remove the rows, or set `on_conflict` to overwrite or skip.",
         rule="R8.5",
+    )
+
+
+def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
+    """A key as PostgreSQL writes it in its messages."""
+    return f"({', '.join(column.name for column in columns)})=({', '.join(map(str, values))})"
+
+
+def unknown_value(
+    target: QualifiedName, columns: Sequence[str], key: str, commit_lsn: int, rows: int
+) -> UnknownValue:
+    """The error for rows that would be inserted without values that the publisher did not send (R4.6)."""
+    names = ", ".join(f'"{column}"' for column in columns)
+    more = "" if rows == 1 else f" There are {rows - 1} more such rows in this part of the window."
+    return UnknownValue(
+        f'a row enters table "{target.schema}"."{target.name}" without a value of column {names}',
+        detail=f"Key {key}, last changed by the transaction that committed at {Lsn(commit_lsn)}. An UPDATE"
+        " has brought the row into the filter of the publications, and a publisher does not send an unchanged"
+        " value that is stored out of line. The change log does not have it, and on the publisher that row is"
+        f" gone or its value is another.{more}",
+        hint="Nothing of the window is applied, and no NULL is stored instead. Copy the table again:"
+        f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
+        rule="R4.6",
     )
 
 

@@ -29,9 +29,9 @@ from typing import Any, Final
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.apply.conflicts import KEYS_SHOWN, contradictory, in_the_way
+from cdc_replay.apply.conflicts import KEYS_SHOWN, contradictory, in_the_way, key_text
 from cdc_replay.apply.staging import MOVED, UNSURE, Staged
-from cdc_replay.apply.statements import ANY, STAYING, Statements, key_text
+from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
 from cdc_replay.model.change import ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy

@@ -29,7 +29,8 @@ import pyarrow.csv as pa_csv
 from psycopg import sql
 from pyspark import TaskContext
 
-from cdc_replay.apply.conflicts import Failure, failure_of
+from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
+from cdc_replay.errors import UnknownValue
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
@@ -252,6 +253,8 @@ class _Stager:
         """Stage all batches; rows of `_PART_SCHEMA`, or one row with the failure."""
         try:
             self._write_all(batches)
+        except UnknownValue as error:
+            return [{"attempt": self.attempt, "failure": Failure.of(error).texts}]
         except psycopg.Error as error:
             failed = self.tables[self._target].target if self._target in self.tables else None
             return [{"attempt": self.attempt, "failure": failure_of(error, failed).texts}]
@@ -302,8 +305,13 @@ def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Reco
 
 
 def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -> memoryview:
-    """`rows` of one target as COPY's CSV; counts them in `tally`."""
+    """`rows` of one target as COPY's CSV; counts them in `tally`.
+
+    Raises:
+        UnknownValue: if a row is to be inserted with a value that was not sent.
+    """
     kind = rows["kind"]
+    _check_known(rows, table)
     moved = _moved(rows, table)
     _count(rows, moved, tally)
     # An INSERT is found by its values; its base key would be the same once more.
@@ -328,6 +336,18 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -
     names = [str(number) for number in range(len(columns))]
     pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), sink, _CSV)
     return memoryview(sink.getvalue())
+
+
+def _check_known(rows: pa.RecordBatch, table: StageTable) -> None:
+    """A native worker stores NULL here and loses the value (R4.6)."""
+    lacking = pc.and_(pc.equal(rows["kind"], NetKind.INSERT.value), pc.match_substring(rows["kinds"], "u"))
+    if not pc.any(lacking).as_py():
+        return
+    found = rows.filter(pc.fill_null(lacking, False))
+    first = found.slice(0, 1).to_pylist()[0]
+    columns = [column.name for column, kind in zip(table.values, first["kinds"], strict=True) if kind == "u"]
+    key = key_text(table.keys, first["base_key"])
+    raise unknown_value(table.target, columns, key, first["last_lsn"], found.num_rows)
 
 
 def _moved(rows: pa.RecordBatch, table: StageTable) -> pa.Array:

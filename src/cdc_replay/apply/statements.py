@@ -9,7 +9,7 @@ change takes the row with its number (R8.10), by ctid: only published columns ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -352,11 +352,6 @@ class Statements:
             match=self.match,
             **parts,
         )
-
-
-def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
-    """A key as PostgreSQL writes it in its messages."""
-    return f"({', '.join(column.name for column in columns)})=({', '.join(map(str, values))})"
 
 
 def _column(alias: str, name: str) -> sql.Identifier:

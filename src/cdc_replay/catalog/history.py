@@ -153,7 +153,9 @@ def _membership_json(membership: Membership) -> _Json:
     row_filter = membership.row_filter
     return {
         "relation": membership.relation,
-        "row_filter": None if row_filter is None else dataclasses.asdict(row_filter),
+        "row_filter": (
+            None if row_filter is None else {"node_tree": row_filter.node_tree, "sql": row_filter.sql}
+        ),
         "columns": None if membership.columns is None else sorted(membership.columns),
     }
 

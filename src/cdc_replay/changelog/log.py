@@ -3,7 +3,8 @@
     <uri>/changes      Delta table of messages (`model.change.LOG`); header and end LSN are in its commits
     <uri>/relations    Delta table: the shapes that relations have had, by version
     <uri>/catalogs     Delta table: the publisher's catalog, by the position from which it is in force
-    <uri>/prepared     content of prepared transactions whose outcome is not known yet
+    <uri>/prepared     content of prepared transactions whose outcome is not known yet; beside it, in
+                       `prepared_roots`, their TRUNCATEs of partitioned tables
 
 A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalog`,
 then `commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers open the
@@ -13,15 +14,34 @@ log and see it as of that moment; segments are never changed, so they need no lo
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from cdc_replay.changelog.compaction import (
+    DEFAULT_LIMITS,
+    KEEP_HOURS,
+    Compacted,
+    CompactionLimits,
+    compact,
+    compact_catalogs,
+    compact_relations,
+    delete_removed,
+)
+from cdc_replay.changelog.content import (
+    LoggedCommit,
+    LoggedRelations,
+    LogSummary,
+    log_summary,
+    logged_commits,
+    logged_relations,
+)
+from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.prune import prunable, prune, start_application
+from cdc_replay.changelog.remains import folders_without_log, remove_folders, remove_orphans
+from cdc_replay.changelog.row_groups import regrouped
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
     RESTORE,
@@ -29,7 +49,7 @@ from cdc_replay.changelog.segment import (
     Segment,
     SegmentWriter,
     plan_row_groups,
-    read_columns,
+    read_row_group,
 )
 from cdc_replay.changelog.side_tables import (
     CATALOG_SCHEMA,
@@ -42,86 +62,14 @@ from cdc_replay.changelog.side_tables import (
     relation_rows,
     relations_of,
 )
-from cdc_replay.changelog.storage import Location
+from cdc_replay.changelog.storage import Location, check_put_if_absent, reading, writing
 from cdc_replay.changelog.table import DurableTable, Position
-from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
-from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.relation import Relation, RelationId
-from cdc_replay.pgoutput.messages import MessageType, Truncate
-from cdc_replay.pgoutput.reader import decode
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing, ChangeLogPruned
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.relation import Relation
 
-FORMAT: Final = "1"
-"""The version of this layout, written into the header."""
-
-ROW_GROUP_ROWS: Final = 50_000
-ROW_GROUP_BYTES: Final = 32 << 20
-
-_PREFIX: Final = "cdc_replay."
-
-
-@dataclass(frozen=True, slots=True)
-class LogHeader:
-    """Which changes the log holds: those of one slot of one history of one cluster, after `start_lsn`."""
-
-    system_identifier: str
-    timeline: int
-    slot: str
-    start_lsn: Lsn
-
-    def to_configuration(self) -> dict[str, str]:
-        """The header as properties of the table."""
-        values = {
-            "format": FORMAT,
-            "system_identifier": self.system_identifier,
-            "timeline": str(self.timeline),
-            "slot": self.slot,
-            "start_lsn": str(self.start_lsn),
-        }
-        return {_PREFIX + name: value for name, value in values.items()}
-
-    @classmethod
-    def of_configuration(cls, configuration: Mapping[str, str]) -> Self:
-        """The header that such properties hold.
-
-        Raises:
-            KeyError: if one is missing.
-        """
-        return cls(
-            system_identifier=configuration[_PREFIX + "system_identifier"],
-            timeline=int(configuration[_PREFIX + "timeline"]),
-            slot=configuration[_PREFIX + "slot"],
-            start_lsn=Lsn.parse(configuration[_PREFIX + "start_lsn"]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LogSummary:
-    """How much a window of the log holds."""
-
-    messages: int
-    transactions: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedCommit:
-    """A transaction of the log; `commit_time` is microseconds since 1970-01-01 UTC (R9.14)."""
-
-    commit_lsn: Lsn
-    commit_time: int
-    xid: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRelations:
-    """What the messages of a window are about.
-
-    `versions` are the relation versions of its row changes, `truncated` the relations that its TRUNCATEs
-    name, `first_lsn` the lowest position of a message: a transaction may have begun before the window.
-    """
-
-    versions: frozenset[int]
-    truncated: frozenset[RelationId]
-    first_lsn: Lsn | None
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class ChangeLog:
@@ -138,7 +86,8 @@ class ChangeLog:
         """Create an empty log that ends at `header.start_lsn`.
 
         Raises:
-            ChangeLogConflict: if there is a log already.
+            ChangeLogConflict: if there is a log already, or what is left of one.
+            ChangeLogNotWritable: if it cannot be written; the same call goes on with what is there.
         """
         location = Location.of(uri)
         if cls.exists(uri):
@@ -146,23 +95,36 @@ class ChangeLog:
                 f'there is a change log at "{uri}" already',
                 hint="Choose another `change_log` in the configuration, or remove that one first.",
             )
+        if left := folders_without_log(location):
+            raise ChangeLogConflict(
+                f'parts of a change log that was removed are at "{uri}"',
+                detail=f"There is {', '.join(left)}, without changes.",
+                hint="Move them away, or choose another `change_log` in the configuration.",
+            )
         # The side tables first: with the table of changes there, the log exists and is complete. Side tables
         # of a creation that died in between are empty, so they are as good as new ones.
-        for name, schema in (("relations", RELATION_SCHEMA), ("catalogs", CATALOG_SCHEMA)):
-            if not (location / name / "_delta_log").exists:
-                DurableTable.create(location / name, schema)
-        changes = DurableTable.create(
-            location / "changes",
-            LOG_SCHEMA,
-            configuration=header.to_configuration(),
-            position=Position(header.slot, header.start_lsn.value),
-        )
+        with writing(uri):
+            check_put_if_absent(location)
+            for name, schema in (("relations", RELATION_SCHEMA), ("catalogs", CATALOG_SCHEMA)):
+                if not DurableTable.exists(location / name):
+                    DurableTable.create(location / name, schema)
+            changes = DurableTable.create(
+                location / "changes",
+                LOG_SCHEMA,
+                configuration=header.to_configuration(),
+                position=Position(header.slot, header.start_lsn.value),
+            )
         return cls(location, changes, header)
 
     @classmethod
     def exists(cls, uri: str) -> bool:
-        """There is a log at `uri`."""
-        return (Location.of(uri) / "changes" / "_delta_log").exists
+        """There is a log at `uri`, perhaps a damaged one.
+
+        Raises:
+            ChangeLogUnavailable: if that cannot be found out.
+        """
+        with reading(uri):
+            return DurableTable.exists(Location.of(uri) / "changes")
 
     @classmethod
     def open(cls, uri: str) -> Self:
@@ -171,6 +133,7 @@ class ChangeLog:
         Raises:
             ChangeLogMissing: if there is none.
             ChangeLogDamaged: if it cannot be read, or has another format.
+            ChangeLogUnavailable: if the folder or the store does not let itself be read.
         """
         if not cls.exists(uri):
             raise ChangeLogMissing(
@@ -179,33 +142,21 @@ class ChangeLog:
             )
         location = Location.of(uri)
         changes = DurableTable.open(location / "changes")
-        configuration = changes.configuration
-        try:
-            header = LogHeader.of_configuration(configuration)
-        except KeyError as error:
-            raise ChangeLogDamaged(
-                f'"{uri}" is not a change log of this software',
-                detail=f"Its table lacks {error}.",
-                hint=RESTORE,
-            ) from None
-        if (found := configuration.get(_PREFIX + "format")) != FORMAT:
-            raise ChangeLogDamaged(
-                f'change log "{uri}" has format {found}, this version reads {FORMAT}',
-                hint="Use the version of cdc-replay that wrote it.",
-            )
+        header = LogHeader.of_configuration(uri, changes.configuration)
+        for application in (header.slot, start_application(header.slot)):
+            # Now, for as long as this object is read: the commits that say it may be deleted meanwhile.
+            changes.position(application)
         return cls(location, changes, header)
 
     @classmethod
     def remove(cls, uri: str) -> bool:
-        """Delete the log, nothing else that is in its folder; False if there was none."""
-        if not cls.exists(uri):
-            return False
-        # The table of changes first: without it there is no log, whatever else is left.
-        for name in ("changes", "catalogs", "relations", "prepared"):
-            folder = Location.of(uri) / name
-            if folder.exists:
-                folder.filesystem.delete_dir(folder.path)
-        return True
+        """Delete the log, or what is left of one, and nothing else in its folder; False if there was nothing.
+
+        Raises:
+            ChangeLogNotWritable: if something cannot be deleted; the same call goes on with it.
+        """
+        with writing(uri):
+            return remove_folders(Location.of(uri))
 
     @property
     def uri(self) -> str:
@@ -218,38 +169,102 @@ class ChangeLog:
         position = self._changes.position(self.header.slot)
         return self.header.start_lsn if position is None else Lsn(position)
 
+    @property
+    def start_lsn(self) -> Lsn:
+        """Everything that committed after this position, up to the end, is in the log."""
+        position = self._changes.position(start_application(self.header.slot))
+        return self.header.start_lsn if position is None else Lsn(position)
+
+    def check_holds(self, window: Window) -> None:
+        """Check that nothing of `window` has been pruned.
+
+        Raises:
+            ChangeLogPruned: if it reaches below the log's start.
+        """
+        if self.header.start_lsn < self.start_lsn and window.after < self.start_lsn:
+            raise ChangeLogPruned(
+                f'change log "{self.uri}" does not hold what came after {window.after} any more',
+                detail=f"It has been pruned: it starts at {self.start_lsn} now.",
+                hint="Run `cdc-replay snapshot` for the subscription: it copies the tables that need it.",
+            )
+
     def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
         """Write messages of `LOG_SCHEMA`, in order, to a durable file that nothing names yet.
 
-        Small batches are joined, so that a row group has up to `ROW_GROUP_ROWS` rows or
+        Small batches are joined, so that a row group has up to `row_groups.ROW_GROUP_ROWS` rows or
         `ROW_GROUP_BYTES` bytes. Returns nothing if there was no message: then there is no file.
+
+        Raises:
+            ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
         """
         name = f"{self.end_lsn.file_name}-{uuid.uuid4().hex}.parquet"
-        with SegmentWriter(self._location / "changes", name) as writer:
-            for batch in _regrouped(batches):
+        with writing(self.uri), SegmentWriter(self._location / "changes", name) as writer:
+            for batch in regrouped(batches):
                 writer.write(batch)
         return () if writer.segment is None else (writer.segment,)
+
+    def read(self, segments: Sequence[Segment]) -> Iterator[pa.RecordBatch]:
+        """The messages of written segments, in order; nothing need name them yet.
+
+        Raises:
+            ChangeLogDamaged: if one cannot be read.
+        """
+        for segment in segments:
+            for group in self._row_groups(segment, Window(ZERO, Lsn(segment.max_commit_lsn))):
+                yield read_row_group(group)
+
+    def discard(self, segments: Sequence[Segment]) -> None:
+        """Delete written segments that no commit is to name.
+
+        Raises:
+            ChangeLogNotWritable: if one cannot be deleted.
+        """
+        with writing(self.uri):
+            for segment in segments:
+                file = self._location / "changes" / segment.name
+                file.filesystem.delete_file(file.path)
+
+    def prepared_roots(self, publication: str) -> PreparedTransactions:
+        """Where the TRUNCATEs of prepared transactions wait that only this root publication shows (R2.14)."""
+        return PreparedTransactions(self._location / "prepared_roots" / publication)
 
     def commit(self, segments: Sequence[Segment], end_lsn: Lsn) -> None:
         """Make written segments visible and move the end of the log, atomically and durably.
 
         Raises:
             ChangeLogConflict: if another writer has committed since this object saw the log.
+            ChangeLogNotWritable: if the commit cannot be written.
         """
-        self._changes.commit(segments, Position(self.header.slot, end_lsn.value))
+        with writing(self.uri):
+            self._changes.commit(segments, Position(self.header.slot, end_lsn.value))
+
+    def continue_on(self, timeline: int) -> None:
+        """Record, durably, that what comes next is of another timeline, which has all that the log holds.
+
+        Raises:
+            ChangeLogConflict: if another writer has committed since this object saw the log.
+            ChangeLogNotWritable: if the commit cannot be written.
+        """
+        header = dataclasses.replace(self.header, timeline=timeline)
+        with writing(self.uri):
+            self._changes.configure(header.to_configuration())
+        self.header = header
 
     def add_relations(self, relations: Mapping[int, Relation]) -> None:
         """Add the shapes, by version, that the log does not know yet."""
         if not relations:
             return
-        table = DurableTable.open(self._location / "relations")
-        known = relations_of(read_rows(table))
+        table = self._relations()
+        known = relations_of(read_rows(table, RELATION_SCHEMA))
         new = [relation for version, relation in relations.items() if version not in known]
-        append_rows(table, RELATION_SCHEMA, relation_rows(new))
+        with writing(self.uri):
+            append_rows(table, RELATION_SCHEMA, relation_rows(new))
 
     def add_catalog(self, version: CatalogVersion) -> None:
         """Add a catalog; for a `from_lsn` that has one, the one that was read later counts."""
-        append_rows(DurableTable.open(self._location / "catalogs"), CATALOG_SCHEMA, catalog_rows([version]))
+        table = self._catalogs()
+        with writing(self.uri):
+            append_rows(table, CATALOG_SCHEMA, catalog_rows([version]))
 
     def relations(self) -> Mapping[int, Relation]:
         """All shapes by version.
@@ -257,7 +272,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return relations_of(read_rows(DurableTable.open(self._location / "relations")))
+        return relations_of(read_rows(self._relations(), RELATION_SCHEMA))
 
     def catalogs(self) -> tuple[CatalogVersion, ...]:
         """The publisher's catalogs in the order in which they came into force.
@@ -265,7 +280,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return catalogs_of(read_rows(DurableTable.open(self._location / "catalogs")))
+        return catalogs_of(read_rows(self._catalogs(), CATALOG_SCHEMA))
 
     def segments(self, window: Window) -> tuple[RowGroup, ...]:
         """The parts of the log that hold the transactions of `window`, in order.
@@ -273,13 +288,12 @@ class ChangeLog:
         The first and the last may hold others too.
 
         Raises:
+            ChangeLogPruned: if the log does not reach back to the window's start any more.
             ChangeLogDamaged: if a segment is missing, truncated or has no readable footer.
         """
+        self.check_holds(window)
         return tuple(
-            group
-            for segment in self._changes.segments()
-            if segment.max_commit_lsn > window.after.value and segment.min_commit_lsn <= window.upto.value
-            for group in self._row_groups(segment, window)
+            group for segment in self._changes.segments(window) for group in self._row_groups(segment, window)
         )
 
     def commits(self, window: Window) -> Iterator[LoggedCommit]:
@@ -288,10 +302,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        for table in self._columns(window, ("commit_lsn", "commit_time", "xid", "seq")):
-            first = pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
-            for row in table.filter(first).to_pylist():
-                yield LoggedCommit(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
+        return logged_commits(self.segments(window), window)
 
     def relations_in(self, window: Window) -> LoggedRelations:
         """What the messages of `window` are about; reads small columns, and the messages of TRUNCATEs.
@@ -299,19 +310,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        versions: set[int] = set()
-        truncated: set[RelationId] = set()
-        first: int | None = None
-        for group in self.segments(window):
-            table = read_columns(group, ("lsn", "kind", "relation_version"), window)
-            versions.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
-            lowest = pc.min(table["lsn"]).as_py()
-            first = lowest if first is None else min(first, lowest or first)
-            if pc.any(pc.equal(table["kind"], MessageType.TRUNCATE.value)).as_py():
-                truncated.update(_truncated(group, window))
-        return LoggedRelations(
-            frozenset(versions), frozenset(truncated), None if first is None else Lsn(first)
-        )
+        return logged_relations(self.segments(window), window)
 
     def summary(self, window: Window) -> LogSummary:
         """Counts of the messages and transactions in `window`; reads small columns only.
@@ -319,47 +318,87 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        messages = transactions = 0
-        for table in self._columns(window, ("commit_time", "seq")):
-            first = pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
-            messages += table.num_rows
-            transactions += pc.sum(first).as_py() or 0
-        return LogSummary(messages, transactions)
+        return log_summary(self.segments(window), window)
 
-    def _columns(self, window: Window, names: Sequence[str]) -> Iterator[pa.Table]:
-        for group in self.segments(window):
-            yield read_columns(group, names, window)
+    def prunable(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
+        """The first segments of the log, as long as they lie wholly at or before `upto`.
+
+        With `committed_by` (microseconds since 1970 UTC) also only while all was committed by then.
+
+        Raises:
+            ChangeLogDamaged: if a segment has to be read for that, and cannot be.
+        """
+        return prunable(self._changes, upto, committed_by)
+
+    def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
+        """Take segments that `prunable` gave out of the log, and move its start behind them, durably.
+
+        Returns how many files were deleted; with `keep_files` they stay until `delete_removed`.
+
+        Raises:
+            ChangeLogConflict: if another process prunes or compacts the log.
+            ChangeLogNotWritable: if the commit cannot be written, or a file cannot be deleted.
+        """
+        if not segments:
+            return 0
+        with writing(self.uri):
+            return prune(self._changes, self.header.slot, segments, keep_files=keep_files)
+
+    def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> Compacted:
+        """Merge small neighbouring segments where there are enough of them; rows and end stay as they are.
+
+        The side tables are merged likewise. Files that earlier runs have replaced are deleted once no reader
+        can still use them.
+
+        Raises:
+            ChangeLogDamaged: if a segment cannot be read; all of them stay in the log.
+            ChangeLogConflict: if another process prunes or compacts the log.
+            ChangeLogNotWritable: if a file cannot be written.
+        """
+        start = Position(start_application(self.header.slot), self.start_lsn.value)
+        with writing(self.uri):
+            done = compact(self._changes, start, limits)
+            done += compact_relations(self._relations()) + compact_catalogs(self._catalogs())
+            if done.removed:
+                self.delete_removed()
+        return done
+
+    def delete_removed(self, *, older_than_hours: int = KEEP_HOURS) -> int:
+        """Delete the files that left the log longer ago than that; returns how many there were.
+
+        Raises:
+            ChangeLogNotWritable: if one cannot be deleted.
+        """
+        with writing(self.uri):
+            tables = (self._changes, self._relations(), self._catalogs())
+            return sum(delete_removed(table, older_than_hours=older_than_hours) for table in tables)
+
+    def remove_orphans(self) -> int:
+        """Delete the files that captures and compactions have left that died; returns how many there were.
+
+        Only for the writer that holds the slot, before it writes: see `remains`.
+
+        Raises:
+            ChangeLogNotWritable: if one cannot be deleted.
+        """
+        with writing(self.uri):
+            return remove_orphans(self._location, self._changes, self.end_lsn)
+
+    def _relations(self) -> DurableTable:
+        return DurableTable.open(self._location / "relations")
+
+    def _catalogs(self) -> DurableTable:
+        return DurableTable.open(self._location / "catalogs")
 
     def _row_groups(self, segment: Segment, window: Window) -> tuple[RowGroup, ...]:
         file = self._location / "changes" / segment.name
         size = file.filesystem.get_file_info(file.path).size
         if size != segment.size_bytes:
+            # Perhaps the log was pruned since this object saw it; then that is what has to be said.
+            ChangeLog.open(self.uri).check_holds(window)
             raise ChangeLogDamaged(
                 f'segment "{file.uri}" of the change log is damaged or missing',
                 detail=f"It has {size or 0} bytes; {segment.size_bytes} were committed.",
                 hint=RESTORE,
             )
         return plan_row_groups(file, window)
-
-
-def _truncated(group: RowGroup, window: Window) -> Iterator[RelationId]:
-    table = read_columns(group, ("kind", "message"), window)
-    for data in table.filter(pc.equal(table["kind"], MessageType.TRUNCATE.value))["message"].to_pylist():
-        message = decode(data)
-        if isinstance(message, Truncate):
-            yield from message.relations
-
-
-def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, each within the limits unless a given one exceeds them."""
-    held: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
-    for batch in batches:
-        if held and (rows + batch.num_rows > ROW_GROUP_ROWS or size_bytes + batch.nbytes > ROW_GROUP_BYTES):
-            yield pa.concat_batches(held)
-            held, rows, size_bytes = [], 0, 0
-        held.append(batch)
-        rows += batch.num_rows
-        size_bytes += batch.nbytes
-    if held:
-        yield pa.concat_batches(held)

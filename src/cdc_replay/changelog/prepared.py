@@ -3,7 +3,7 @@
 The slot sends the content of a prepared transaction once, at PREPARE; COMMIT PREPARED comes alone, perhaps
 many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record,
 until the outcome is known. Writing is idempotent: the same transaction always has the same file name and
-content.
+content, and a file that is there is replaced at once and whole.
 
 | crash after                             | what the next pull does                                          |
 |-----------------------------------------|------------------------------------------------------------------|
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Self
-
-import pyarrow as pa
-from pyarrow import fs
+from typing import TYPE_CHECKING, Final, Self
 
 from cdc_replay.changelog.segment import SegmentWriter, plan_row_groups, read_row_group
-from cdc_replay.changelog.storage import Location, make_folder
+from cdc_replay.changelog.storage import PARTIAL, Location, delete_files, make_folder, sync_folder, writing
 from cdc_replay.model.lsn import ZERO, Lsn, Window
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
@@ -53,11 +53,16 @@ class PreparedTransactions:
         self._folder = folder
 
     def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Store the content of a transaction, durably; False if it has none, then nothing waits (R9.9)."""
-        make_folder(self._folder)
-        with SegmentWriter(self._folder, key.file_name) as writer:
-            for batch in batches:
-                writer.write(batch)
+        """Store the content of a transaction, durably; False if it has none, then nothing waits (R9.9).
+
+        Raises:
+            ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
+        """
+        with writing(self._folder.uri):
+            make_folder(self._folder)
+            with SegmentWriter(self._folder, key.file_name) as writer:
+                for batch in batches:
+                    writer.write(batch)
         return writer.segment is not None
 
     def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
@@ -70,14 +75,16 @@ class PreparedTransactions:
             yield read_row_group(group)
 
     def forget(self, keys: Iterable[PreparedKey]) -> None:
-        """Remove transactions whose outcome is durable elsewhere."""
-        for key in keys:
-            file = self._folder / key.file_name
-            if file.exists:
-                file.filesystem.delete_file(file.path)
+        """Remove transactions whose outcome is durable elsewhere, durably: nobody asks for it again.
+
+        Raises:
+            ChangeLogNotWritable: if a file cannot be removed.
+        """
+        with writing(self._folder.uri):
+            if delete_files(self._folder, [key.file_name for key in keys]):
+                sync_folder(self._folder)
 
     def waiting(self) -> tuple[PreparedKey, ...]:
         """All transactions that are kept; of one xid, the last one prepared comes last."""
-        selector = fs.FileSelector(self._folder.path, allow_not_found=True)
-        found = self._folder.filesystem.get_file_info(selector)
-        return tuple(sorted(PreparedKey.of_file(info.base_name) for info in found))
+        names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
+        return tuple(sorted(map(PreparedKey.of_file, names)))

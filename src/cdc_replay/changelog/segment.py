@@ -1,8 +1,9 @@
 """One immutable file of the change log: Parquet with page checksums, read by row groups.
 
 A segment holds the messages of one pull in the order of their transactions (`commit_lsn`, `seq`). It is
-written once, one row group per batch, so that memory does not grow with the pull, and flushed before anything
-names it. A process that dies while it writes leaves a file that no commit names; readers never see it.
+written once, one row group per batch, so that memory does not grow with the pull. Until all of it is flushed
+it has a name that no reader regards, so a file under its own name is whole (`storage`). A process that dies
+before its commit leaves a file that no commit names; readers never see it.
 
 Readers work on row groups: the driver plans them from the files' footers, executors read them independently.
 Every page that is read is compared with its checksum.
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_replay.changelog.storage import Location, sync_file, sync_folder
+from cdc_replay.changelog.storage import PARTIAL, Location, give_name, reading, sync_file
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.change import LOG
 from cdc_replay.model.lsn import Window
@@ -33,6 +34,8 @@ _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 
 LOG_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in LOG.columns])
 """The columns of `model.change.LOG` as Arrow types."""
+
+_COMMIT_LSN: Final = LOG_SCHEMA.get_field_index("commit_lsn")
 
 _DICTIONARY: Final = ["commit_lsn", "commit_time", "xid", "origin", "kind", "relation_id", "relation_version"]
 
@@ -67,14 +70,15 @@ class Segment:
 class SegmentWriter:
     """Writes one segment, the file `name` in `folder`, one row group per batch.
 
-    As a context manager it closes and flushes the file, or, after an error, removes what was written.
-    `segment` is known afterwards, and None if no row was written: then there is no file.
+    As a context manager it closes and flushes the file, and only then lets it have its name, in the place of
+    an older one if there is one; after an error it removes what was written. `segment` is known afterwards,
+    and None if no row was written: then there is no file.
     """
 
     def __init__(self, folder: Location, name: str) -> None:
-        self._folder = folder
-        self._name = name
-        self._file = folder / name
+        self._target = folder / name
+        # In an object store the name appears with the end of the upload.
+        self._file = folder / f"{PARTIAL}{name}" if folder.is_local else self._target
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         self._first = 0
@@ -92,11 +96,11 @@ class SegmentWriter:
         if error is not None:
             self._discard()
             return
-        self._writer.close()
-        sync_file(self._file)
-        sync_folder(self._folder)
-        size = self._file.filesystem.get_file_info(self._file.path).size
-        self.segment = Segment(self._name, size, self._rows, self._first, self._last)
+        try:
+            self.segment = self._finish()
+        except (OSError, pa.ArrowException):
+            self._discard()
+            raise
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append one row group of `LOG_SCHEMA`."""
@@ -108,6 +112,15 @@ class SegmentWriter:
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self._rows += batch.num_rows
         self._last = batch["commit_lsn"][-1].as_py()
+
+    def _finish(self) -> Segment:
+        if self._writer is not None:
+            self._writer.close()
+        size = self._file.filesystem.get_file_info(self._file.path).size
+        if self._file != self._target:
+            sync_file(self._file)
+            give_name(self._file, self._target)
+        return Segment(self._target.name, size, self._rows, self._first, self._last)
 
     def _open(self) -> pq.ParquetWriter:
         return pq.ParquetWriter(
@@ -134,19 +147,31 @@ def plan_row_groups(file: Location, window: Window) -> tuple[RowGroup, ...]:
     """The row groups of a segment that may hold transactions of `window`, in order.
 
     Raises:
-        ChangeLogDamaged: if the file is missing, truncated or not Parquet.
+        ChangeLogDamaged: if the file is missing, truncated or no segment.
+    """
+    metadata = read_footer(file)
+    return tuple(
+        RowGroup(file.uri, index, metadata.row_group(index).num_rows)
+        for index in range(metadata.num_row_groups)
+        if _overlaps(metadata.row_group(index).column(_COMMIT_LSN).statistics, window)
+    )
+
+
+def read_footer(file: Location) -> pq.FileMetaData:
+    """The footer of a segment.
+
+    Raises:
+        ChangeLogDamaged: if the file is missing, truncated or no segment.
     """
     try:
         with file.filesystem.open_input_file(file.path) as source:
             metadata = pq.ParquetFile(source).metadata
+        found = metadata.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
-        raise damaged(file.uri, None, error) from error
-    column = metadata.schema.to_arrow_schema().get_field_index("commit_lsn")
-    return tuple(
-        RowGroup(file.uri, index, metadata.row_group(index).num_rows)
-        for index in range(metadata.num_row_groups)
-        if _overlaps(metadata.row_group(index).column(column).statistics, window)
-    )
+        raise fault(file, None, error) from error
+    if not found.equals(LOG_SCHEMA):
+        raise damaged(file.uri, None, ValueError(f"its columns are {', '.join(map(str, found))}"))
+    return metadata
 
 
 def _overlaps(statistics: pq.Statistics | None, window: Window) -> bool:
@@ -162,14 +187,16 @@ def read_row_group(group: RowGroup) -> pa.RecordBatch:
         ChangeLogDamaged: if the file is missing, truncated, or a page does not match its checksum.
     """
     table = _read(group, None)
-    if table.num_rows != group.rows or table.schema != LOG_SCHEMA:
+    # A row group was one batch when it was written, so it fits into one again (2 GiB of messages, R1.32).
+    batches = table.combine_chunks().to_batches()
+    if table.num_rows != group.rows or table.schema != LOG_SCHEMA or len(batches) != 1:
         raise ChangeLogDamaged(
             f'segment "{group.uri}" does not hold what was written to it',
-            detail=f"Row group {group.index} has {table.num_rows} rows of {table.schema.names}, expected were"
-            f" {group.rows} of {LOG_SCHEMA.names}.",
+            detail=f"Row group {group.index} has {table.num_rows} rows of {table.schema.names} in"
+            f" {len(batches)} batches, expected were {group.rows} of {LOG_SCHEMA.names} in one.",
             hint=RESTORE,
         )
-    return table.combine_chunks().to_batches()[0]
+    return batches[0]
 
 
 def read_columns(group: RowGroup, names: Sequence[str], window: Window) -> pa.Table:
@@ -191,12 +218,23 @@ def _read(group: RowGroup, names: Sequence[str] | None) -> pa.Table:
             reader = pq.ParquetFile(source, page_checksum_verification=True)
             return reader.read_row_group(group.index, columns=names, use_threads=False)
     except (OSError, pa.ArrowException, IndexError) as error:
-        raise damaged(group.uri, group.index, error) from error
+        raise fault(file, group.index, error) from error
+
+
+def fault(file: Location, row_group: int | None, error: Exception) -> ChangeLogDamaged:
+    """The error for a segment that could not be read, in a store that can be.
+
+    Raises:
+        ChangeLogUnavailable: if the store does not answer; then nothing is known of the segment.
+    """
+    with reading(file.uri):
+        file.filesystem.get_file_info(file.path)
+    return damaged(file.uri, row_group, error)
 
 
 def damaged(uri: str, row_group: int | None, error: Exception) -> ChangeLogDamaged:
     """The error for a segment, or a row group of it, that cannot be read."""
-    where = "Its footer" if row_group is None else f"Row group {row_group}"
+    where = "It" if row_group is None else f"Row group {row_group}"
     return ChangeLogDamaged(
         f'segment "{uri}" of the change log is damaged or missing',
         detail=f"{where} cannot be read: {error}",

@@ -8,6 +8,7 @@ row that the next pull writes again or supersedes, and a reader that sees a mess
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_replay.changelog.segment import RESTORE, Segment
-from cdc_replay.changelog.storage import sync_file, sync_folder
+from cdc_replay.changelog.segment import RESTORE, Segment, fault
+from cdc_replay.changelog.storage import replace
 from cdc_replay.changelog.table import DurableTable
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn
@@ -114,25 +115,26 @@ def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogVersion, ...]
 
 def append_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add rows to a side table, durably; nothing if there are none."""
-    if not rows:
-        return
+    if rows:
+        table.commit([write_rows(table, schema, rows)])
+
+
+def write_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Segment:
+    """Write rows of a side table to a durable file that nothing names yet."""
     name = f"rows-{uuid.uuid4().hex}.parquet"
-    file = table.location / name
+    sink = io.BytesIO()
     content = pa.Table.from_pylist(list(rows), schema=schema)
-    pq.write_table(
-        content, file.path, filesystem=file.filesystem, compression="zstd", write_page_checksum=True
-    )
-    sync_file(file)
-    sync_folder(table.location)
-    size = file.filesystem.get_file_info(file.path).size
-    table.commit([Segment(name, size, len(rows), 0, 0)])
+    pq.write_table(content, sink, compression="zstd", write_page_checksum=True)
+    replace(table.location / name, sink.getvalue())
+    return Segment(name, len(sink.getvalue()), len(rows), 0, 0)
 
 
-def read_rows(table: DurableTable) -> list[dict[str, Any]]:
-    """All rows of a side table.
+def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
+    """All rows of a side table of that schema.
 
     Raises:
         ChangeLogDamaged: if a file is missing or does not match its checksums.
+        ChangeLogUnavailable: if the store does not answer.
     """
     rows: list[dict[str, Any]] = []
     for segment in table.segments():
@@ -141,8 +143,13 @@ def read_rows(table: DurableTable) -> list[dict[str, Any]]:
             with file.filesystem.open_input_file(file.path) as source:
                 content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
+            raise fault(file, None, error) from error
+        if content.num_rows != segment.rows or not content.schema.equals(schema):
             raise ChangeLogDamaged(
-                f'file "{file.uri}" of the change log is damaged or missing', detail=str(error), hint=RESTORE
-            ) from error
+                f'file "{file.uri}" of the change log does not hold what was written to it',
+                detail=f"It has {content.num_rows} rows of {content.schema.names}, expected were"
+                f" {segment.rows} of {schema.names}.",
+                hint=RESTORE,
+            )
         rows.extend(content.to_pylist())
     return rows

@@ -8,6 +8,8 @@
 |                  |                            | start; empty tables get the rows of the range              |
 
 A row that is already there is overwritten and counted as a conflict; a whole row that is missing is inserted.
+Values that were not sent (R4.6) are looked for as in a replay, but the range is never extended; where nobody
+has them, nothing is applied.
 A table without a key can go into another database only: its rows cannot be told apart.
 """
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,13 +27,17 @@ from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.moments import moment_of
 from cdc_replay.commands.opened import Opened, opened
-from cdc_replay.commands.replay import decode_window, definitions, replay_opened
+from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.compact import net_changes, repaired, survey, upserted
-from cdc_replay.config import Config
+from cdc_replay.commands.unsent import Fence, Unsent, fence_of
+from cdc_replay.commands.window import decode_window, definitions
+from cdc_replay.compact import Survey, lacks_values, net_changes, repaired, survey, upserted
+from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
+from cdc_replay.fill import History, find
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction
@@ -58,6 +63,13 @@ class _Destination:
 
 
 @dataclass(frozen=True, slots=True)
+class _Publisher:
+    config: PublisherConfig
+    dsn: str
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     """A range to apply: what of the log to read, and the part of it whose rows are wanted.
 
@@ -70,7 +82,7 @@ class _Work:
     routes: Routes
     whole: tuple[SubscribedTable, ...]
     destination: _Destination
-    publisher_dsn: str
+    publisher: _Publisher
     is_repair: bool
 
 
@@ -96,6 +108,7 @@ def backfill(
     Raises:
         InvalidConfiguration: if the range is empty, or not in the log.
         SubscriberNotReady: if a table or column is missing where the range goes.
+        UnknownValue: if a row of the range has a value that was not sent and that nobody has any more (R4.6).
     """
     began = time.monotonic()
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
@@ -105,11 +118,14 @@ def backfill(
         read = wanted
         if into is None:
             read = Window(wanted.after, _level_position(config, at_work, wanted))
-        with _destination(at_work, change_log, into) as destination:
+        with (
+            _destination(at_work, change_log, into) as destination,
+            fence_of(config, publisher) as fence,
+        ):
             routes = _routes(change_log, at_work, destination, read)
             whole = _whole(routes, destination, is_repair=into is None)
-            dsn = config.dsn_of(publisher)
-            work = _Work(change_log, read, wanted, routes, whole, destination, dsn, into is None)
+            source = _Publisher(publisher, config.dsn_of(publisher), fence)
+            work = _Work(change_log, read, wanted, routes, whole, destination, source, into is None)
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
                 counts, applied = _apply(work, dry_run=dry_run)
     summary = change_log.summary(wanted)
@@ -134,11 +150,15 @@ def range_of(change_log: ChangeLog, from_: str, to: str) -> Window:
 
     Raises:
         InvalidConfiguration: if it is empty, or reaches beyond the log.
+        ChangeLogPruned: if the log does not reach back to its start any more.
     """
-    window = Window(_position(change_log, from_), _position(change_log, to))
+    # A time before the first transaction is before the log; of that, the later part may be pruned.
+    first = _position(change_log, from_, change_log.header.start_lsn)
+    window = Window(first, _position(change_log, to, change_log.start_lsn))
     whole = Window(change_log.header.start_lsn, change_log.end_lsn)
     if window.is_empty:
         raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
+    change_log.check_holds(window)
     if window.after < whole.after or window.upto > whole.upto:
         raise InvalidConfiguration(
             f"the range {window} is not in the change log", detail=f"The log holds {whole}."
@@ -146,27 +166,14 @@ def range_of(change_log: ChangeLog, from_: str, to: str) -> Window:
     return window
 
 
-def _position(change_log: ChangeLog, text: str) -> Lsn:
+def _position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
     try:
         return Lsn.parse(text)
     except InvalidLsn:
-        moment = _moment(text)
-    whole = Window(change_log.header.start_lsn, change_log.end_lsn)
+        moment = moment_of(text)
+    whole = Window(change_log.start_lsn, change_log.end_lsn)
     before = (each.commit_lsn for each in change_log.commits(whole) if each.commit_time <= moment)
-    return max(before, default=whole.after)
-
-
-def _moment(text: str) -> int:
-    """Microseconds since 1970; a timestamp without a zone is UTC."""
-    try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidConfiguration(
-            f'"{text}" is neither a WAL position nor a timestamp',
-            hint="Give 0/16B3748, or 2026-01-31T12:00:00+00:00.",
-        ) from None
-    aware = found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
-    return round(aware.timestamp() * 1_000_000)
+    return max(before, default=before_all)
 
 
 def _level_position(config: Config, at_work: Opened, wanted: Window) -> Lsn:
@@ -274,31 +281,62 @@ def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     """The routing's counts, and what was applied or, in a dry run, would be."""
     if not work.routes.routes:
         return {}, Applied()
-    routed = _routed(work)
+    session = spark_session("cdc-replay")
+    tune_for(session, work.change_log.summary(work.read).messages)
+    changes = decode_window(session, work.change_log, work.read)
+    flow = _flow(work, changes)
+    if not flow.found.unsent or dry_run:
+        return _end(work, flow, dry_run=dry_run)
+    for history, is_last in _histories(work, changes, flow.found):
+        entries = [(commit_lsn, seq) for _, commit_lsn, seq in flow.found.unsent]
+        with find(history, entries) as values:
+            completed = _flow(work, values.put_into(changes))
+            if is_last or values.unknown == 0 or not lacks_values(completed.net):
+                return _end(work, completed, dry_run=False)
+    raise AssertionError("the last history is the last")
+
+
+def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple[History, bool]]:
+    """Where to look for values that were not sent, and whether it is the last place."""
+    unsent = Unsent(work.publisher.config, work.routes, found, work.publisher.fence)
+    yield unsent.in_window(changes, work.read), False
+    yield unsent.at_fence(changes.sparkSession, work.read.after), False
+    yield unsent.at_fence_with_whole_log(changes.sparkSession), True
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """The range as the destination must see it."""
+
+    routed: Routed
+    found: Survey
+    net: DataFrame
+
+
+def _flow(work: _Work, changes: DataFrame) -> _Flow:
+    subscription = work.destination.subscription
+    routed = route(changes, work.routes, origin=subscription.origin, publisher_dsn=work.publisher.dsn)
     touched = _touched(routed.changes, work.wanted, work.read)
     found = survey(touched)
-    counts = routed.counts.get
-    policy = work.destination.subscription.on_conflict
-    net = net_changes(touched, found, work.routes.tables, policy=policy)
+    net = net_changes(touched, found, work.routes.tables, policy=subscription.on_conflict)
     if work.is_repair:
         net = repaired(net, _keys(touched), work.routes.tables, work.whole)
     else:
         net = upserted(net, work.whole)
+    return _Flow(routed, found, net)
+
+
+def _end(work: _Work, flow: _Flow, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+    truncations = flow.found.truncations
     if dry_run:
-        return counts, _counted(net, len(found.truncations))
+        applied = _counted(flow.net, len(truncations))
+        return flow.routed.counts.get, applied
     destination = work.destination
     request = ApplyRequest(
-        destination.subscription, destination.dsn, work.routes.tables, found.truncations, work.read.upto
+        destination.subscription, destination.dsn, work.routes.tables, truncations, work.read.upto
     )
-    return counts, apply_window(net, request)
-
-
-def _routed(work: _Work) -> Routed:
-    session = spark_session("cdc-replay")
-    tune_for(session, work.change_log.summary(work.read).messages)
-    changes = decode_window(session, work.change_log, work.read)
-    origin = work.destination.subscription.origin
-    return route(changes, work.routes, origin=origin, publisher_dsn=work.publisher_dsn)
+    applied = apply_window(flow.net, request)
+    return flow.routed.counts.get, applied
 
 
 def _touched(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cdc_replay.capture.pull import CaptureSource, capture_changes
+from cdc_replay.capture.pull import CaptureOutcome, CaptureSource, capture_changes
+from cdc_replay.capture.retention import RetainedWalLimit, enforce_after_capture, enforce_after_failure
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.compaction import compacted
 from cdc_replay.commands.results import CaptureResult
 from cdc_replay.config import Config
-from cdc_replay.errors import SlotActive
+from cdc_replay.errors import CdcReplayError, ChangeLogMismatch, SlotActive
 from cdc_replay.model.lsn import Lsn
 
 PATIENCE_SECONDS: Final = 60
@@ -26,10 +28,14 @@ def capture(
 ) -> CaptureResult:
     """Pull until `to_lsn` (default: the publisher's WAL position now), in bounded, durable steps.
 
+    Where many small segments have gathered in the log, they are merged afterwards. A slot that retains more
+    than `max_retained_wal` even then, or because the capture failed, is dropped.
+
     Raises:
         ChangeLogMissing, SlotMissing: before `setup`.
         SlotActive: if another process captures.
         SlotLost: if the slot cannot give what the log still needs.
+        SlotGivenUp: if the slot was dropped because of what it retained.
     """
     found = config.publisher(publisher)
     source = CaptureSource(
@@ -40,8 +46,10 @@ def capture(
         streaming=found.streaming,
         two_phase=found.two_phase,
         max_changes_per_pull=found.max_changes_per_pull,
+        origin_none=config.wants_origin_none(found.name),
     )
-    outcome = capture_changes(source, to_lsn, progress=progress)
+    outcome = _captured_within_limit(source, found.max_retained_wal, to_lsn, progress)
+    compacted(found)
     return CaptureResult(
         publisher=publisher,
         from_lsn=outcome.from_lsn,
@@ -52,6 +60,27 @@ def capture(
         messages=outcome.messages,
         bytes=outcome.bytes,
     )
+
+
+def _captured_within_limit(
+    source: CaptureSource,
+    limit_bytes: int | None,
+    to_lsn: Lsn | None,
+    progress: Callable[[Lsn, Lsn], None] | None,
+) -> CaptureOutcome:
+    if limit_bytes is None:
+        return capture_changes(source, to_lsn, progress=progress)
+    limit = RetainedWalLimit(source.publisher, source.dsn, source.slot, limit_bytes)
+    try:
+        outcome = capture_changes(source, to_lsn, progress=progress)
+    except (SlotActive, ChangeLogMismatch):
+        # Somebody else is at work, or this is not our slot.
+        raise
+    except CdcReplayError as failure:
+        enforce_after_failure(limit, failure)
+        raise
+    enforce_after_capture(limit, lambda: capture_changes(source))
+    return outcome
 
 
 def captured_up_to(config: Config, publisher: str, to_lsn: Lsn) -> CaptureResult:

@@ -25,7 +25,8 @@ from cdc_replay.subscriber import state
 def refresh(config: Config, subscription: str) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
-    With `copy_data: false` the new ones start as they are, with what is committed from now on.
+    With `copy_data: false` the new ones start as they are, with what is committed from now on. A parked
+    subscription is replayed again.
 
     Raises:
         PublicationRefused, PublicationMissing, SubscriberNotReady: with nothing changed.
@@ -42,6 +43,8 @@ def refresh(config: Config, subscription: str) -> RefreshResult:
         added, removed = _change_tables(at_work, published)
         # Also where no table is new: a refresh that was killed may have left some waiting.
         copied = snapshot_opened(config, at_work)
+        # The table that stopped it may have left; otherwise the next replay parks it again.
+        state.unpark(at_work.connection, subscription)
         return RefreshResult(
             subscription=subscription,
             from_lsn=applied_lsn(at_work),

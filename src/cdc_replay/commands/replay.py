@@ -2,6 +2,9 @@
 
 Several subscriptions share one read and one decode of the log. What one of them cannot apply stops that one
 only: its error is in its result and in its state, its rows and its LSN are as they were.
+
+A row may enter a subscription with a value that the publisher did not send (R4.6). Then the flow is tried
+with the value from one source after the other (`commands.unsent`), and parked where none has it.
 """
 
 from __future__ import annotations
@@ -19,19 +22,30 @@ import psycopg
 from pyspark import StorageLevel
 
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
-from cdc_replay.catalog.history import CatalogHistory, catalog_from_json
-from cdc_replay.changelog.log import ChangeLog, LogSummary
+from cdc_replay.changelog.content import LogSummary
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.compact import net_changes, survey
+from cdc_replay.commands.unsent import Fence, Unsent, fence_of
+from cdc_replay.commands.window import decode_window, definitions
+from cdc_replay.compact import Survey, lacks_values, net_changes, survey
 from cdc_replay.config import Config, PublisherConfig
-from cdc_replay.decode import decode
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, InvalidConfiguration, SubscriberNotReady
+from cdc_replay.errors import (
+    CdcReplayError,
+    ChangeLogMissing,
+    InvalidConfiguration,
+    SubscriberNotReady,
+    SubscriptionParked,
+    UnknownValue,
+)
+from cdc_replay.failpoints import failpoint
+from cdc_replay.fill import History, find
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Routes, Target, plan_routes
 from cdc_replay.spark_session import spark_session, tune_for
@@ -39,7 +53,7 @@ from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +121,27 @@ class _Plan:
     transactions: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The publisher, as far as replay needs it beside the log."""
+
+    publisher: PublisherConfig
+    dsn: str
+    fence: Fence
+
+
 def replay_opened(
-    config: Config, publisher: PublisherConfig, subscriptions: Sequence[Opened], to_lsn: Lsn | None = None
+    config: Config,
+    publisher: PublisherConfig,
+    subscriptions: Sequence[Opened],
+    to_lsn: Lsn | None = None,
+    *,
+    fence: ExportedSnapshot | None = None,
 ) -> tuple[ReplayResult, ...]:
-    """`replay` for subscriptions whose locks the caller holds."""
+    """`replay` for subscriptions whose locks the caller holds.
+
+    `fence` is a snapshot exported at `to_lsn`, if the caller has one: where unsent values are read.
+    """
     change_log = ChangeLog.open(publisher.change_log)
     upto = to_lsn or change_log.end_lsn
     if upto > change_log.end_lsn:
@@ -127,10 +158,10 @@ def replay_opened(
             plans.append(_plan(change_log, content_of, each, upto))
         except (CdcReplayError, psycopg.Error) as error:
             results[each.subscription.name] = _failed(each, Window(upto, upto), time.monotonic(), error)
-    dsn = config.dsn_of(publisher)
-    with _decoded(change_log, plans) as changes:
+    with fence_of(config, publisher, fence) as opened_fence, _decoded(change_log, plans) as changes:
+        source = _Source(publisher, config.dsn_of(publisher), opened_fence)
         for plan in plans:
-            results[plan.opened.subscription.name] = _replay_one(plan, changes, dsn)
+            results[plan.opened.subscription.name] = _replay_one(plan, changes, source)
     return tuple(results[each.subscription.name] for each in subscriptions)
 
 
@@ -142,6 +173,7 @@ def _plan(
     change_log: ChangeLog, content_of: Callable[[Window], _Content], at_work: Opened, upto: Lsn
 ) -> _Plan:
     began = time.monotonic()
+    _check_not_parked(at_work)
     if not at_work.table_states():
         raise SubscriberNotReady(
             f'subscription "{at_work.subscription.name}" has no tables yet',
@@ -162,6 +194,18 @@ def _plan(
     return _Plan(at_work, window, tuple(behind), routes, began, summary.messages, summary.transactions)
 
 
+def _check_not_parked(at_work: Opened) -> None:
+    name = at_work.subscription.name
+    record = state.subscription_record(at_work.connection, name)
+    if record is not None and record.parked_at is not None:
+        raise SubscriptionParked(
+            f'subscription "{name}" is parked at {record.parked_at}',
+            detail=record.parked_reason,
+            hint=f"Run `cdc-replay snapshot {name} --table …` for the table that is named, or, once it is not"
+            f" published any more, `cdc-replay refresh {name}`: then replay goes on.",
+        )
+
+
 def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:
     start = change_log.header.start_lsn
     stale = [str(name) for name, lsn in behind.items() if lsn < start]
@@ -174,32 +218,6 @@ def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[Qual
             ),
             rule="R1.33",
         )
-
-
-def definitions(
-    change_log: ChangeLog, window: Window
-) -> tuple[tuple[Relation, ...], tuple[PublisherCatalog, ...]]:
-    """The relation versions that changes in the window have, and the catalogs in force at any of them."""
-    known = change_log.relations()
-    found = change_log.relations_in(window)
-    relations = {known[version].id: known[version] for version in known}
-    # A TRUNCATE has no version: where nothing else of its relation is in the window, any one stands for it.
-    alone = found.truncated - {known[version].id for version in found.versions}
-    chosen = [known[version] for version in sorted(found.versions)]
-    chosen += [relations[relation] for relation in sorted(alone) if relation in relations]
-    # A transaction that began before the window sees the definitions of that time (R9.10).
-    since = window.after if found.first_lsn is None else min(window.after, found.first_lsn)
-    return tuple(chosen), catalog_history(change_log).within(Window(since, window.upto))
-
-
-def catalog_history(change_log: ChangeLog) -> CatalogHistory:
-    """The publisher's catalogs, each at the position from which it is in force."""
-    return CatalogHistory(
-        tuple(
-            dataclasses.replace(catalog_from_json(version.text), lsn=version.from_lsn)
-            for version in change_log.catalogs()
-        )
-    )
 
 
 @contextlib.contextmanager
@@ -222,28 +240,22 @@ def _decoded(change_log: ChangeLog, plans: Sequence[_Plan]) -> Iterator[DataFram
             changes.unpersist()
 
 
-def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:
-    """The CHANGES of a window of the log."""
-    return decode(
-        spark,
-        change_log.segments(window),
-        window,
-        change_log.relations(),
-        [version.from_lsn.value for version in change_log.catalogs()],
-    )
-
-
-def _replay_one(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayResult:
+def _replay_one(plan: _Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
     name = plan.opened.subscription.name
     try:
         with translated_spark_errors(f'replay of subscription "{name}"'):
-            result = _flow(plan, changes, publisher_dsn)
+            result = _flow(plan, changes, source)
+    except UnknownValue as error:
+        with contextlib.suppress(psycopg.Error):
+            state.park(plan.opened.connection, name, plan.window.after, str(error))
+        return _failed(plan.opened, plan.window, plan.began, error)
     except (CdcReplayError, psycopg.Error) as error:
         return _failed(plan.opened, plan.window, plan.began, error)
     log.info(
-        "subscription %s: window %s, %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
+        "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
         name,
-        plan.window,
+        result.from_lsn,
+        result.to_lsn,
         result.changes_read,
         result.filtered_out,
         " ".join(f"{kind}={count}" for kind, count in result.applied.items()),
@@ -253,26 +265,105 @@ def _replay_one(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> R
     return result
 
 
-def _flow(plan: _Plan, changes: DataFrame | None, publisher_dsn: str) -> ReplayResult:
+def _flow(plan: _Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
+    if changes is None or not plan.routes.routes:
+        return _apply(plan, None)
+    flow = _routed(plan, changes, source)
+    if flow.found.unsent:
+        return _flow_with_unsent(flow, source)
+    return _apply(plan, flow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A plan's window, routed and surveyed; nothing is folded yet."""
+
+    plan: _Plan
+    changes: DataFrame
+    routed: Routed
+    found: Survey
+
+    @property
+    def net(self) -> DataFrame:
+        """The net changes."""
+        policy = self.plan.opened.subscription.on_conflict
+        return net_changes(self.routed.changes, self.found, self.plan.routes.tables, policy=policy)
+
+
+def _routed(plan: _Plan, changes: DataFrame, source: _Source) -> _Flow:
+    routed = _route(plan, changes, source)
+    return _Flow(plan, changes, routed, survey(routed.changes))
+
+
+def _route(plan: _Plan, changes: DataFrame, source: _Source) -> Routed:
+    origin = plan.opened.subscription.origin
+    return route(changes, plan.routes, origin=origin, publisher_dsn=source.dsn)
+
+
+def _flow_with_unsent(flow: _Flow, source: _Source) -> ReplayResult:
+    """Apply the window with the values of the first history that has all of them.
+
+    Raises:
+        UnknownValue: if none has.
+    """
+    for tried, history, is_last in _histories(flow, source):
+        entries = [(commit_lsn, seq) for _, commit_lsn, seq in tried.found.unsent]
+        with find(history, entries) as values:
+            failpoint("fill.after_read")
+            routed = _route(tried.plan, values.put_into(tried.changes), source)
+            # Values change no outcome, so the counts are those of the survey.
+            completed = dataclasses.replace(tried, routed=Routed(routed.changes, tried.routed.counts))
+            # A row that leaves again, or gets another value, does not need the one that was not sent.
+            if is_last or values.unknown == 0 or not lacks_values(completed.net):
+                return _apply(tried.plan, completed)
+    raise AssertionError("the last history is the last")
+
+
+def _histories(flow: _Flow, source: _Source) -> Iterator[tuple[_Flow, History, bool]]:
+    """What to apply, where to look for its unsent values, and whether it is the last that can be tried."""
+    window, session = flow.plan.window, flow.changes.sparkSession
+    unsent = Unsent(source.publisher, flow.plan.routes, flow.found, source.fence)
+    yield flow, unsent.in_window(flow.changes, window), False
+    yield flow, unsent.at_fence(session, window.after), False
+    if (fence := source.fence().consistent_point) > window.upto:
+        flow = _extended(flow, source, fence)
+        unsent = dataclasses.replace(unsent, routes=flow.plan.routes, found=flow.found)
+        yield flow, unsent.at_fence(session, window.after), False
+    yield flow, unsent.at_fence_with_whole_log(session), True
+
+
+def _extended(flow: _Flow, source: _Source, fence: Lsn) -> _Flow:
+    """The flow of the window up to the fence."""
+    change_log = ChangeLog.open(source.publisher.change_log)
+    plan = _plan(change_log, functools.partial(_content, change_log), flow.plan.opened, fence)
+    log.warning(
+        "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
+        " and that have changed since",
+        plan.opened.subscription.name,
+        flow.plan.window,
+        fence,
+    )
+    changes = decode_window(flow.changes.sparkSession, change_log, plan.window)
+    return _routed(dataclasses.replace(plan, began=flow.plan.began), changes, source)
+
+
+def _apply(plan: _Plan, flow: _Flow | None) -> ReplayResult:
+    """Apply the net changes, or only advance where there is nothing to route."""
     subscription = plan.opened.subscription
     results: list[ReplayResult] = []
 
     def record(connection: Connection, applied: Applied) -> None:
         # Tables without a change in the window have reached its end too.
         state.advance_tables(connection, subscription.name, plan.behind, plan.window.upto)
-        results.append(_result(plan, routed, applied))
+        results.append(_result(plan, flow.routed if flow else None, applied))
         state.record_result(connection, subscription.name, "replay", results[-1].to_dict())
 
     request = ApplyRequest(subscription, plan.opened.dsn, plan.routes.tables, (), plan.window.upto)
-    if changes is None or not plan.routes.routes:
-        routed = None
+    if flow is None:
         advance_only(request, before_commit=record)
         return results[0]
-    routed = route(changes, plan.routes, origin=subscription.origin, publisher_dsn=publisher_dsn)
-    found = survey(routed.changes)
-    net = net_changes(routed.changes, found, plan.routes.tables, policy=subscription.on_conflict)
-    request = dataclasses.replace(request, truncations=found.truncations)
-    apply_window(net, request, before_commit=record)
+    request = dataclasses.replace(request, truncations=flow.found.truncations)
+    apply_window(flow.net, request, before_commit=record)
     return results[0]
 
 

@@ -160,6 +160,44 @@ class RefreshResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyLogResult(Result):
+    """A change log without fault: it holds what committed in `(from_lsn, to_lsn]`."""
+
+    publisher: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    segments: int
+    messages: int
+    transactions: int
+    bytes: int
+    prepared: int
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult(Result):
+    """What left the change log, which starts at `to_lsn` now; in a dry run, what would leave.
+
+    `needed_lsn` is what the subscriptions still need the log from, `needed_by` the one that needs most;
+    `segments`, `messages` and `bytes` are what was pruned, `files` how many files were deleted, `merged` how
+    many small segments were merged.
+    """
+
+    publisher: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    needed_lsn: Lsn
+    needed_by: str | None
+    segments: int
+    messages: int
+    bytes: int
+    files: int
+    merged: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TeardownResult(Result):
     """What was removed."""
 

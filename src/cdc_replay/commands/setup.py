@@ -43,4 +43,5 @@ def setup_request(config: Config, publisher: PublisherConfig) -> SetupRequest:
         change_log=publisher.change_log,
         publications=tuple(wanted),
         two_phase=publisher.two_phase,
+        origin_none=config.wants_origin_none(publisher.name),
     )

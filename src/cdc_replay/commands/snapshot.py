@@ -50,7 +50,8 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
-    A table that was ready before the change log was begun anew is copied again, too.
+    A table that was ready before the change log was begun anew is copied again, too. Copying named tables
+    lets a parked subscription be replayed again.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
@@ -74,11 +75,14 @@ def snapshot_opened(
     publisher = config.publisher(at_work.subscription.publisher)
     change_log = remembered(config, at_work)
     states = at_work.table_states()
-    if not tables and not _needed(at_work, states, change_log.header.start_lsn):
+    if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult(at_work.subscription.name, None, None, time.monotonic() - began, 0, 0, ())
     with export_snapshot(config.dsn_of(publisher)) as exported:
         failpoint("snapshot.after_export")
-        copied = _copy(at_work, exported, _Wish(tables, states, change_log.header.start_lsn), progress)
+        copied = _copy(at_work, exported, _Wish(tables, states, change_log.start_lsn), progress)
+    if tables:
+        # What could not be passed was a change of one of them, or the next replay parks it again.
+        state.unpark(at_work.connection, at_work.subscription.name)
     return SnapshotResult(
         subscription=at_work.subscription.name,
         from_lsn=exported.consistent_point,
@@ -189,7 +193,7 @@ def _check_captured(
         for leaf in table.leaves
         if (published := resolve(catalog, subscription.publications, leaf.id)) is not None
         for action in PublishAction
-        if action in published.actions and not _is_captured(catalog, leaf, action)
+        if action in published.actions and not is_captured(catalog, leaf, action)
     ]
     if missing:
         raise PublisherNotReady(
@@ -200,7 +204,8 @@ def _check_captured(
         )
 
 
-def _is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
+def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
+    """Whether the log gets the action's changes of a leaf."""
     publication = catalog.publications.get(CAPTURE_PUBLICATIONS[action])
     family = (table, *catalog.ancestors(table.id))
     return publication is not None and any(contains(publication, each) for each in family)

@@ -26,12 +26,16 @@ _POSITION = "select pg_current_wal_flush_lsn()::text"
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """A publisher's slot and log; `behind_bytes` is WAL that the log does not hold yet."""
+    """A publisher's slot and log, which goes from `log_start` to `log_end`.
+
+    `behind_bytes` is WAL that the log does not hold yet.
+    """
 
     publisher: str
     slot: str
     slot_state: str
     position: Lsn | None = None
+    log_start: Lsn | None = None
     log_end: Lsn | None = None
     behind_bytes: int | None = None
     retained_wal_bytes: int | None = None
@@ -52,7 +56,8 @@ class TableStatus:
 class SubscriptionStatus:
     """A subscription's position; lag is what the publisher's position is ahead of it.
 
-    `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none.
+    `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none. Why a
+    subscription is parked is its `error`.
     """
 
     subscription: str
@@ -104,9 +109,9 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
 
 
 def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
-    position = log_end = None
+    position = log_start = log_end = None
     try:
-        log_end = _log_end(found)
+        log_start, log_end = _log_range(found)
         with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
             ((text,),) = connection.execute(_POSITION).fetchall()
             position = Lsn.parse(text)
@@ -114,13 +119,20 @@ def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
     except (CdcReplayError, psycopg.Error) as error:
         state_of_slot = "missing" if isinstance(error, SlotMissing) else "unknown"
         return PublisherStatus(
-            found.name, found.slot, state_of_slot, position=position, log_end=log_end, error=str(error)
+            found.name,
+            found.slot,
+            state_of_slot,
+            position=position,
+            log_start=log_start,
+            log_end=log_end,
+            error=str(error),
         )
     return PublisherStatus(
         publisher=found.name,
         slot=found.slot,
         slot_state=slot.wal_status or "unknown",
         position=position,
+        log_start=log_start,
         log_end=log_end,
         behind_bytes=None if log_end is None else max(0, position.value - log_end.value),
         retained_wal_bytes=slot.retained_wal_bytes,
@@ -128,11 +140,12 @@ def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
     )
 
 
-def _log_end(found: PublisherConfig) -> Lsn | None:
+def _log_range(found: PublisherConfig) -> tuple[Lsn | None, Lsn | None]:
     try:
-        return ChangeLog.open(found.change_log).end_lsn
+        change_log = ChangeLog.open(found.change_log)
     except ChangeLogMissing:
-        return None
+        return None, None
+    return change_log.start_lsn, change_log.end_lsn
 
 
 def _subscription(
@@ -142,12 +155,15 @@ def _subscription(
     try:
         with connect(config.dsn_of(found), purpose=f"status {name}") as connection:
             states = state.table_states(connection, name)
+            record = state.subscription_record(connection, name)
             replayed = state.last_result(connection, name, "replay")
             validated = state.last_result(connection, name, "validate")
     except (CdcReplayError, psycopg.Error) as failure:
         return SubscriptionStatus(name, publisher.publisher, error=str(failure)), []
     applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
     lag_seconds, error = _lag_seconds(config.publisher(publisher.publisher), applied)
+    if record is not None and record.parked_at is not None:
+        error = f"parked at {record.parked_at}: {record.parked_reason}"
     return SubscriptionStatus(
         subscription=name,
         publisher=publisher.publisher,

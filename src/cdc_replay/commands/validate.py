@@ -92,7 +92,7 @@ def _at_the_fence(
     ):
         fence_lsn = exported.consistent_point
         captured_up_to(config, publisher.name, fence_lsn)
-        (replayed,) = replay_opened(config, publisher, [at_work], fence_lsn)
+        (replayed,) = replay_opened(config, publisher, [at_work], fence_lsn, fence=exported)
         if replayed.error is not None:
             raise NotConsistent(
                 f'subscription "{subscription}" could not be replayed to the fence {fence_lsn}',

@@ -1,6 +1,7 @@
 """Routed changes to net changes on Spark: survey, group by lineage, fold.
 
-    survey       one job over the window: which tables were truncated, which keys were moved
+    survey       one job over the window: which tables were truncated, which keys were moved, which rows
+                 enter with values that were not sent
     net_changes  drop what a TRUNCATE made void, bring each lineage's changes together in order, fold them
 
 The changes of one key hash to one lineage without knowing any other row. Only UPDATEs that change a key
@@ -10,10 +11,10 @@ lineage. Different lineages may share a number: the fold keeps keys apart by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -21,14 +22,12 @@ from pyspark.sql import functions as F
 
 from cdc_replay.compact.reference import Key
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
-from cdc_replay.model.change import NET, ChangeKind, Truncation
+from cdc_replay.model.change import NET, ChangeKind, NetKind, Truncation
+from cdc_replay.model.links import linked
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable
 
 _RESTART_IDENTITY: Final = 2
 """Bit of a Truncate message's flags (R1.1)."""
-
-_Slot: TypeAlias = tuple[int, Key]
-"""A target and one of its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +35,24 @@ class Survey:
     """What has to be known of a whole window before its changes can be grouped.
 
     `truncations` are all of the window, in order. `lineages` gives (target, key) → number of the lineage
-    for keys that an UPDATE has left or reached.
+    for keys that an UPDATE has left or reached. `unsent` are (target, commit LSN, seq) of UPDATEs that became
+    an INSERT although a value was not sent (R4.6).
     """
 
     truncations: tuple[Truncation, ...]
     lineages: tuple[tuple[int, Key, int], ...]
+    unsent: tuple[tuple[int, int, int], ...] = ()
 
 
 def survey(routed: DataFrame) -> Survey:
-    """One pass over `routed` (ROUTED): its truncations and moved keys.
+    """One pass over `routed` (ROUTED): its truncations, moved keys and INSERTs that lack a value.
 
     The pass evaluates `routed`; persist it first where making it costs more than reading it back.
     """
     moved = (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("search_key") != F.col("new_key"))
     truncated = F.col("kind") == ChangeKind.TRUNCATE.value
-    rows = routed.where(truncated | moved).select(
+    unsent = (F.col("kind") == ChangeKind.INSERT.value) & F.col("transformed") & F.col("kinds").contains("u")
+    rows = routed.where(truncated | moved | unsent).select(
         "target", "kind", "commit_lsn", "seq", "truncate_flags", "search_key", "new_key"
     )
     found = rows.toArrow().to_pylist()
@@ -69,26 +71,19 @@ def survey(routed: DataFrame) -> Survey:
         for row in found
         if row["kind"] == ChangeKind.UPDATE.value
     ]
+    lacking = [
+        (row["target"], row["commit_lsn"], row["seq"])
+        for row in found
+        if row["kind"] == ChangeKind.INSERT.value
+    ]
     ordered = sorted(truncations, key=lambda found: (found.commit_lsn, found.seq, found.target))
-    return Survey(tuple(ordered), tuple(linked(moves)))
+    return Survey(tuple(ordered), tuple(linked(moves)), tuple(lacking))
 
 
-def linked(moves: Iterable[tuple[_Slot, _Slot]]) -> Iterator[tuple[int, Key, int]]:
-    """Every key of `moves` with the number of its lineage: equal where keys are linked (union-find)."""
-    parents: dict[_Slot, _Slot] = {}
-
-    def root(slot: _Slot) -> _Slot:
-        parents.setdefault(slot, slot)
-        while (parent := parents[slot]) != slot:
-            parents[slot] = slot = parents[parent]
-        return slot
-
-    for old, new in moves:
-        parents[root(old)] = root(new)
-    numbers: dict[_Slot, int] = {}
-    for slot in list(parents):
-        number = numbers.setdefault(root(slot), len(numbers))
-        yield *slot, number
+def lacks_values(net: DataFrame) -> bool:
+    """Whether `net` (NET) would insert a row with a value that was not sent; folds the window."""
+    lacking = net.where((F.col("kind") == NetKind.INSERT.value) & F.col("kinds").contains("u"))
+    return not lacking.isEmpty()
 
 
 def net_changes(

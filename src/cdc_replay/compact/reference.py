@@ -91,6 +91,15 @@ class _Row:
         self.values = tuple(new if kind in SENT else old for new, kind, old, _ in both)
         self.kinds = "".join(kind if kind in SENT else old for _, kind, _, old in both)
 
+    def become(self, values: Values | None, kinds: str | None) -> None:
+        """Another row takes this one's place: what it did not send (`u`) is not what this one has (R4.6)."""
+        if values is None or kinds is None or self.values is None or self.kinds is None:
+            self.overlay(values, kinds)
+            return
+        both = list(zip(values, kinds, self.values, self.kinds, strict=True))
+        self.values = tuple(old if kind == "-" else new for new, kind, old, _ in both)
+        self.kinds = "".join(old if kind == "-" else kind for _, kind, _, old in both)
+
 
 @dataclass(slots=True)
 class LineageFold:
@@ -145,7 +154,7 @@ class LineageFold:
             self.conflicts[ConflictKind.INSERT_EXISTS] += 1
             if self.policy is ConflictPolicy.SKIP:
                 return
-        row.overlay(change.values, change.kinds)
+        row.become(change.values, change.kinds)
 
     def _update(self, search_key: Key, new_key: Key, change: RoutedChange) -> None:
         row = self._slots.get(search_key)

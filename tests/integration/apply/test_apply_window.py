@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_replay.errors import UnknownValue
 from fixtures.postgres import Database
 from integration.apply.windows import UNKNOWN, UNSENT, Target
 
@@ -120,8 +121,26 @@ def test_a_truncate_in_the_middle_makes_void_what_came_before(make: Make) -> Non
     assert target.rows("insert into t (a) values (0) on conflict do nothing returning id") == []
 
 
+def test_a_row_is_never_inserted_without_a_value_that_was_not_sent(make: Make) -> None:
+    """R4.6: native stores NULL; here nothing of the window is applied, and the error names the row."""
+    target = make("create table t (id int primary key, a int, big text)", t=("id", "a", "big"))
+    changes = target.window()
+    changes.insert("t", 1, 1, "sent")
+    changes.insert("t", 2, 2, UNSENT)
+    changes.update("t", 2, 3, UNSENT)
+    with pytest.raises(UnknownValue) as refused:
+        target.apply(changes)
+    for part in ('"public"."t"', '"big"', "(id)=(2)", "R4.6", "--table public.t"):
+        assert part in str(refused.value)
+    assert target.rows("table t") == []
+
+    changes.update("t", 2, 4, "sent later")
+    target.apply(changes)
+    assert target.rows("table t order by id") == [(1, 1, "sent"), (2, 4, "sent later")]
+
+
 def test_columns_of_the_subscriber_get_their_defaults_and_are_computed(make: Make) -> None:
-    """R8.2, R8.14: defaults, NULL for an INSERT's `u`, generated and identity columns, any column order."""
+    """R8.2, R8.14: defaults, generated and identity columns, any column order."""
     target = make(
         """
         create sequence s;
@@ -137,7 +156,7 @@ def test_columns_of_the_subscriber_get_their_defaults_and_are_computed(make: Mak
         t=("id", "a", "big", "later"),
     )
     changes = target.window()
-    changes.insert("t", 7, 1, UNSENT, "sent")
+    changes.insert("t", 7, 1, None, "sent")
     changes.insert("t", 8, 2, "b", UNKNOWN)
     changes.insert("t", 9, 3, "c", None)
     changes.commit()

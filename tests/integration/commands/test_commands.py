@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.explain import explain
@@ -239,7 +239,7 @@ def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin)
     assert teardown(twin.config, "s").removed == ()
     removed = teardown(twin.config, "pub").removed
     assert removed[0] == f"replication slot {twin.slot}"
-    assert sorted(removed[1:]) == sorted(f"publication {name}" for name in CAPTURE_PUBLICATIONS.values())
+    assert sorted(removed[1:]) == sorted(f"publication {name}" for name in OUR_PUBLICATIONS)
     assert teardown(twin.config, "pub").removed == ()
     assert twin.publisher.rows("select pubname::text from pg_publication") == [("p",)]
     slots = "select slot_name::text from pg_replication_slots where database = current_database()"

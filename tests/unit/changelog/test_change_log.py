@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc_replay.changelog.log import ChangeLog, LogHeader
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
 from cdc_replay.changelog.side_tables import CatalogVersion
@@ -84,6 +85,19 @@ def test_a_reader_keeps_the_log_that_it_opened(log: ChangeLog, uri: str) -> None
     assert (reader.end_lsn, commit_lsns(reader)) == (Lsn(110), [110])
 
 
+def test_a_reader_keeps_the_log_that_it_opened_when_old_commits_are_deleted(
+    log: ChangeLog, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+    append(log, 110, transaction(110))
+    reader = ChangeLog.open(uri)
+    for end_lsn in range(120, 180, 10):
+        append(log, end_lsn, transaction(end_lsn))
+    assert not Path(uri, "changes", "_delta_log", f"{1:020}.json").exists()
+    assert (reader.start_lsn, reader.end_lsn, commit_lsns(reader)) == (Lsn(100), Lsn(110), [110])
+
+
 def test_a_second_writer_is_refused(log: ChangeLog, uri: str) -> None:
     other = ChangeLog.open(uri)
     append(log, 110, transaction(110))
@@ -102,7 +116,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment of three row groups (of 10 rows) and one of one; the window is in the second group."""
-    monkeypatch.setattr("cdc_replay.changelog.log.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 10)
     append(log, 130, transaction(110, 10), transaction(120, 10), transaction(130, 10))
     append(log, 140, transaction(140))
     assert [group.rows for group in log.segments(EVERYTHING)] == [10, 10, 10, 1]
@@ -113,7 +127,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
 def test_summary_and_commits_count_transactions_across_row_groups(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.log.ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 2)
     rows = transaction(110, 5)
     append(log, 120, *(rows.slice(start, 1) for start in range(5)), transaction(120, 2))
     summary = log.summary(EVERYTHING)

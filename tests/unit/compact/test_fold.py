@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.compact.lineage import linked
 from cdc_replay.compact.reference import Key, NetChange, RoutedChange, Values, fold
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
 from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
+from cdc_replay.model.links import linked
 from cdc_replay.model.subscription import ConflictPolicy
 
 INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE

@@ -1,0 +1,64 @@
+"""The header of a change log: whose changes it holds. It is kept as properties of the table of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from cdc_replay.changelog.segment import RESTORE
+from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.model.lsn import Lsn
+
+FORMAT: Final = "1"
+"""The version of the log's layout, written into the header."""
+
+_PREFIX: Final = "cdc_replay."
+
+
+@dataclass(frozen=True, slots=True)
+class LogHeader:
+    """Which changes the log holds: those of one slot of one history of one cluster, after `start_lsn`."""
+
+    system_identifier: str
+    timeline: int
+    slot: str
+    start_lsn: Lsn
+
+    def to_configuration(self) -> dict[str, str]:
+        """The header as properties of the table."""
+        values = {
+            "format": FORMAT,
+            "system_identifier": self.system_identifier,
+            "timeline": str(self.timeline),
+            "slot": self.slot,
+            "start_lsn": str(self.start_lsn),
+        }
+        return {_PREFIX + name: value for name, value in values.items()}
+
+    @classmethod
+    def of_configuration(cls, uri: str, configuration: Mapping[str, str]) -> Self:
+        """The header that the properties of the log at `uri` hold.
+
+        Raises:
+            ChangeLogDamaged: if one is missing, or the log has another format.
+        """
+        try:
+            header = cls(
+                system_identifier=configuration[_PREFIX + "system_identifier"],
+                timeline=int(configuration[_PREFIX + "timeline"]),
+                slot=configuration[_PREFIX + "slot"],
+                start_lsn=Lsn.parse(configuration[_PREFIX + "start_lsn"]),
+            )
+        except KeyError as error:
+            raise ChangeLogDamaged(
+                f'"{uri}" is not a change log of this software',
+                detail=f"Its table lacks {error}.",
+                hint=RESTORE,
+            ) from None
+        if (found := configuration.get(_PREFIX + "format")) != FORMAT:
+            raise ChangeLogDamaged(
+                f'change log "{uri}" has format {found}, this version reads {FORMAT}',
+                hint="Use the version of cdc-replay that wrote it.",
+            )
+        return header

@@ -1,0 +1,75 @@
+"""Retention: what nobody needs any more leaves the log at its start.
+
+Segments leave whole and in order; the log starts behind the last one then. The new start is recorded in the
+commit that takes them out, as an application transaction beside the end, so a reader that wants more than
+there is always knows.
+
+| killed after | there is                                                                       |
+|--------------|--------------------------------------------------------------------------------|
+| the commit   | the files of the segments, which the next prune deletes, or a later compaction |
+
+Relation versions and catalogs stay. They are small, and a message needs those of the time when the change was
+made, which for a long transaction, or one that is prepared, lies before the start (R9.10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow.compute as pc
+
+from cdc_replay.changelog.segment import Segment, plan_row_groups, read_columns
+from cdc_replay.changelog.storage import delete_files
+from cdc_replay.changelog.table import DurableTable, Position
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+
+_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
+
+
+def start_application(slot: str) -> str:
+    """The application whose position is the log's start, once that has moved."""
+    return f"{slot}/start"
+
+
+def prunable(table: DurableTable, upto: Lsn, committed_by: int | None) -> tuple[Segment, ...]:
+    """The first segments of the log, as long as each wholly lies at or before `upto`.
+
+    With `committed_by`, in microseconds since 1970-01-01 UTC, also only as long as each of their transactions
+    was committed by then.
+
+    Raises:
+        ChangeLogDamaged: if a segment has to be read for that, and cannot be.
+    """
+    return tuple(_prefix(table, upto, committed_by))
+
+
+def _prefix(table: DurableTable, upto: Lsn, committed_by: int | None) -> Iterator[Segment]:
+    for segment in table.segments():
+        if segment.max_commit_lsn > upto.value:
+            return
+        if committed_by is not None and _last_commit_time(table, segment) > committed_by:
+            return
+        yield segment
+
+
+def _last_commit_time(table: DurableTable, segment: Segment) -> int:
+    """The greatest commit time; that of a message outside of any transaction is not known (R9.13)."""
+    groups = plan_row_groups(table.location / segment.name, _EVERYTHING)
+    times = (pc.max(read_columns(group, ("commit_time",), _EVERYTHING)["commit_time"]) for group in groups)
+    return max((time.as_py() for time in times if time.is_valid), default=0)
+
+
+def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_files: bool) -> int:
+    """Take the first segments out of the log and move its start behind them, in one durable commit.
+
+    Returns how many files were deleted then.
+
+    Raises:
+        ChangeLogConflict: if another process prunes or compacts the log.
+    """
+    start = max(segment.max_commit_lsn for segment in segments)
+    table.replace(segments, (), Position(start_application(slot), start))
+    failpoint("prune.after_commit")
+    return 0 if keep_files else delete_files(table.location, [segment.name for segment in segments])

@@ -1,0 +1,270 @@
+"""Whether the commits of a table of the change log tell one unbroken story, and the table is what they tell.
+
+The commits are read one by one, as files, from the first that is there: none may be missing, each must match
+its seal. What they add and remove is added up, and must be what a reader of the table gets, who starts from a
+checkpoint. For the table of changes each commit is one of these:
+
+| kind       | application          | its segments                                                          |
+|------------|----------------------|-----------------------------------------------------------------------|
+| creation   | the slot's           | none                                                                  |
+| pull       | the slot's           | added ones lie within (end before, end after]                         |
+| prune      | the start's          | removed ones lie at or before the new start                           |
+| compaction | the start's, as is   | added ones have as many rows as those removed, and lie where they lay |
+| timeline   | none                 | none                                                                  |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import NativeFile
+
+from cdc_replay.changelog.commits import Commit, LogFolder, read_commit
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.prune import start_application
+from cdc_replay.changelog.segment import RESTORE, Segment
+from cdc_replay.changelog.storage import Location
+from cdc_replay.changelog.table import DurableTable
+from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.model.lsn import Lsn
+
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+
+Check = Callable[["TableState", Commit], str | None]
+"""What is wrong with a commit after that state, if anything is."""
+
+
+@dataclass(slots=True)
+class TableState:
+    """What the commits up to one of them add up to.
+
+    `positions` are those of the slot and of the log's start; a side table has none.
+    """
+
+    segments: dict[str, Segment] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    configuration: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: DurableTable) -> TableState:
+        """What a reader of the table gets."""
+        configuration = dict(table.configuration)
+        slot = configuration.get("cdc_replay.slot", "")
+        positions = {name: table.position(name) for name in (slot, start_application(slot))}
+        return cls(
+            {segment.name: segment for segment in table.segments()},
+            {name: position for name, position in positions.items() if position is not None},
+            configuration,
+        )
+
+    def apply(self, commit: Commit) -> None:
+        """Take the commit in."""
+        for name in commit.removed:
+            del self.segments[name]
+        self.segments.update((segment.name, segment) for segment in commit.added)
+        self.configuration.update(commit.configuration)
+        slot = self.configuration.get("cdc_replay.slot", "")
+        self.positions.update(
+            (name, position)
+            for name, position in commit.positions.items()
+            if name in {slot, start_application(slot)}
+        )
+
+
+def verified_table(location: Location, check: Check | None = None) -> DurableTable:
+    """The table as of its last commit, once all commits have been checked.
+
+    Raises:
+        ChangeLogMissing: if there is no table.
+        ChangeLogDamaged: naming the first commit that is missing or wrong.
+    """
+    folder = LogFolder.of(location)
+    if not folder.commits:
+        raise ChangeLogMissing(
+            f'there is no change log table at "{location.uri}"',
+            hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
+        )
+    try:
+        state = _told(location, folder, check)
+    except ChangeLogDamaged:
+        if LogFolder.of(location).commits[:1] > folder.commits[:1]:
+            # The first commits have gone since the folder was listed: a checkpoint stands for them now.
+            return verified_table(location, check)
+        raise
+    # Last: the reader's library does not say which file it stumbles over.
+    table = DurableTable.open(location, version=folder.commits[-1])
+    _check_same(folder, state, TableState.of(table))
+    return table
+
+
+def _told(location: Location, folder: LogFolder, check: Check | None) -> TableState:
+    """What the commits that are there add up to, from a checkpoint on if the first ones are gone."""
+    _check_unbroken(folder)
+    _check_checkpoint(folder)
+    base = _base(folder)
+    state = TableState()
+    if base is not None:
+        state = TableState.of(DurableTable.open(location, version=base))
+    is_sealed = False
+    for version in folder.commits:
+        commit = read_commit(folder, version)
+        if is_sealed and not commit.is_sealed:
+            raise _fault(folder, version, "It has no seal, although commits before it have one.")
+        is_sealed = commit.is_sealed
+        if base is None or version > base:
+            _check_applicable(folder, state, commit)
+            if check is not None and (problem := check(state, commit)):
+                raise _fault(folder, version, problem)
+            state.apply(commit)
+    return state
+
+
+def check_changes(state: TableState, commit: Commit) -> str | None:
+    """The check for a commit to the table of changes; see the module.
+
+    Raises:
+        ChangeLogDamaged: if the table's properties are not those of a change log.
+    """
+    header = LogHeader.of_configuration("changes", {**state.configuration, **commit.configuration})
+    slot, start = header.slot, start_application(header.slot)
+    removed = [state.segments[name] for name in commit.removed]
+    if slot in commit.positions:
+        return _check_pull(state.positions.get(slot), commit.positions[slot], commit.added, removed)
+    if start in commit.positions:
+        before = state.positions.get(start, header.start_lsn.value)
+        return _check_maintenance(before, commit.positions[start], commit.added, removed)
+    if commit.added or commit.removed:
+        return "It changes the segments without saying where the log ends or starts."
+    return None
+
+
+def _check_pull(
+    before: int | None, end: int, added: Sequence[Segment], removed: Sequence[Segment]
+) -> str | None:
+    if removed:
+        return f"It moves the end of the log and takes segments out of it: {_names(removed)}."
+    if before is None:
+        return f"It creates the log, with segments in it: {_names(added)}." if added else None
+    if end < before:
+        return f"It moves the end of the log back, from {Lsn(before)} to {Lsn(end)}."
+    outside = [one for one in added if one.min_commit_lsn <= before or one.max_commit_lsn > end]
+    if outside:
+        return f"It brings ({Lsn(before)}, {Lsn(end)}]; outside of that is {_ranges(outside)}."
+    return None
+
+
+def _check_maintenance(
+    before: int, start: int, added: Sequence[Segment], removed: Sequence[Segment]
+) -> str | None:
+    if start < before:
+        return f"It moves the start of the log back, from {Lsn(before)} to {Lsn(start)}."
+    if not added:
+        lost = [one for one in removed if one.max_commit_lsn > start]
+        return f"It prunes up to {Lsn(start)}; beyond that was {_ranges(lost)}." if lost else None
+    old, new = _extent(removed), _extent(added)
+    if old != new:
+        return f"It replaces {old[0]} messages in {old[1]} to {old[2]} by {new[0]} in {new[1]} to {new[2]}."
+    return None
+
+
+def _extent(segments: Sequence[Segment]) -> tuple[int, Lsn, Lsn]:
+    """Number of messages, first and last commit LSN."""
+    return (
+        sum(one.rows for one in segments),
+        Lsn(min((one.min_commit_lsn for one in segments), default=0)),
+        Lsn(max((one.max_commit_lsn for one in segments), default=0)),
+    )
+
+
+def _check_unbroken(folder: LogFolder) -> None:
+    first, last = folder.commits[0], folder.commits[-1]
+    missing = sorted(set(range(first, last + 1)) - set(folder.commits))
+    # Commits that a checkpoint stands for may be gone, the older ones first.
+    if first > 0 and not any(first - 1 <= version <= last for version in folder.checkpoints):
+        missing = [first - 1]
+    beyond = [version for version in folder.checkpoints if version > last]
+    if missing or beyond:
+        raise _fault(folder, (missing or beyond)[0], "It is missing.")
+
+
+def _base(folder: LogFolder) -> int | None:
+    """The version from whose checkpoint the story is told; None if from its beginning."""
+    first = folder.commits[0]
+    return None if first == 0 else min(version for version in folder.checkpoints if version >= first - 1)
+
+
+def _check_checkpoint(folder: LogFolder) -> None:
+    """Readers use the last checkpoint only, and find it by a file that names it."""
+    if not folder.checkpoints:
+        return
+    pointer = folder.location / _LAST_CHECKPOINT
+    last = folder.location / f"{folder.checkpoints[-1]:020}.checkpoint.parquet"
+    readers: tuple[tuple[Location, Callable[[NativeFile], object]], ...] = (
+        (pointer, lambda source: folder.checkpoints.index(json.loads(source.read())["version"])),
+        (last, lambda source: pq.ParquetFile(source).read(use_threads=False)),
+    )
+    for file, read in readers:
+        try:
+            with file.filesystem.open_input_file(file.path) as source:
+                read(source)
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise ChangeLogDamaged(
+                f'checkpoint file "{file.uri}" of the change log cannot be read',
+                detail=f"{type(error).__name__}: {error}",
+                hint=RESTORE,
+            ) from error
+
+
+def _check_applicable(folder: LogFolder, state: TableState, commit: Commit) -> None:
+    unknown = [name for name in commit.removed if name not in state.segments]
+    if unknown:
+        raise _fault(folder, commit.version, f"It removes what is not there: {', '.join(unknown)}.")
+    doubled = [one.name for one in commit.added if one.name in state.segments]
+    if doubled:
+        raise _fault(folder, commit.version, f"It adds what is there already: {', '.join(doubled)}.")
+
+
+def _check_same(folder: LogFolder, told: TableState, found: TableState) -> None:
+    if told == found:
+        return
+    names = {name for name in told.segments | found.segments if _differs(told, found, name)}
+    differences = [f"segment {name}" for name in sorted(names)]
+    differences += [
+        f"position of {name}: {found.positions.get(name)} instead of {position}"
+        for name, position in told.positions.items()
+        if found.positions.get(name) != position
+    ]
+    if told.configuration != found.configuration:
+        differences.append("the table's properties")
+    raise ChangeLogDamaged(
+        f'a checkpoint of change log table "{folder.location.uri}" is not what the commits add up to',
+        detail=f"They differ in {'; '.join(differences)}.",
+        hint=RESTORE,
+    )
+
+
+def _differs(told: TableState, found: TableState, name: str) -> bool:
+    return told.segments.get(name) != found.segments.get(name)
+
+
+def _names(segments: Iterable[Segment]) -> str:
+    return ", ".join(one.name for one in segments)
+
+
+def _ranges(segments: Iterable[Segment]) -> str:
+    return ", ".join(
+        f"{one.name} with {Lsn(one.min_commit_lsn)} to {Lsn(one.max_commit_lsn)}" for one in segments
+    )
+
+
+def _fault(folder: LogFolder, version: int, problem: str) -> ChangeLogDamaged:
+    return ChangeLogDamaged(
+        f'commit "{folder.commit_file(version).uri}" of the change log is damaged or missing',
+        detail=problem,
+        hint=RESTORE,
+    )

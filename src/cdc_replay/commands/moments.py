@@ -1,0 +1,24 @@
+"""Timestamps that users give."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from cdc_replay.errors import InvalidConfiguration
+
+
+def moment_of(text: str) -> int:
+    """Microseconds since 1970; a timestamp without a zone is UTC.
+
+    Raises:
+        InvalidConfiguration: if it is no timestamp.
+    """
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidConfiguration(
+            f'"{text}" is neither a WAL position nor a timestamp',
+            hint="Give 0/16B3748, or 2026-01-31T12:00:00+00:00.",
+        ) from None
+    aware = found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    return round(aware.timestamp() * 1_000_000)

@@ -1,0 +1,78 @@
+"""`verify-log`: read a publisher's whole change log and tell the first fault. The publisher is not asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from cdc_replay.catalog.history import catalog_from_json
+from cdc_replay.changelog import verify
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.changelog.segment import RESTORE
+from cdc_replay.commands.results import VerifyLogResult
+from cdc_replay.config import Config
+from cdc_replay.errors import ChangeLogDamaged
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 10
+
+
+def verify_log(config: Config, publisher: str, *, progress: verify.Progress | None = None) -> VerifyLogResult:
+    """Read everything that the log holds; `progress` is told the bytes that are verified, and those of all.
+
+    Raises:
+        ChangeLogMissing: before `setup`.
+        ChangeLogDamaged: for the first fault.
+    """
+    began = time.monotonic()
+    found = config.publisher(publisher)
+    verified = verify.verify_log(found.change_log, progress=_Reporter(publisher, progress))
+    _check_catalogs(ChangeLog.open(found.change_log))
+    result = VerifyLogResult(
+        publisher=publisher,
+        from_lsn=verified.from_lsn,
+        to_lsn=verified.to_lsn,
+        seconds=time.monotonic() - began,
+        segments=verified.segments,
+        messages=verified.messages,
+        transactions=verified.transactions,
+        bytes=verified.bytes,
+        prepared=verified.prepared,
+    )
+    log.info(
+        "verified the change log of %s (%s, %s]: %d segments, %d transactions, %d messages, %d bytes, %.2f s",
+        publisher, result.from_lsn, result.to_lsn, result.segments, result.transactions, result.messages,
+        result.bytes, result.seconds,
+    )  # fmt: skip
+    return result
+
+
+class _Reporter:
+    """Passes progress on, and writes a line for the operator now and then."""
+
+    def __init__(self, publisher: str, progress: verify.Progress | None) -> None:
+        self._publisher = publisher
+        self._progress = progress
+        self._reported = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
+        if time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._reported = time.monotonic()
+            log.info("verifying the change log of %s: %d of %d bytes", self._publisher, done, total)
+
+
+def _check_catalogs(change_log: ChangeLog) -> None:
+    for version in change_log.catalogs():
+        try:
+            catalog_from_json(version.text)
+        except ChangeLogDamaged as error:
+            raise ChangeLogDamaged(
+                f'the catalog that is in force from {version.from_lsn} on in change log "{change_log.uri}"'
+                " cannot be read",
+                detail=error.detail,
+                hint=RESTORE,
+            ) from error

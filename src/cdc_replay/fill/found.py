@@ -1,0 +1,200 @@
+"""Spark: entries of a history, found in three steps.
+
+    look at      all changes of the leaves: which keys are linked by moves, where a TRUNCATE is; one job
+    follow       the changes of the keys that entries have had, in commit order (`fill.follow`)
+    read         what is still waiting, from the publisher at the fence (`fill.fence`)
+
+Only changes of rows that enter are moved between executors, and only if there are entries at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from cdc_replay.fill.fence import FenceReader, fenced_leaves
+from cdc_replay.fill.follow import FOLLOWED, follow
+from cdc_replay.fill.leaves import FOUND, FollowedLeaf
+from cdc_replay.model.change import CHANGES, ChangeKind
+from cdc_replay.model.links import Key, Slot, linked
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
+
+Position: TypeAlias = tuple[int, int]
+"""Commit LSN and seq of a row change, which no other row change has."""
+
+_POSITION: Final = ("commit_lsn", "seq")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Unfiltered changes (CHANGES) in which the rows of `leaves` can be followed.
+
+    With a `fence` they reach exactly up to its consistent point.
+    """
+
+    changes: DataFrame
+    leaves: tuple[FollowedLeaf, ...]
+    fence: ExportedSnapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Entries (FOUND), kept until the context that made them ends; `unknown` values are left in them."""
+
+    rows: DataFrame
+    unknown: int
+
+    def put_into(self, changes: DataFrame) -> DataFrame:
+        """`changes` (CHANGES), which hold the entries, with the entries as they were found."""
+        places = F.broadcast(self.rows.select(*_POSITION))
+        others = changes.join(places, list(_POSITION), "left_anti").select(*CHANGES.names)
+        return others.unionByName(self.rows.select(*CHANGES.names))
+
+
+@contextlib.contextmanager
+def find(history: History, entries: Sequence[Position]) -> Iterator[Found]:
+    """The values that the UPDATEs at `entries` did not send, as far as they can be proved.
+
+    Entries of other leaves than the history's are not among the rows, and count as one unknown value each.
+
+    Raises:
+        PublisherNotReady, ServerUnavailable, MissingPrivilege: if the publisher cannot be read; from a task
+            as text inside Spark's own exception.
+    """
+    rows = _found(history, entries).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        totals = rows.agg(F.count("*"), F.sum(F.col("lost") + F.size("missing"))).collect()[0]
+        elsewhere = len(entries) - int(totals[0])
+        yield Found(rows, elsewhere + int(totals[1] or 0))
+    finally:
+        rows.unpersist()
+
+
+def _found(history: History, entries: Sequence[Position]) -> DataFrame:
+    leaves = {int(leaf.id): leaf for leaf in history.leaves}
+    keyed = _with_keys(history, entries)
+    seen = _look_at(keyed)
+    columns = zip(*seen.lineages, strict=True) if seen.lineages else ((), (), ())
+    table = pa.table(
+        [pa.array(column, kind) for column, kind in zip(columns, _LINEAGE.types, strict=True)],
+        schema=_LINEAGE,
+    )
+    lineages = F.broadcast(history.changes.sparkSession.createDataFrame(table))
+    key = F.coalesce("key_before", "key_after")
+    same = (F.col("relation_id") == F.col("linked_leaf")) & (key == F.col("linked_key"))
+    ordered = (
+        keyed.where(F.col("kind") != ChangeKind.TRUNCATE.value)
+        .join(lineages, same)
+        .repartition("lineage")
+        .sortWithinPartitions("lineage", *_POSITION)
+        .select(*FOLLOWED)
+    )
+    truncated = seen.truncated
+
+    def follow_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from follow(batches, leaves, truncated)
+
+    followed = ordered.mapInArrow(follow_partition, FOUND.ddl)
+    if history.fence is None:
+        return followed
+    reader = FenceReader(history.fence, fenced_leaves(history.fence, history.leaves), _types(history))
+    return followed.mapInArrow(reader.read, FOUND.ddl)
+
+
+_LINEAGE: Final = pa.schema(
+    [("linked_leaf", pa.int64()), ("linked_key", pa.list_(pa.string())), ("lineage", pa.int64())]
+)
+
+
+def _types(history: History) -> dict[int, tuple[tuple[str, int, int], ...]]:
+    return {
+        relation.version: tuple((each.name, each.type_oid, each.typmod) for each in relation.columns)
+        for leaf in history.leaves
+        for relation in leaf.relations
+    }
+
+
+def _with_keys(history: History, entries: Sequence[Position]) -> DataFrame:
+    """The leaves' changes with their keys before and after, and whether they are entries."""
+    leaves = [int(leaf.id) for leaf in history.leaves]
+    versions = [relation.version for leaf in history.leaves for relation in leaf.relations]
+    is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value
+    ours = F.col("relation_id").isin(leaves) & (is_truncate | F.col("relation_version").isin(versions))
+    columns = list(zip(*entries, strict=True))
+    types = (pa.int64(), pa.int32())
+    table = pa.table(
+        [pa.array(each, kind) for each, kind in zip(columns, types, strict=True)], list(_POSITION)
+    )
+    wanted = history.changes.sparkSession.createDataFrame(table).withColumn("entered", F.lit(True))
+    is_entry = F.coalesce(F.col("entered") & (F.col("kind") == ChangeKind.UPDATE.value), F.lit(False))
+    old_key, new_key = _key(history.leaves, _old_value), _key(history.leaves, _new_value)
+    # An UPDATE without an old tuple has not changed its key (R1.6).
+    before = F.when(F.col("old").isNotNull(), old_key).when(F.col("kind") == ChangeKind.UPDATE.value, new_key)
+    return (
+        history.changes.where(ours)
+        .join(F.broadcast(wanted), list(_POSITION), "left")
+        .withColumn("is_entry", is_entry)
+        .withColumn("key_before", before)
+        .withColumn("key_after", F.when(F.col("new").isNotNull(), new_key))
+    )
+
+
+def _old_value(position: int) -> Column:
+    return F.col("old")[position]
+
+
+def _new_value(position: int) -> Column:
+    """A key column that is stored out of line and unchanged is in the old tuple (R1.6)."""
+    is_unsent = F.substring("new_kinds", position + 1, 1) == "u"
+    return F.when(is_unsent, F.col("old")[position]).otherwise(F.col("new")[position])
+
+
+def _key(leaves: Sequence[FollowedLeaf], value_of: Callable[[int], Column]) -> Column:
+    """The values of the replica identity in order of column name."""
+    versions: dict[tuple[int, ...], list[int]] = {}
+    for leaf in leaves:
+        for relation in leaf.relations:
+            versions.setdefault(leaf.key_positions(relation), []).append(relation.version)
+    key = F.lit(None).cast("array<string>")
+    for positions, alike in versions.items():
+        values = F.array(*(value_of(position) for position in positions))
+        key = F.when(F.col("relation_version").isin(alike), values).otherwise(key)
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """(leaf, key, lineage) of every key that a row with an entry has had, and each leaf's last TRUNCATE."""
+
+    lineages: tuple[tuple[int, Key, int], ...]
+    truncated: Mapping[int, Position]
+
+
+def _look_at(keyed: DataFrame) -> _Seen:
+    is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value
+    is_move = (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("key_before") != F.col("key_after"))
+    rows = keyed.where(is_truncate | is_move | F.col("is_entry")).select(
+        "relation_id", "kind", *_POSITION, "key_before", "key_after", "is_entry"
+    )
+    moves: list[tuple[Slot, Slot]] = []
+    entered: set[Slot] = set()
+    truncated: dict[int, Position] = {}
+    for row in rows.toArrow().to_pylist():
+        leaf, position = row["relation_id"], (row["commit_lsn"], row["seq"])
+        if row["kind"] == ChangeKind.TRUNCATE.value:
+            truncated[leaf] = max(position, truncated.get(leaf, position))
+            continue
+        before, after = (leaf, tuple(row["key_before"])), (leaf, tuple(row["key_after"]))
+        moves.append((before, after))
+        if row["is_entry"]:
+            entered.add(after)
+    found = list(linked(moves))
+    wanted = {lineage for leaf, key, lineage in found if (leaf, key) in entered}
+    return _Seen(tuple(each for each in found if each[-1] in wanted), truncated)

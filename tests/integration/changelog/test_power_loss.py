@@ -1,0 +1,214 @@
+"""Power is lost at every step of a log's life: nothing that was promised is lost, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import CdcReplayError, ChangeLogNotWritable, ChangeLogUnavailable
+from integration.changelog.power_loss import Disk, Moment, after_kill, path_of, put_down, survivors
+from integration.changelog.pulls import HEADER, PULLS, Publisher, expected_rows, rows_of
+
+LAST = PULLS[-1].end
+
+
+@pytest.fixture(autouse=True)
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six pulls make three checkpoints, and old commits go."""
+    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+
+
+@contextlib.contextmanager
+def without_flushes() -> Iterator[None]:
+    """What runs in the block loses no power, so it need not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+def from_the_beginning(publisher: Publisher, uri: str, upto: int = LAST) -> None:
+    publisher.set_up(uri)
+    publisher.capture(uri, upto)
+
+
+def record(disk: Disk, publisher: Publisher, upto: int = LAST) -> Disk:
+    """Pull into a log on that disk, whose notes are what the publisher was promised."""
+    with disk.recording():
+        from_the_beginning(publisher, str(disk.root / "log"), upto)
+    return disk
+
+
+def new_disk(folder: Path, publisher: Publisher) -> Disk:
+    folder.mkdir()
+    return Disk(folder, publisher.copy)
+
+
+def states(disk: Disk, folder: Path) -> Iterator[tuple[Moment, str]]:
+    """Each state that a power loss may leave, once per promise, and the log's place in it."""
+    root, seen = disk.root.stat().st_ino, set()
+    for number, moment in enumerate(disk.moments):
+        for tree in survivors(moment, root, seed=number):
+            key = (frozenset(tree.items()), moment.noted.position, moment.noted.promised)
+            if key not in seen:
+                seen.add(key)
+                folder.mkdir()
+                put_down(tree, folder)
+                with without_flushes():
+                    yield moment, str(folder / "log")
+                shutil.rmtree(folder)
+
+
+def check(uri: str, promised: Publisher) -> None:
+    """A reader that comes first finds a log that holds what was promised; then a capture goes on with it."""
+    if promised.promised or ChangeLog.exists(uri):
+        check_readable(uri, promised)
+    check_goes_on(uri, promised)
+
+
+def check_readable(uri: str, promised: Publisher) -> None:
+    """A reader, ours or another, finds the log as of the end of some pull that was not undone."""
+    log = ChangeLog.open(uri)
+    end = log.end_lsn.value
+    assert end in {HEADER.start_lsn.value, *promised.ends}
+    assert end >= promised.position
+    assert rows_of(log) == expected_rows(end)
+    found = DeltaTable(f"{uri}/changes").to_pyarrow_table(columns=["commit_lsn", "seq", "message"])
+    assert sorted(tuple(row.values()) for row in found.to_pylist()) == expected_rows(end)
+
+
+def check_goes_on(uri: str, publisher: Publisher) -> None:
+    """The next capture ends with everything, once."""
+    from_the_beginning(publisher, uri)
+    log = ChangeLog.open(uri)
+    assert (log.end_lsn.value, rows_of(log)) == (LAST, expected_rows(LAST))
+    assert [version.text for version in log.catalogs()] == ["catalog before 110", "catalog before 140"]
+    assert log.remove_orphans() == 0
+
+
+@pytest.mark.parametrize("upto", [120, pytest.param(LAST, marks=pytest.mark.slow)])
+def test_nothing_is_lost_when_power_is_lost_at_any_step(tmp_path: Path, upto: int) -> None:
+    """The creation of a log and six pulls, with a prepared transaction, new shapes and checkpoints."""
+    publisher = Publisher()
+    disk = record(new_disk(tmp_path / "disk", publisher), publisher, upto)
+    found = 0
+    for moment, uri in states(disk, tmp_path / "state"):
+        check(uri, moment.noted.copy())
+        found += 1
+    assert found > upto - HEADER.start_lsn.value
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_when_power_is_lost_after_a_process_was_killed_at_any_step(tmp_path: Path) -> None:
+    """The kill leaves names that are seen and not durable; what is built on them must be."""
+    publisher = Publisher()
+    disk = record(new_disk(tmp_path / "disk", publisher), publisher, PULLS[0].end)
+    root, seen = disk.root.stat().st_ino, 0
+    for moment in disk.moments:
+        folder = tmp_path / "killed"
+        folder.mkdir()
+        survivor = moment.noted.copy()
+        second = record(after_kill(moment, root, folder, survivor.copy), survivor, PULLS[0].end)
+        for later, uri in states(second, tmp_path / "state"):
+            if later.noted.promised or ChangeLog.exists(uri):
+                check_readable(uri, later.noted)
+                seen += 1
+        shutil.rmtree(folder)
+    assert seen > len(disk.moments)
+
+
+@pytest.mark.parametrize("flushed", ["content", "names"])
+def test_the_model_finds_a_writer_that_flushes_only_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: str
+) -> None:
+    """Without flushes of names, or without flushes of content, some state breaks a promise."""
+    publisher = Publisher()
+    disk = new_disk(tmp_path / "disk", publisher)
+    with disk.recording():
+        fsync = os.fsync
+
+        def half(descriptor: int) -> None:
+            is_folder = Path(f"/proc/self/fd/{descriptor}").is_dir()
+            if is_folder == (flushed == "names"):
+                fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", half)
+        from_the_beginning(publisher, str(disk.root / "log"), 120)
+        monkeypatch.setattr(os, "fsync", fsync)
+    assert any(is_broken(uri, moment.noted.copy()) for moment, uri in states(disk, tmp_path / "state"))
+
+
+def is_broken(uri: str, promised: Publisher) -> bool:
+    try:
+        check(uri, promised)
+    except (AssertionError, CdcReplayError):
+        return True
+    return False
+
+
+def test_a_removal_that_loses_power_leaves_all_of_the_log_or_what_a_second_removal_takes(
+    tmp_path: Path,
+) -> None:
+    publisher = Publisher()
+    disk = new_disk(tmp_path / "disk", publisher)
+    uri = str(disk.root / "log")
+    from_the_beginning(publisher, uri, PULLS[0].end)
+    disk = Disk(disk.root, publisher.copy)
+    with disk.recording():
+        assert ChangeLog.remove(uri)
+    for _, survivor in states(disk, tmp_path / "state"):
+        if ChangeLog.exists(survivor):
+            check_readable(survivor, publisher)
+        ChangeLog.remove(survivor)
+        assert not ChangeLog.remove(survivor)
+        publisher.copy().set_up(survivor)
+
+
+@contextlib.contextmanager
+def failing(step: int, folder: Path) -> Iterator[list[str]]:
+    """The step of that number, of those below the folder, fails; the block is given its name."""
+    reached: list[str] = []
+    numbers = itertools.count()
+
+    def failing_at_its_turn(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def called(what: int | str | Path, *more: object) -> object:
+            if folder in path_of(what).parents and next(numbers) == step:
+                reached.append(name)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(what))
+            return call(what, *more)
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "link", "replace", "mkdir"):
+            patch.setattr(os, name, failing_at_its_turn(name, getattr(os, name)))
+        yield reached
+
+
+def test_every_failure_of_the_disk_is_told_and_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    """Each step in turn fails because the disk is full; later there is room again."""
+    told: list[ChangeLogNotWritable | ChangeLogUnavailable] = []
+    for step in itertools.count():
+        folder, publisher = tmp_path / str(step), Publisher()
+        folder.mkdir()
+        uri = str(folder / "log")
+        with failing(step, folder) as reached:
+            try:
+                from_the_beginning(publisher, uri, 120)
+            except (ChangeLogNotWritable, ChangeLogUnavailable) as error:
+                told.append(error)
+        if not reached:
+            break
+        with without_flushes():
+            check(uri, publisher.copy())
+    assert len(told) > 20
+    assert all(str(tmp_path) in one.message and os.strerror(errno.ENOSPC) in str(one.detail) for one in told)

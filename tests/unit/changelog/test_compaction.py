@@ -1,0 +1,232 @@
+"""Compaction changes how many files hold the log, and nothing that is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc_replay.changelog.compaction import Compacted, CompactionLimits, plan_merges
+from cdc_replay.changelog.segment import Segment
+from cdc_replay.changelog.side_tables import CatalogVersion
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
+from cdc_replay.failpoints import VARIABLE, FailpointReached
+from cdc_replay.model.lsn import Lsn, Window
+from unit.changelog.small_log import TABLE, SmallLog, transaction
+
+ALWAYS = CompactionLimits(worthwhile=2)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallLog:
+    small = SmallLog.create(tmp_path)
+    small.pulls(6)
+    return small
+
+
+def test_rows_order_and_end_stay_as_they_are(small: SmallLog) -> None:
+    small.pull(175)
+    rows, before = small.rows(), small.verify()
+    done = small.log.compact(ALWAYS)
+    assert (done.removed, done.added) == (6, 1)
+    log = small.reopened()
+    assert (log.start_lsn, log.end_lsn) == (Lsn(100), Lsn(175))
+    assert small.rows() == rows
+    assert small.verify() == dataclasses.replace(before, segments=1)
+    assert small.rows(Window(Lsn(120), Lsn(140))) == [row for row in rows if 120 < row["commit_lsn"] <= 140]
+
+
+def test_a_log_of_many_small_pulls_stays_small(tmp_path: Path) -> None:
+    """With ten as the number that is worth it, there are never more than that and what was merged before."""
+    small = SmallLog.create(tmp_path)
+    for _ in range(6):
+        small.pulls(10)
+        small.log.compact(CompactionLimits(worthwhile=10))
+        assert len(small.reopened().segments(Window(Lsn(100), Lsn(10**6)))) == 1
+    assert small.verify().transactions == 60
+
+
+segments = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 3)), max_size=30)
+limits = st.builds(
+    CompactionLimits,
+    small_bytes=st.integers(1, 20),
+    merged_bytes=st.integers(10, 60),
+    merged_segments=st.integers(2, 6),
+    worthwhile=st.integers(0, 5),
+    run_bytes=st.integers(1, 100),
+    run_segments=st.integers(1, 12),
+)
+
+
+@given(sizes=segments, limits=limits)
+def test_only_small_neighbours_are_merged_within_the_limits(
+    sizes: list[tuple[int, int]], limits: CompactionLimits
+) -> None:
+    given = [
+        Segment(f"{number}", size, rows, number, number) for number, (size, rows) in enumerate(sizes, start=1)
+    ]
+    merges = plan_merges(given, limits)
+    for merge in merges:
+        first = given.index(merge[0])
+        assert list(merge) == given[first : first + len(merge)]
+        assert 2 <= len(merge) <= limits.merged_segments
+        assert all(one.size_bytes < limits.small_bytes for one in merge)
+        assert sum(one.size_bytes for one in merge) <= limits.merged_bytes
+    merged = [one for merge in merges for one in merge]
+    assert len(merged) == len(set(merged))
+    total = sum(one.size_bytes for merge in merges[:-1] for one in merge)
+    assert not merges or total < limits.run_bytes
+    assert not merges or sum(map(len, merges[:-1])) < limits.run_segments
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_limits_leave_the_rows_as_they_are(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    small = SmallLog.create(tmp_path_factory.mktemp("log"))
+    for messages in data.draw(st.lists(st.integers(0, 40), max_size=8)):
+        end = small.log.end_lsn.value + 10
+        small.pull(end, *([transaction(end, messages)] if messages else []))
+    sizes = sorted(file.stat().st_size for file in small.data_files()) or [1]
+    rows = small.rows()
+    small.log.compact(
+        CompactionLimits(
+            small_bytes=data.draw(st.sampled_from(sizes)) + 1,
+            merged_bytes=data.draw(st.integers(sizes[0], 3 * sizes[-1])),
+            worthwhile=data.draw(st.integers(0, 4)),
+        )
+    )
+    assert small.rows() == rows
+    small.verify()
+
+
+def test_few_small_segments_are_left_alone(small: SmallLog) -> None:
+    assert small.log.compact(CompactionLimits(worthwhile=7)) == Compacted()
+    assert small.log.compact() == Compacted()
+
+
+def test_a_merged_segment_has_row_groups_of_the_ordinary_size(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 5)
+    small.log.compact(ALWAYS)
+    groups = small.reopened().segments(Window(Lsn(100), Lsn(200)))
+    assert [group.rows for group in groups] == [4, 4, 4]
+
+
+def test_a_reader_that_opened_the_log_before_still_finds_its_files(small: SmallLog) -> None:
+    """For a day; then a later compaction deletes them."""
+    reader = small.reopened()
+    small.log.compact(ALWAYS)
+    assert reader.summary(Window(Lsn(100), Lsn(200))).messages == 12
+    small.pulls(6)
+    small.log.compact(ALWAYS)
+    assert reader.summary(Window(Lsn(100), Lsn(200))).messages == 12
+    # 6 segments, then 6 more and the merged one
+    assert small.log.delete_removed(older_than_hours=0) == 13
+    assert len(small.data_files()) == 1
+    small.verify()
+
+
+@pytest.mark.parametrize(("point", "segments_left"), [("after_segment", 6), ("after_commit", 1)])
+def test_a_compaction_that_dies_leaves_the_log_as_it_was_or_merged(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch, point: str, segments_left: int
+) -> None:
+    rows = small.rows()
+    monkeypatch.setenv(VARIABLE, f"compaction.{point}=error")
+    with pytest.raises(FailpointReached):
+        small.log.compact(ALWAYS)
+    monkeypatch.delenv(VARIABLE)
+    assert small.verify().segments == segments_left
+    assert small.rows() == rows
+    small.pulls(2)
+    small.reopened().compact(ALWAYS)
+    assert small.verify().segments == 1
+    assert small.rows()[: len(rows)] == rows
+
+
+def test_a_capture_and_a_compaction_do_not_refuse_each_other(small: SmallLog) -> None:
+    """Each has opened the log before the other committed; a second capture is refused as ever."""
+    compaction, capture, other = (small.reopened() for _ in range(3))
+    compaction.compact(ALWAYS)
+    capture.commit(capture.write([transaction(170)]), Lsn(170))
+    with pytest.raises(ChangeLogConflict):
+        other.commit(other.write([transaction(165)]), Lsn(165))
+    compaction = small.reopened()
+    capture.commit(capture.write([transaction(180)]), Lsn(180))
+    compaction.compact(ALWAYS)
+    found = small.verify()
+    assert (found.to_lsn, found.transactions, found.segments) == (Lsn(180), 8, 2)
+
+
+def test_of_two_compactions_the_second_is_refused_and_leaves_nothing(small: SmallLog) -> None:
+    """Otherwise the rows were in the log twice."""
+    first, second = small.reopened(), small.reopened()
+    rows = small.rows()
+    first.compact(ALWAYS)
+    files = small.data_files()
+    with pytest.raises(ChangeLogConflict):
+        second.compact(ALWAYS)
+    assert small.data_files() == files
+    assert small.rows() == rows
+
+
+def test_of_a_prune_and_a_compaction_the_second_is_refused(small: SmallLog) -> None:
+    """Otherwise pruned rows came back, or rows were pruned that the log says it has."""
+    pruner, compaction = small.reopened(), small.reopened()
+    pruner.prune(pruner.prunable(Lsn(130)), keep_files=True)
+    with pytest.raises(ChangeLogConflict):
+        compaction.compact(ALWAYS)
+    pruner, compaction = small.reopened(), small.reopened()
+    compaction.compact(ALWAYS)
+    with pytest.raises(ChangeLogConflict):
+        pruner.prune(pruner.prunable(Lsn(140)))
+    log = small.reopened()
+    assert (log.start_lsn, log.summary(Window(Lsn(130), Lsn(160))).transactions) == (Lsn(130), 3)
+    small.verify()
+
+
+def test_a_pruned_log_keeps_its_start(small: SmallLog) -> None:
+    small.log.prune(small.log.prunable(Lsn(130)))
+    small.reopened().compact(ALWAYS)
+    found = small.verify()
+    assert (found.from_lsn, found.segments) == (Lsn(130), 1)
+
+
+def test_a_segment_that_cannot_be_read_is_not_merged_away(small: SmallLog) -> None:
+    file = small.data_files()[2]
+    content = bytearray(file.read_bytes())
+    content[60] ^= 1
+    file.write_bytes(content)
+    files = small.data_files()
+    with pytest.raises(ChangeLogDamaged, match=file.name):
+        small.log.compact(ALWAYS)
+    assert small.data_files() == files
+    content[60] ^= 1
+    file.write_bytes(content)
+    assert small.verify().segments == 6
+
+
+def test_side_tables_of_many_files_become_one(small: SmallLog) -> None:
+    relations, catalogs = small.log.relations(), small.log.catalogs()
+    for number in range(1, 60):
+        small.log.add_catalog(CatalogVersion(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}'))
+        if number % 10 == 0:
+            # The catalog of a pull that died, read again.
+            small.log.add_catalog(CatalogVersion(Lsn(100 + number), Lsn(101 + number), "{}"))
+        small.log.add_relations({number: dataclasses.replace(TABLE, version=number)})
+    relations, catalogs = small.log.relations(), small.log.catalogs()
+    assert len(relations) == len(catalogs) == 60
+    reader = small.reopened()
+    small.log.compact(ALWAYS)
+    for log in (small.reopened(), reader):
+        assert (log.relations(), log.catalogs()) == (relations, catalogs)
+    small.log.delete_removed(older_than_hours=0)
+    for table in ("relations", "catalogs"):
+        assert len(list(Path(small.uri, table).glob("*.parquet"))) == 1
+    assert (small.log.relations(), small.log.catalogs()) == (relations, catalogs)
+    small.verify()

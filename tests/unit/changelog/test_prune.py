@@ -1,0 +1,155 @@
+"""Pruning takes segments off the start of the log, and no reader ever takes what is left for the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogPruned
+from cdc_replay.failpoints import VARIABLE, FailpointReached
+from cdc_replay.model.lsn import Lsn, Window
+from unit.changelog.small_log import LOGICAL, SmallLog, rows_of, transaction
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallLog:
+    """Four pulls, which end at 120, 130, 150 and 160; the third one has two transactions."""
+    small = SmallLog.create(tmp_path)
+    small.pull(120, transaction(110), transaction(120))
+    small.pull(130, transaction(125))
+    small.pull(150, transaction(140), transaction(150))
+    small.pull(160, transaction(160))
+    return small
+
+
+def starts(log: ChangeLog, upto: int, committed_by: int | None = None) -> list[int]:
+    found = log.prunable(Lsn(upto), committed_by=committed_by)
+    return [segment.min_commit_lsn for segment in found]
+
+
+@pytest.mark.parametrize(
+    ("upto", "expected"),
+    [(100, []), (119, []), (120, [110]), (130, [110, 125]), (149, [110, 125]), (999, [110, 125, 140, 160])],
+)
+def test_what_lies_wholly_before_a_position_can_go(small: SmallLog, upto: int, expected: list[int]) -> None:
+    assert starts(small.log, upto) == expected
+
+
+def test_what_was_committed_later_stays_with_all_that_follows(small: SmallLog) -> None:
+    """Commit times need not be in commit order (R9.14): the last one stays behind those before it."""
+    small.pull(170, rows_of(170, [(0, LOGICAL)], commit_time=None))
+    small.pull(180, rows_of(180, [(0, LOGICAL)], commit_time=145))
+    assert starts(small.log, 999, committed_by=124) == [110]
+    assert starts(small.log, 999, committed_by=150) == [110, 125, 140]
+    assert starts(small.log, 999, committed_by=160) == [110, 125, 140, 160, 170, 180]
+    assert starts(small.log, 130, committed_by=160) == [110, 125]
+
+
+def test_the_start_moves_with_the_segments_that_go(small: SmallLog) -> None:
+    """It is the last position that went, whatever the limit was: the rest of the log still has all behind."""
+    assert small.log.prune(small.log.prunable(Lsn(135))) == 2
+    log = small.reopened()
+    assert (log.start_lsn, log.end_lsn, log.header.start_lsn) == (Lsn(125), Lsn(160), Lsn(100))
+    assert [row["commit_lsn"] for row in small.rows(Window(Lsn(125), Lsn(150)))] == [140, 140, 150, 150]
+    assert len(small.data_files()) == 2
+    assert small.verify().from_lsn == Lsn(125)
+
+
+def test_pruning_goes_on_where_it_was_up_to_the_end_of_the_log(small: SmallLog) -> None:
+    small.log.prune(small.log.prunable(Lsn(120)))
+    small.log.prune(small.reopened().prunable(Lsn(999)))
+    assert small.reopened().start_lsn == small.reopened().end_lsn == Lsn(160)
+    assert small.data_files() == []
+    small.pull(170, transaction(165))
+    assert [row["commit_lsn"] for row in small.rows(Window(Lsn(160), Lsn(170)))] == [165, 165]
+    assert small.verify().segments == 1
+
+
+def test_nothing_to_prune_is_no_commit(small: SmallLog) -> None:
+    commits = len(list(Path(small.uri, "changes", "_delta_log").glob("*.json")))
+    assert small.log.prune([]) == 0
+    assert len(list(Path(small.uri, "changes", "_delta_log").glob("*.json"))) == commits
+
+
+@pytest.mark.parametrize("after", [0, 100, 124])
+def test_what_was_pruned_is_refused_to_every_reader(small: SmallLog, after: int) -> None:
+    small.log.prune(small.log.prunable(Lsn(130)))
+    log = small.reopened()
+    window = Window(Lsn(after), Lsn(160))
+    readers = (log.segments, log.summary, log.relations_in, lambda window: list(log.commits(window)))
+    for read in readers:
+        with pytest.raises(ChangeLogPruned, match="any more") as refused:
+            read(window)
+        assert "starts at 0/7D" in str(refused.value)
+        assert "cdc-replay snapshot" in str(refused.value.hint)
+    assert log.summary(Window(Lsn(125), Lsn(160))).transactions == 3
+
+
+def test_a_log_that_was_not_pruned_has_nothing_to_refuse(small: SmallLog) -> None:
+    assert small.log.summary(Window(Lsn(0), Lsn(160))).transactions == 6
+
+
+def test_a_reader_that_opened_the_log_before_is_told_of_the_pruning_not_of_damage(small: SmallLog) -> None:
+    reader = small.reopened()
+    small.log.prune(small.log.prunable(Lsn(130)))
+    with pytest.raises(ChangeLogPruned):
+        reader.segments(Window(Lsn(100), Lsn(160)))
+    assert len(reader.segments(Window(Lsn(125), Lsn(160)))) == 2
+    small.data_files()[-1].unlink()
+    with pytest.raises(ChangeLogDamaged):
+        reader.segments(Window(Lsn(125), Lsn(160)))
+
+
+def test_files_that_are_kept_serve_older_readers_until_they_are_deleted(small: SmallLog) -> None:
+    reader = small.reopened()
+    assert small.log.prune(small.log.prunable(Lsn(130)), keep_files=True) == 0
+    assert reader.summary(Window(Lsn(100), Lsn(160))).transactions == 6
+    assert small.log.delete_removed() == 0
+    assert len(small.data_files()) == 4
+    assert small.log.delete_removed(older_than_hours=0) == 2
+    assert small.verify().segments == 2
+
+
+def test_a_prune_that_dies_before_it_deletes_leaves_files_that_a_later_one_deletes(
+    small: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "prune.after_commit=error")
+    with pytest.raises(FailpointReached):
+        small.log.prune(small.log.prunable(Lsn(130)))
+    monkeypatch.delenv(VARIABLE)
+    assert (small.reopened().start_lsn, len(small.data_files())) == (Lsn(125), 4)
+    small.verify()
+    assert small.reopened().delete_removed(older_than_hours=0) == 2
+    small.verify()
+
+
+def test_a_capture_and_a_prune_do_not_refuse_each_other(small: SmallLog) -> None:
+    """Each has opened the log before the other committed."""
+    pruner, capture = small.reopened(), small.reopened()
+    pruner.prune(pruner.prunable(Lsn(120)))
+    capture.commit(capture.write([transaction(170)]), Lsn(170))
+    pruner = small.reopened()
+    capture.commit(capture.write([transaction(180)]), Lsn(180))
+    pruner.prune(pruner.prunable(Lsn(130)))
+    found = small.verify()
+    assert (found.from_lsn, found.to_lsn, found.segments) == (Lsn(125), Lsn(180), 4)
+
+
+def test_of_two_prunes_the_second_is_refused(small: SmallLog) -> None:
+    first, second = small.reopened(), small.reopened()
+    first.prune(first.prunable(Lsn(120)))
+    with pytest.raises(ChangeLogConflict, match="another writer"):
+        second.prune(second.prunable(Lsn(130)))
+    assert small.verify().segments == 3
+
+
+def test_the_start_survives_the_clean_up_of_old_commits(small: SmallLog) -> None:
+    small.log.prune(small.log.prunable(Lsn(130)))
+    small.pulls(100)
+    (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
+    for version in range(int(checkpoint.name.partition(".")[0])):
+        small.commit_file(version).unlink()
+    assert small.reopened().start_lsn == Lsn(125)
+    assert small.verify().from_lsn == Lsn(125)

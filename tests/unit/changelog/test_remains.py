@@ -1,0 +1,113 @@
+"""What dead processes leave is removed, what others are writing is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.segment import LOG_SCHEMA
+from cdc_replay.changelog.storage import PARTIAL
+from cdc_replay.errors import ChangeLogConflict
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
+
+HEADER = LogHeader("7000000000000000001", 1, "slot", Lsn(0x100))
+SHAPE = Relation(RelationId(1), 1, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, ())
+
+
+def transaction(commit_lsn: int) -> pa.RecordBatch:
+    row = dict.fromkeys(LOG_SCHEMA.names) | {"commit_lsn": commit_lsn, "seq": 0, "message": b"I"}
+    return pa.RecordBatch.from_pylist([row], schema=LOG_SCHEMA)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """A log that ends at 0/110, with one segment."""
+    uri = str(tmp_path / "log")
+    log = ChangeLog.create(uri, HEADER)
+    log.add_relations({1: SHAPE})
+    log.commit(log.write([transaction(0x110)]), Lsn(0x110))
+    return uri
+
+
+def files(uri: str) -> set[str]:
+    return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
+
+
+def leave(uri: str, name: str, *, hours: float = 0) -> str:
+    """A file that was last written so long ago."""
+    path = Path(uri, name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"PAR1")
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+    return name
+
+
+def test_what_a_dead_pull_left_goes_at_once(uri: str) -> None:
+    before = files(uri)
+    ChangeLog.open(uri).write([transaction(0x120)])
+    leave(uri, f"changes/{PARTIAL}0-110-1.parquet")
+    leave(uri, f"prepared/{PARTIAL}7_0-118.parquet")
+    assert ChangeLog.open(uri).remove_orphans() == 3
+    assert files(uri) == before
+    assert ChangeLog.open(uri).remove_orphans() == 0
+
+
+def test_what_somebody_may_be_writing_stays_for_a_day(uri: str) -> None:
+    """A compaction writes beside a capture, under the name of a pull that is in the log."""
+    names = (
+        "changes/0-100-1.parquet",
+        f"changes/{PARTIAL}0-100-2.parquet",
+        f"changes/_delta_log/{PARTIAL}3.json",
+        "relations/rows-4.parquet",
+        f"catalogs/{PARTIAL}5.rows.parquet",
+    )
+    before = files(uri)
+    for hours, left in ((23, len(names)), (25, 0)):
+        for name in names:
+            leave(uri, name, hours=hours)
+        assert ChangeLog.open(uri).remove_orphans() == len(names) - left
+        assert len(files(uri) - before) == left
+    assert files(uri) == before
+
+
+def test_nothing_of_the_log_is_ever_an_orphan(uri: str) -> None:
+    """However old, and what a compaction took out and readers may still read is the log's too."""
+    log = ChangeLog.open(uri)
+    assert log.prepared.keep(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
+    for segment in (log.write([transaction(0x120)]), log.write([transaction(0x130)])):
+        log.commit(segment, Lsn(log.end_lsn.value + 0x10))
+    log.prune(log.prunable(Lsn(0x110)))
+    before = files(uri)
+    for name in before:
+        then = time.time() - 48 * 3600
+        os.utime(Path(uri, name), (then, then))
+    assert ChangeLog.open(uri).remove_orphans() == 0
+    assert files(uri) == before
+
+
+def test_side_tables_that_lost_their_log_are_not_used_for_another(uri: str) -> None:
+    """Whose relations and catalogs they were is not known any more."""
+    shutil.rmtree(Path(uri, "changes"))
+    with pytest.raises(ChangeLogConflict, match="parts of a change log") as refused:
+        ChangeLog.create(uri, HEADER)
+    assert "relations" in str(refused.value.detail)
+    assert ChangeLog.remove(uri)
+    assert files(uri) == set()
+    ChangeLog.create(uri, HEADER)
+
+
+def test_a_creation_that_died_after_the_side_tables_is_gone_on_with(tmp_path: Path) -> None:
+    uri = str(tmp_path / "log")
+    ChangeLog.create(uri, HEADER)
+    shutil.rmtree(Path(uri, "changes"))
+    assert ChangeLog.create(uri, HEADER).end_lsn == HEADER.start_lsn

@@ -1,0 +1,179 @@
+"""One table of the log: commits that fit together are all there, others are refused, and it stays short."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from cdc_replay.changelog.commits import LogFolder
+from cdc_replay.changelog.segment import Segment
+from cdc_replay.changelog.storage import PARTIAL, Location, delete_folder
+from cdc_replay.changelog.table import DurableTable, Position
+from cdc_replay.errors import ChangeLogConflict, ChangeLogMissing
+from cdc_replay.model.lsn import Lsn, Window
+
+SCHEMA = pa.schema([("commit_lsn", pa.int64())])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Location:
+    return Location.of(str(tmp_path / "table"))
+
+
+@pytest.fixture
+def table(place: Location) -> DurableTable:
+    return DurableTable.create(place, SCHEMA, configuration={"a": "1"}, position=Position("slot", 100))
+
+
+def segment(table: DurableTable, name: str, first: int, last: int) -> Segment:
+    path = Path(table.location.path, name)
+    pq.write_table(pa.table({"commit_lsn": [first, last]}, schema=SCHEMA), path)
+    return Segment(name, path.stat().st_size, 2, first, last)
+
+
+def names(table: DurableTable) -> list[str]:
+    return [one.name for one in DurableTable.open(table.location).segments()]
+
+
+def test_a_commit_adds_to_one_that_is_about_something_else(table: DurableTable) -> None:
+    """Whichever comes first; both are there, and each writer sees both."""
+    other = DurableTable.open(table.location)
+    other.replace((), [segment(table, "b", 120, 130)], Position("slot/start", 100))
+    table.commit([segment(table, "a", 105, 110)], Position("slot", 110))
+    other.configure({"b": "2"})
+    assert names(table) == ["a", "b"]
+    assert (table.version, other.version) == (2, 3)
+    assert DurableTable.open(table.location).configuration == {"a": "1", "b": "2"}
+
+
+def test_a_second_writer_of_one_position_is_refused_even_for_the_same_position(table: DurableTable) -> None:
+    other = DurableTable.open(table.location)
+    table.commit([segment(table, "a", 105, 110)], Position("slot", 110))
+    for value in (110, 120):
+        with pytest.raises(ChangeLogConflict, match="another writer") as refused:
+            other.commit([segment(table, "b", 105, 110)], Position("slot", value))
+        assert "position of slot" in str(refused.value.detail)
+    assert names(table) == ["a"]
+
+
+def test_files_are_taken_out_once(table: DurableTable) -> None:
+    one, two = segment(table, "a", 105, 110), segment(table, "b", 105, 110)
+    table.commit([one])
+    other = DurableTable.open(table.location)
+    table.replace([one], [two], Position("first", 1))
+    with pytest.raises(ChangeLogConflict, match="another writer") as refused:
+        other.replace([one], [], Position("second", 1))
+    assert "files a" in str(refused.value.detail)
+    assert names(table) == ["b"]
+    assert DurableTable.open(table.location).removed_files(older_than_hours=0) == ("a",)
+
+
+def test_properties_are_set_by_one_writer_at_a_time(table: DurableTable) -> None:
+    other = DurableTable.open(table.location)
+    table.configure({"a": "2"})
+    with pytest.raises(ChangeLogConflict, match="another writer"):
+        other.configure({"a": "3"})
+
+
+def test_a_file_that_is_gone_is_not_committed(table: DurableTable) -> None:
+    one = segment(table, "a", 105, 110)
+    Path(table.location.path, "a").unlink()
+    with pytest.raises(ChangeLogConflict, match="gone"):
+        table.commit([one], Position("slot", 110))
+    assert DurableTable.open(table.location).position("slot") == 100
+
+
+def test_nothing_is_committed_to_a_table_that_was_made_anew(table: DurableTable) -> None:
+    for value in (110, 120):
+        table.commit([], Position("slot", value))
+    delete_folder(table.location)
+    DurableTable.create(table.location, SCHEMA, position=Position("slot", 500))
+    with pytest.raises(ChangeLogConflict, match="not the one that was opened"):
+        table.commit([], Position("slot", 130))
+    assert DurableTable.open(table.location).position("slot") == 500
+
+
+def test_a_creation_that_died_is_no_table_and_the_next_one_works(place: Location) -> None:
+    folder = Path(place.path, "_delta_log")
+    folder.mkdir(parents=True)
+    (folder / f"{PARTIAL}1.json").write_bytes(b'{"proto')
+    assert not DurableTable.exists(place)
+    with pytest.raises(ChangeLogMissing):
+        DurableTable.open(place)
+    DurableTable.create(place, SCHEMA)
+    assert DurableTable.exists(place)
+    with pytest.raises(ChangeLogConflict, match="there is one"):
+        DurableTable.create(place, SCHEMA)
+
+
+def test_partial_files_are_nothing_to_readers(table: DurableTable) -> None:
+    table.commit([segment(table, "a.parquet", 105, 110)])
+    for name in (
+        f"{PARTIAL}b.parquet",
+        f"_delta_log/{PARTIAL}1.json",
+        f"_delta_log/{PARTIAL}_last_checkpoint",
+    ):
+        Path(table.location.path, name).write_bytes(b"PAR1")
+    assert DeltaTable(table.location.uri).to_pyarrow_table().num_rows == 2
+    assert pq.read_table(table.location.path).num_rows == 2
+    assert names(table) == ["a.parquet"]
+    assert table.unnamed_files() == (f"{PARTIAL}b.parquet",)
+
+
+def test_segments_are_those_of_a_window_in_order(table: DurableTable) -> None:
+    for name, first, last in (("c", 120, 130), ("a", 105, 110), ("b", 110, 120)):
+        table.commit([segment(table, name, first, last)])
+    assert names(table) == ["a", "b", "c"]
+    assert [one.name for one in table.segments(Window(Lsn(110), Lsn(119)))] == ["b"]
+    assert table.segments(Window(Lsn(130), Lsn(200))) == ()
+
+
+def test_neither_the_commits_to_read_nor_those_that_are_kept_grow(
+    table: DurableTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint every 5 commits, and 12 kept: those of the last checkpoint before, at most."""
+    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 12)
+    for value in range(101, 161):
+        # Each commit by a process of its own.
+        writer = DurableTable.open(table.location)
+        writer.commit([], Position("slot", value))
+        folder = LogFolder.of(table.location)
+        assert writer.version - max(folder.checkpoints, default=0) < 5
+        assert len(folder.commits) <= 12 + 2 * 5
+        assert not set(range(folder.commits[0], writer.version + 1)) - set(folder.commits)
+        assert DeltaTable(table.location.uri).transaction_version("slot") == value
+    folder = LogFolder.of(table.location)
+    assert (folder.checkpoints, folder.commits[0]) == ((45, 50, 55, 60), 45)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
+    table: DurableTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit is done all the same."""
+    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 3)
+    with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
+        broken.setattr("tempfile.tempdir", "/nowhere")
+        for value in (101, 102, 103):
+            table.commit([], Position("slot", value))
+    assert "no checkpoint" in caplog.text
+    assert LogFolder.of(table.location).checkpoints == ()
+    table.commit([], Position("slot", 104))
+    assert LogFolder.of(table.location).checkpoints == (4,)
+
+
+def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(
+    table: DurableTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 3)
+    for value in (101, 102, 103):
+        table.commit([], Position("slot", value))
+    pointer = Path(table.location.path, "_delta_log", "_last_checkpoint")
+    pointer.write_bytes(b"")
+    DurableTable.open(table.location).commit([], Position("slot", 104))
+    assert b'"version":4' in pointer.read_bytes()
