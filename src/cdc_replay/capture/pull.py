@@ -115,6 +115,7 @@ def capture_changes(
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
         catch_up(connection, log, status, move=not _waits(log))
+        log.remove_orphans()
         target = reachable(connection, to_lsn)
         puller = _Puller(source, connection, log, two_phase=status.two_phase)
         first = log.end_lsn

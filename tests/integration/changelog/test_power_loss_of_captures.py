@@ -98,7 +98,6 @@ def test_a_capture_that_lost_power_at_any_step_is_made_good_by_the_next(
         assert survivor.rows() == [row for row in rows if row["commit_lsn"] <= found.end_lsn.value]
         survivor.capture(target)
         assert (survivor.rows(), survivor.log.end_lsn) == (rows, target)
-        assert survivor.log.relations().items() >= {(row["relation_version"], shapes[row["relation_version"]])
-                                                    for row in rows if row["relation_version"]}  # fmt: skip
+        assert survivor.log.relations() == shapes
         tried += 1
-    assert tried > 10
+    assert tried > 80 / stride
