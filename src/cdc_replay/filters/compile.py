@@ -11,14 +11,25 @@ No filter that PostgreSQL has stored is refused (R5.2), and none is approximated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.expression import Bool, BoolOp, Constant, Expression, Type, attnums_read, walk
+from cdc_replay.filters.datum import PrintedFilter
+from cdc_replay.filters.expression import (
+    Bool,
+    BoolOp,
+    Constant,
+    Expression,
+    Function,
+    attnums_read,
+    children,
+)
+from cdc_replay.filters.folding import LENGTH_CASTS, folded
 from cdc_replay.filters.node_tree import parse
-from cdc_replay.filters.rules import reason_for_server
+from cdc_replay.filters.reasons import reason_for_server
 from cdc_replay.model.publication import Generated, RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName
 
@@ -32,17 +43,32 @@ class SparkFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterPart:
+    """The filter of one publication, for the report of an error in it."""
+
+    publication: str
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFilter:
     """PostgreSQL evaluates `sql` over `columns`; `because` says why.
 
     `columns` are in the order of their attribute numbers and hold, with each generated column, every column
-    that its generation expression may read.
+    that its generation expression may read. `parts` are the filters of which `sql` is the OR, and `key` the
+    columns by which a row is named that makes one of them fail.
+
+    `only_in_key` are generated columns that stand in the replica identity without the columns behind them: an
+    old row has their value, but unless it is sent (R6.9), nothing to compute it from.
     """
 
     sql: str
     columns: tuple[TableColumn, ...]
     because: str
     table: QualifiedName
+    parts: tuple[FilterPart, ...] = ()
+    key: tuple[str, ...] = ()
+    only_in_key: tuple[str, ...] = ()
 
 
 CompiledFilter: TypeAlias = SparkFilter | ServerFilter
@@ -73,8 +99,20 @@ def compile_any(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilte
     sql = " or ".join(f"({each.sql})" for each in row_filters)
     because = _reason(expression, columns, sql)
     if because is None:
-        return SparkFilter(expression, columns)
-    return ServerFilter(sql, _with_generation(columns, table), because, table.name)
+        return SparkFilter(folded(expression), columns)
+    return ServerFilter(
+        sql=sql,
+        columns=_with_generation(columns, table),
+        because=because,
+        table=table.name,
+        parts=tuple(FilterPart(each.publication, each.sql) for each in row_filters),
+        key=table.key_columns or table.primary_key,
+        only_in_key=tuple(
+            column.name
+            for column in columns
+            if column.name in table.key_columns and not _sources(column, table) <= set(table.key_columns)
+        ),
+    )
 
 
 def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ...]:
@@ -91,31 +129,34 @@ def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ..
     return columns
 
 
-def _reason(expression: Expression, columns: tuple[TableColumn, ...], sql: str) -> str | None:
+def _reason(stored: Expression, columns: tuple[TableColumn, ...], sql: str) -> str | None:
     generated = [column.name for column in columns if column.generated is not Generated.NO]
     if generated:
         return f'column "{generated[0]}" is generated: its value is not sent, but computed again'
-    if not all(_is_printed(node, sql) for node in walk(expression)):
-        return "constants are stored in another byte order than this software reads"
-    return reason_for_server(expression)
+    if not all(map(PrintedFilter(sql).holds, _written_constants(stored))):
+        return "constants are stored in a form that this software does not read"
+    return reason_for_server(folded(stored))
 
 
-def _is_printed(node: Expression, sql: str) -> bool:
-    # An int8 uses all eight bytes of its datum, so only the printed filter can tell their order.
-    match node:
-        case Constant(Type.INT8, int(value)):
-            return str(abs(value)) in sql
-        case _:
-            return True
+def _written_constants(expression: Expression) -> Iterator[Constant]:
+    """The constants that are printed as they are stored: not the length of a char(5)."""
+    if isinstance(expression, Constant):
+        yield expression
+    is_cast = isinstance(expression, Function) and expression.function in LENGTH_CASTS
+    for child in children(expression)[: 1 if is_cast else None]:
+        yield from _written_constants(child)
 
 
 def _with_generation(columns: tuple[TableColumn, ...], table: Table) -> tuple[TableColumn, ...]:
-    """The columns, and those whose names occur in the generation expressions of the generated ones."""
-    expressions = [column.generation_sql or "" for column in columns]
+    """The columns, and those that the generation expressions of the generated ones read."""
+    wanted = {column.name for column in columns}.union(*(_sources(column, table) for column in columns))
+    return tuple(column for column in table.columns if column.name in wanted)
 
-    def may_be_read(column: TableColumn) -> bool:
-        name = column.name.replace('"', '""')
-        is_plain = column.generated is Generated.NO
-        return is_plain and any(name in expression for expression in expressions)
 
-    return tuple(column for column in table.columns if column in columns or may_be_read(column))
+def _sources(column: TableColumn, table: Table) -> set[str]:
+    """The columns whose names occur in the column's generation expression; none of a plain column."""
+    words = {word.strip('"').replace('""', '"') for word in _NAMES.findall(column.generation_sql or "")}
+    return words & {each.name for each in table.columns if each.generated is Generated.NO}
+
+
+_NAMES: Final = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')

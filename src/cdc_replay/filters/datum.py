@@ -1,56 +1,181 @@
 """Constants as a server stores them → values.
 
-A datum is the memory of a server process: its byte order, its encoding, its struct layout. Little-endian is
-assumed, and checked where the form is redundant. Text that is not plain ASCII is left to the server, because
-its characters depend on the database's encoding, which the stored tree does not tell. What is not understood
-is None, never a guess.
+A datum is the memory of a server process: its byte order, its encoding, its struct layout. Little-endian and
+UTF-8 are assumed. What is not understood is None, never a guess, and a value that is understood is believed
+only if the server prints the same one (`PrintedFilter`): a wrong assumption about byte order, layout or
+encoding shows there.
 
-| type                  | memory                                                                             |
-|-----------------------|------------------------------------------------------------------------------------|
-| bool, integers, date  | by value: eight bytes, sign-extended                                               |
-| text, varchar, bpchar | varlena: four bytes of length and flags, or one, then the characters               |
-| uuid                  | its sixteen bytes                                                                  |
-| arrays                | varlena of dimensions, NULL bitmap's offset, element type, lengths, bounds, values |
+| type                                | memory                                                               |
+|-------------------------------------|----------------------------------------------------------------------|
+| bool, integers, oid, floats,        | by value: eight bytes, of which the type's own are the first         |
+| date, time, timestamp, timestamptz  |                                                                      |
+| text, varchar, bpchar, bytea        | varlena: four bytes of length and flags, or one, then the bytes      |
+| numeric                             | varlena of sign, scale, weight, and digits to the base of 10000      |
+| uuid                                | its sixteen bytes                                                    |
+| arrays                              | varlena of dimensions, values' offset if there are NULLs, element    |
+|                                     | type, lengths, bounds, a bitmap of what is not NULL, values          |
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import itertools
+import math
+import re
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from cdc_replay.filters.expression import Array, Constant, Expression, Type
 
-_EPOCH: Final = dt.date(2000, 1, 1)
-_BY_VALUE: Final = struct.Struct("<q")
+Value: TypeAlias = bool | int | float | str
+
 _ARRAY_START: Final = struct.Struct("<4i")
-_ARRAY_HEADER: Final = struct.Struct("<6i")  # varlena, dimensions, NULLs' offset, type, length, lower bound
+_ARRAY_HEADER: Final = struct.Struct("<6i")  # varlena, dimensions, values' offset, type, length, lower bound
 
 
 def decode_datum(type_oid: int, datum: bytes) -> Expression | None:
     """The constant that `datum` is, or None where its form or its type is not understood here."""
-    decoder = _DECODERS.get(type_oid)
-    return None if decoder is None else decoder(type_oid, datum)
-
-
-def _decode_integer(type_oid: int, datum: bytes) -> Expression | None:
-    if len(datum) != _BY_VALUE.size:
+    if type_oid in _ARRAYS:
+        return _decode_array(datum)
+    layout = _LAYOUTS.get(type_oid)
+    if layout is None:
         return None
-    (value,) = _BY_VALUE.unpack(datum)
-    limit = {Type.INT2: 1 << 15, Type.INT4: 1 << 31, Type.INT8: 1 << 63}[Type(type_oid)]
-    return Constant(type_oid, value) if -limit <= value < limit else None
+    value = layout.decode(_own_bytes(datum, layout))
+    return None if value is None else Constant(type_oid, value)
 
 
-def _decode_bool(type_oid: int, datum: bytes) -> Expression | None:
-    value = int.from_bytes(datum, "little")
-    return Constant(type_oid, value == 1) if value in {0, 1} else None
+def _own_bytes(datum: bytes, layout: _Layout) -> bytes:
+    """The datum's first bytes where it is passed by value and the rest only repeats its sign."""
+    if layout.width is None or not layout.is_by_value:
+        return datum
+    rest = set(datum[layout.width :])
+    return datum[: layout.width] if rest in ({0}, {0xFF}, set()) else b""
 
 
-def _decode_text(type_oid: int, datum: bytes) -> Expression | None:
-    body = _varlena(datum)
-    return Constant(type_oid, body.decode("ascii")) if body is not None and body.isascii() else None
+class PrintedFilter:
+    """A filter as the server prints it, asked which constants are in it."""
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+        self._integers = frozenset(_INTEGERS.findall(sql))
+        numbers = [float(text) for text in _FLOATS.findall(sql)]
+        self._floats = {
+            kind: frozenset(filter(None, (_packed(kind, number) for number in numbers)))
+            for kind in _FLOAT_FORMATS
+        }
+
+    def holds(self, constant: Constant) -> bool:
+        """Whether the value of `constant` is among those that are printed."""
+        match constant.value:
+            case None | bool():
+                return True
+            case float(value):
+                return _packed(constant.type_oid, value) in self._floats[constant.type_oid]
+            case int(value):
+                return str(abs(value)) in self._integers
+            case text:
+                in_array = text.replace("\\", "\\\\").replace('"', '\\"')
+                return any(form.replace("'", "''") in self._sql for form in (text, in_array))
+
+
+_INTEGERS: Final = re.compile(r"\d+")
+_FLOATS: Final = re.compile(r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|Infinity)|NaN")
+_FLOAT_FORMATS: Final[Mapping[int, str]] = {Type.FLOAT4: "<f", Type.FLOAT8: "<d"}
+
+
+def _packed(type_oid: int, number: float) -> bytes | None:
+    """The number's bytes, which tell -0 from 0 and know NaN again; None if it is out of range."""
+    try:
+        return struct.pack(_FLOAT_FORMATS[type_oid], number)
+    except OverflowError:
+        return None
+
+
+# ---- by value
+
+
+def _reader(pattern: str) -> Callable[[bytes], int | float | None]:
+    form = struct.Struct(pattern)
+
+    def read(data: bytes) -> int | float | None:
+        if len(data) != form.size:
+            return None
+        value: int | float = form.unpack(data)[0]
+        return value
+
+    return read
+
+
+def _decode_bool(data: bytes) -> bool | None:
+    return {b"\0": False, b"\1": True}.get(data)
+
+
+_read_int4: Final = _reader("<i")
+_read_int8: Final = _reader("<q")
+
+_MICROSECONDS_PER_DAY: Final = 86_400_000_000
+_DAYS_BEFORE_2000: Final = 730_425  # from 0000-03-01, with which the calendar's computation begins
+_DAYS_PER_400_YEARS: Final = 146_097
+
+
+def _decode_date(data: bytes) -> str | None:
+    days = _read_int4(data)
+    if not isinstance(days, int):
+        return None
+    return _infinity(days, 32) or _calendar_text(days, "")
+
+
+def _decode_timestamp(data: bytes) -> str | None:
+    return _moment(data, "")
+
+
+def _decode_timestamptz(data: bytes) -> str | None:
+    return _moment(data, "+00")
+
+
+def _moment(data: bytes, zone: str) -> str | None:
+    microseconds = _read_int8(data)
+    if not isinstance(microseconds, int):
+        return None
+    days, of_day = divmod(microseconds, _MICROSECONDS_PER_DAY)
+    return _infinity(microseconds, 64) or _calendar_text(days, f" {_clock_text(of_day)}{zone}")
+
+
+def _decode_time(data: bytes) -> str | None:
+    microseconds = _read_int8(data)
+    if not isinstance(microseconds, int) or not 0 <= microseconds <= _MICROSECONDS_PER_DAY:
+        return None
+    return _clock_text(microseconds)
+
+
+def _infinity(number: int, bits: int) -> str | None:
+    return {-(1 << bits - 1): "-infinity", (1 << bits - 1) - 1: "infinity"}.get(number)
+
+
+def _clock_text(microseconds: int) -> str:
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{clock}.{fraction:06}".rstrip("0") if fraction else clock
+
+
+def _calendar_text(days: int, time: str) -> str:
+    """The day `days` after 2000-01-01, of any year, as ISO 8601 but with BC; `time` stands before that."""
+    era, day_of_era = divmod(days + _DAYS_BEFORE_2000, _DAYS_PER_400_YEARS)
+    year_of_era = (
+        day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // (_DAYS_PER_400_YEARS - 1)
+    ) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_from_march + 2) // 5 + 1
+    month = (month_from_march + 2) % 12 + 1
+    year = era * 400 + year_of_era + (month <= 2)  # noqa: PLR2004 - January and February end the year
+    suffix = "" if year > 0 else " BC"
+    return f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}{time}{suffix}"
+
+
+# ---- varlena
 
 
 def _varlena(datum: bytes) -> bytes | None:
@@ -60,70 +185,128 @@ def _varlena(datum: bytes) -> bytes | None:
     return datum[4:] if int.from_bytes(datum[:4], "little") == len(datum) << 2 else None
 
 
-def _decode_date(type_oid: int, datum: bytes) -> Expression | None:
-    number = _decode_integer(Type.INT4, datum)
-    if not isinstance(number, Constant) or not isinstance(number.value, int):
-        return None
+def _decode_text(datum: bytes) -> str | None:
+    body = _varlena(datum)
     try:
-        day = _EPOCH + dt.timedelta(days=number.value)
-    except OverflowError:  # infinity, BC, or after 9999
+        return None if body is None else body.decode("utf-8")
+    except UnicodeDecodeError:
         return None
-    return Constant(type_oid, day.isoformat())
 
 
-def _decode_uuid(type_oid: int, datum: bytes) -> Expression | None:
-    return Constant(type_oid, str(uuid.UUID(bytes=datum)))
+def _decode_bytea(datum: bytes) -> str | None:
+    body = _varlena(datum)
+    return None if body is None else rf"\x{body.hex()}"
 
 
-def _decode_array(_type_oid: int, datum: bytes) -> Expression | None:
-    """An array of one dimension without NULLs, or an empty one."""
+_SPECIAL_NUMERICS: Final = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+_SHORT: Final = 0x8000
+_BASE_DIGITS: Final = 4
+
+
+def _decode_numeric(datum: bytes) -> str | None:
+    """Sign, scale and weight share two bytes in the short form; the long one has two more for the weight."""
+    body = _varlena(datum)
+    if body is None or len(body) < 2 or len(body) % 2:  # noqa: PLR2004 - the header's two bytes
+        return None
+    (header,) = struct.unpack_from("<H", body)
+    if header in _SPECIAL_NUMERICS:
+        return _SPECIAL_NUMERICS[header]
+    if header & _SHORT:
+        scale, is_negative = header >> 7 & 0x3F, bool(header & 0x2000)
+        weight = (header & 0x3F) - (header & 0x40)
+        digits = body[2:]
+    elif len(body) >= 4:  # noqa: PLR2004 - header and weight
+        scale, is_negative = header & 0x3FFF, bool(header & 0x4000)
+        (weight,) = struct.unpack_from("<h", body, 2)
+        digits = body[4:]
+    else:
+        return None
+    text = _numeric_text([group for (group,) in struct.iter_unpack("<h", digits)], weight, scale)
+    return f"-{text}" if is_negative and text is not None else text
+
+
+def _numeric_text(groups: list[int], weight: int, scale: int) -> str | None:
+    """The number whose first group of four digits counts 10000 to the power of `weight`."""
+    if not all(0 <= group < 10**_BASE_DIGITS for group in groups):
+        return None
+    written = "".join(f"{group:0{_BASE_DIGITS}}" for group in groups)
+    point = (weight + 1) * _BASE_DIGITS
+    whole = written[: max(point, 0)].ljust(max(point, 0), "0").lstrip("0") or "0"
+    fraction = ("0" * max(-point, 0) + written[max(point, 0) :])[:scale].ljust(scale, "0")
+    return f"{whole}.{fraction}" if scale else whole
+
+
+# ---- other types
+
+
+def _decode_uuid(datum: bytes) -> str | None:
+    return str(uuid.UUID(bytes=datum)) if len(datum) == 16 else None  # noqa: PLR2004
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How values of a type lie in memory; `width` is None for a varlena, `alignment` that in an array."""
+
+    decode: Callable[[bytes], Value | None]
+    width: int | None
+    alignment: int
+    is_by_value: bool = True
+
+
+_LAYOUTS: Final[Mapping[int, _Layout]] = {
+    Type.BOOL: _Layout(_decode_bool, 1, 1),
+    Type.INT2: _Layout(_reader("<h"), 2, 2),
+    Type.INT4: _Layout(_read_int4, 4, 4),
+    Type.INT8: _Layout(_read_int8, 8, 8),
+    Type.OID: _Layout(_reader("<I"), 4, 4),
+    Type.FLOAT4: _Layout(_reader("<f"), 4, 4),
+    Type.FLOAT8: _Layout(_reader("<d"), 8, 8),
+    Type.DATE: _Layout(_decode_date, 4, 4),
+    Type.TIME: _Layout(_decode_time, 8, 8),
+    Type.TIMESTAMP: _Layout(_decode_timestamp, 8, 8),
+    Type.TIMESTAMPTZ: _Layout(_decode_timestamptz, 8, 8),
+    Type.UUID: _Layout(_decode_uuid, 16, 1, is_by_value=False),
+    Type.TEXT: _Layout(_decode_text, None, 4, is_by_value=False),
+    Type.VARCHAR: _Layout(_decode_text, None, 4, is_by_value=False),
+    Type.BPCHAR: _Layout(_decode_text, None, 4, is_by_value=False),
+    Type.BYTEA: _Layout(_decode_bytea, None, 4, is_by_value=False),
+    Type.NUMERIC: _Layout(_decode_numeric, None, 4, is_by_value=False),
+}
+_ARRAYS: Final = frozenset(member for member in Type if member.name.endswith("_ARRAY"))
+
+
+# ---- arrays
+
+
+def _decode_array(datum: bytes) -> Expression | None:
+    """An array of one dimension, or an empty one."""
     if len(datum) < _ARRAY_START.size or datum[0] & 3:
         return None
-    _, dimensions, nulls, element = _ARRAY_START.unpack_from(datum)
+    _, dimensions, values_at, element = _ARRAY_START.unpack_from(datum)
     if dimensions == 0:
         return Array(())
-    if dimensions != 1 or nulls != 0:
+    layout = _LAYOUTS.get(element)
+    if dimensions != 1 or layout is None or len(datum) < _ARRAY_HEADER.size:
         return None
     count = _ARRAY_HEADER.unpack_from(datum)[4]
-    elements = tuple(_elements(element, datum[_ARRAY_HEADER.size :], count))
-    return Array(elements) if len(elements) == count else None
+    bitmap = datum[_ARRAY_HEADER.size : values_at] if values_at else None
+    present = [bitmap is None or bool(bitmap[n >> 3] >> (n & 7) & 1) for n in range(count)]
+    data = datum[values_at or _ARRAY_HEADER.size :]
+    values = list(itertools.islice(_elements(data, layout), sum(present)))
+    if len(values) != sum(present) or None in values:
+        return None
+    following = iter(values)
+    return Array(tuple(Constant(element, next(following) if is_there else None) for is_there in present))
 
 
-_ELEMENT_FORMATS: Final = {Type.INT2: "<h", Type.INT4: "<i", Type.INT8: "<q"}
-
-
-def _elements(type_oid: int, data: bytes, count: int) -> Iterator[Expression]:
-    """The elements as far as they are understood."""
-    if type_oid in _ELEMENT_FORMATS:
-        width = struct.calcsize(_ELEMENT_FORMATS[Type(type_oid)])
-        numbers = struct.iter_unpack(_ELEMENT_FORMATS[Type(type_oid)], data[: width * count])
-        yield from (Constant(type_oid, value) for (value,) in numbers)
-    elif type_oid == Type.TEXT:
-        yield from _text_elements(data)
-
-
-def _text_elements(data: bytes) -> Iterator[Expression]:
-    while data:
-        length = int.from_bytes(data[:4], "little") >> 2
-        text = None if data[0] & 3 else _decode_text(Type.TEXT, data[:length])
-        if text is None:
+def _elements(data: bytes, layout: _Layout) -> Iterator[Value | None]:
+    """The values that lie one after the other; None for the first that is not understood, and the end."""
+    at = 0
+    while at < len(data):
+        at = math.ceil(at / layout.alignment) * layout.alignment
+        width = layout.width or int.from_bytes(data[at : at + 4], "little") >> 2
+        if width == 0 or (layout.width is None and data[at] & 3):
+            yield None
             return
-        yield text
-        data = data[(length + 3) & ~3 :]  # varlenas in an array start at multiples of four
-
-
-_DECODERS: Final[Mapping[int, Callable[[int, bytes], Expression | None]]] = {
-    Type.BOOL: _decode_bool,
-    Type.INT2: _decode_integer,
-    Type.INT4: _decode_integer,
-    Type.INT8: _decode_integer,
-    Type.TEXT: _decode_text,
-    Type.VARCHAR: _decode_text,
-    Type.BPCHAR: _decode_text,
-    Type.DATE: _decode_date,
-    Type.UUID: _decode_uuid,
-    Type.INT2_ARRAY: _decode_array,
-    Type.INT4_ARRAY: _decode_array,
-    Type.INT8_ARRAY: _decode_array,
-    Type.TEXT_ARRAY: _decode_array,
-}
+        yield layout.decode(data[at : at + width])
+        at += width

@@ -21,18 +21,39 @@ class Type(enum.IntEnum):
     """The built-in types whose values are understood here; the value is the oid."""
 
     BOOL = 16
+    BYTEA = 17
     INT8 = 20
     INT2 = 21
     INT4 = 23
     TEXT = 25
+    OID = 26
+    FLOAT4 = 700
+    FLOAT8 = 701
     BPCHAR = 1042
     VARCHAR = 1043
     DATE = 1082
+    TIME = 1083
+    TIMESTAMP = 1114
+    TIMESTAMPTZ = 1184
+    NUMERIC = 1700
     UUID = 2950
+    BOOL_ARRAY = 1000
+    BYTEA_ARRAY = 1001
     INT2_ARRAY = 1005
     INT4_ARRAY = 1007
-    INT8_ARRAY = 1016
     TEXT_ARRAY = 1009
+    BPCHAR_ARRAY = 1014
+    VARCHAR_ARRAY = 1015
+    INT8_ARRAY = 1016
+    FLOAT4_ARRAY = 1021
+    FLOAT8_ARRAY = 1022
+    OID_ARRAY = 1028
+    TIMESTAMP_ARRAY = 1115
+    DATE_ARRAY = 1182
+    TIME_ARRAY = 1183
+    TIMESTAMPTZ_ARRAY = 1185
+    NUMERIC_ARRAY = 1231
+    UUID_ARRAY = 2951
 
     @property
     def sql_name(self) -> str:
@@ -73,11 +94,12 @@ class Column:
 class Constant:
     """A literal, already converted to its type when the publication was defined (R3.15).
 
-    `value` is None for NULL, an int for the integer types, a bool, and otherwise the type's text.
+    `value` is None for NULL, an int for the integer types and oid, a bool, a float, and otherwise the text
+    that the server prints.
     """
 
     type_oid: int
-    value: bool | int | str | None
+    value: bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +211,16 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Extreme:
+    """`GREATEST(…)` or `LEAST(…)`: of the arguments that are not NULL."""
+
+    is_greatest: bool
+    type_oid: int
+    collation: int
+    arguments: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Unmodelled:
     """Something that no rule speaks about: what it is, and the columns in it."""
 
@@ -212,6 +244,7 @@ Expression: TypeAlias = (
     | Collate
     | Coalesce
     | Case
+    | Extreme
     | Unmodelled
 )
 

@@ -1,30 +1,18 @@
-r"""PostgreSQL's stored node trees (`pg_publication_rel.prqual`, 15 to 18) → `Expression`.
+"""Stored node trees (`pg_publication_rel.prqual`, 15 to 18) → `Expression`.
 
-The text is that of `outfuncs.c`:
-
-| text                            | is                                                              |
-|---------------------------------|-----------------------------------------------------------------|
-| `{OPEXPR :opno 96 :args (…) …}` | a node with named fields                                        |
-| `(a b c)`                       | a list, of nodes, strings or numbers                            |
-| `<>`                            | no value                                                        |
-| `4 [ 10 0 0 0 0 0 0 0 ]`        | a datum: its length, and its bytes as signed numbers            |
-| `\(`                            | a backslash takes the special meaning from the next character   |
-
-Reading has two steps. `read_node` knows this syntax and no node at all, and works without recursion, so any
-tree that a server has stored is readable. `parse` then translates the nodes that it knows by name and turns
-every other one, and whatever is nested too deeply to be worth translating, into `Unmodelled`. Names of nodes
-and fields differ between versions (15 wrote COALESCE where 16 writes COALESCEEXPR), fields come and go; only
+The nodes that are known by name are translated; every other one, and whatever is nested too deeply to be
+worth translating, becomes `Unmodelled`. What is only another way of writing is translated to what it means:
+CASE with an operand, the comparison of rows, `ROW(…) IS NULL`. Fields come and go with the versions; only
 those that matter are asked for.
 """
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
-from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.datum import decode_datum
 from cdc_replay.filters.expression import (
     Array,
@@ -38,6 +26,7 @@ from cdc_replay.filters.expression import (
     Constant,
     Distinct,
     Expression,
+    Extreme,
     Function,
     NullIf,
     NullTest,
@@ -47,62 +36,13 @@ from cdc_replay.filters.expression import (
     TruthTest,
     Type,
     Unmodelled,
+    walk,
 )
+from cdc_replay.filters.node_text import Item, Node, malformed, read_node
+from cdc_replay.filters.operators import OPERATOR_OIDS, OPERATORS
 
 MAX_DEPTH: Final = 60
 """Trees deeper than any that a person writes are not translated: that recurses, and so does Spark."""
-
-_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
-_NULL: Final = "<>"
-
-
-@dataclass(slots=True)
-class Node:
-    """A node as written; a field has the values that stand between its name and the next name."""
-
-    name: str
-    fields: dict[str, list[Item]] = field(default_factory=dict)
-
-    def one(self, name: str) -> Item:
-        """The only value of a field.
-
-        Raises:
-            InvalidFilter: if there is not exactly one.
-        """
-        values = self.fields.get(name, [])
-        if len(values) != 1:
-            raise _malformed(f"node {self.name} has {len(values)} values for {name}")
-        return values[0]
-
-    def number(self, name: str) -> int:
-        """A field that holds an integer, an oid or an enumerator."""
-        return int(self.token(name))
-
-    def token(self, name: str) -> str:
-        """A field that holds one word."""
-        value = self.one(name)
-        if not isinstance(value, str):
-            raise _malformed(f"field {name} of node {self.name} is not a word")
-        return value
-
-    def node(self, name: str) -> Node:
-        """A field that holds one node."""
-        value = self.one(name)
-        if not isinstance(value, Node):
-            raise _malformed(f"field {name} of node {self.name} is not a node")
-        return value
-
-    def nodes(self, name: str) -> list[Node]:
-        """A field that holds a list of nodes; `<>` is the empty one."""
-        value = self.one(name)
-        if value == _NULL:
-            return []
-        if not isinstance(value, list):
-            raise _malformed(f"field {name} of node {self.name} is not a list")
-        return [item for item in value if isinstance(item, Node)]
-
-
-Item: TypeAlias = "str | Node | list[Item]"
 
 
 def parse(text: str) -> Expression:
@@ -111,94 +51,24 @@ def parse(text: str) -> Expression:
     Raises:
         InvalidFilter: if `text` is not a node tree.
     """
-    return _translate(read_node(text), depth=0)
+    return _translate(read_node(text), _Place())
 
 
-def read_node(text: str) -> Node:
-    """The outermost node of `text`, whatever its kind.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node stands: how deep, and in the conditions of a CASE with which operand."""
 
-    Raises:
-        InvalidFilter: if brackets do not match or something other than one node is there.
-    """
-    reader = _Reader()
-    for match in _TOKEN.finditer(text):
-        reader.take(match.group())
-    return reader.result()
+    depth: int = 0
+    operand: Expression | None = None
 
 
-class _Reader:
-    """Puts words together; `_open` holds the nodes and lists that are not closed yet, outermost first."""
-
-    def __init__(self) -> None:
-        self._top: list[Item] = []
-        self._open: list[Node | list[Item]] = []
-        self._values: list[list[Item]] = [self._top]
-        self._expect_name = False
-
-    def take(self, word: str) -> None:
-        """Read one more word."""
-        if self._expect_name:
-            self._open_node(word)
-        elif word == "{":
-            self._expect_name = True
-        elif word == "(":
-            self._open_list()
-        elif word in {"}", ")"}:
-            self._close(word)
-        elif word.startswith(":") and self._open and isinstance(node := self._open[-1], Node):
-            self._values[-1] = node.fields.setdefault(word[1:], [])
-        else:
-            self._values[-1].append(word)
-
-    def result(self) -> Node:
-        """What was read.
-
-        Raises:
-            InvalidFilter: if it is not exactly one node.
-        """
-        if self._open or self._expect_name or len(self._top) != 1 or not isinstance(self._top[0], Node):
-            raise _malformed("it is not one complete node")
-        return self._top[0]
-
-    def _open_node(self, name: str) -> None:
-        node = Node(name)
-        self._expect_name = False
-        self._values[-1].append(node)
-        self._open.append(node)
-        self._values.append([])
-
-    def _open_list(self) -> None:
-        items: list[Item] = []
-        self._values[-1].append(items)
-        self._open.append(items)
-        self._values.append(items)
-
-    def _close(self, word: str) -> None:
-        wanted = Node if word == "}" else list
-        if not self._open or not isinstance(self._open.pop(), wanted):
-            raise _malformed(f'"{word}" closes nothing')
-        self._values.pop()
-
-
-def _malformed(why: str) -> InvalidFilter:
-    return InvalidFilter(
-        "cannot read the stored form of a row filter",
-        detail=f"This is not a node tree of PostgreSQL 15 to 18: {why}.",
-        hint="Check that the publisher's version is supported.",
-        rule="R3.15",
-    )
-
-
-# ---- nodes to expressions
-
-
-def _translate(node: Node, depth: int) -> Expression:
+def _translate(node: Node, place: _Place) -> Expression:
     builder = _BUILDERS.get(node.name)
-    if depth > MAX_DEPTH:
+    if place.depth > MAX_DEPTH:
         return Unmodelled("an expression nested too deeply", _attnums(node))
     if builder is None:
         return Unmodelled(f"expression node {node.name}", _attnums(node))
-    return builder(node, depth + 1)
+    return builder(node, dataclasses.replace(place, depth=place.depth + 1))
 
 
 def _attnums(node: Node) -> frozenset[int]:
@@ -216,15 +86,15 @@ def _nodes_below(node: Node) -> Iterator[Node]:
             todo.extend(item)
 
 
-def _arguments(node: Node, depth: int, name: str = "args") -> tuple[Expression, ...]:
-    return tuple(_translate(each, depth) for each in node.nodes(name))
+def _arguments(node: Node, place: _Place, name: str = "args") -> tuple[Expression, ...]:
+    return tuple(_translate(each, place) for each in node.nodes(name))
 
 
-def _column(node: Node, _depth: int) -> Expression:
+def _column(node: Node, _place: _Place) -> Expression:
     return Column(node.number("varattno"), node.number("vartype"), node.number("varcollid"))
 
 
-def _constant(node: Node, _depth: int) -> Expression:
+def _constant(node: Node, _place: _Place) -> Expression:
     type_oid = node.number("consttype")
     if node.token("constisnull") == "true":
         return Constant(type_oid, None)
@@ -232,76 +102,152 @@ def _constant(node: Node, _depth: int) -> Expression:
     return decoded or Unmodelled(f"a constant of {_type_name(type_oid)} that is not understood", frozenset())
 
 
-def _operator(node: Node, depth: int) -> Expression:
-    return Operator(node.number("opno"), node.number("inputcollid"), _arguments(node, depth))
+def _operator(node: Node, place: _Place) -> Expression:
+    return Operator(node.number("opno"), node.number("inputcollid"), _arguments(node, place))
 
 
-def _distinct(node: Node, depth: int) -> Expression:
-    return Distinct(node.number("opno"), node.number("inputcollid"), _arguments(node, depth))
+def _distinct(node: Node, place: _Place) -> Expression:
+    return Distinct(node.number("opno"), node.number("inputcollid"), _arguments(node, place))
 
 
-def _null_if(node: Node, depth: int) -> Expression:
-    return NullIf(node.number("opno"), node.number("inputcollid"), _arguments(node, depth))
+def _null_if(node: Node, place: _Place) -> Expression:
+    return NullIf(node.number("opno"), node.number("inputcollid"), _arguments(node, place))
 
 
-def _array_comparison(node: Node, depth: int) -> Expression:
-    left, array = _arguments(node, depth)
+def _array_comparison(node: Node, place: _Place) -> Expression:
+    left, array = _arguments(node, place)
     is_any = node.token("useOr") == "true"
     return ArrayComparison(node.number("opno"), node.number("inputcollid"), is_any, left, array)
 
 
-def _array(node: Node, depth: int) -> Expression:
+def _array(node: Node, place: _Place) -> Expression:
     if node.token("multidims") == "true":
         return Unmodelled("an array of several dimensions", _attnums(node))
-    return Array(_arguments(node, depth, "elements"))
+    return Array(_arguments(node, place, "elements"))
 
 
-def _function(node: Node, depth: int) -> Expression:
-    return Function(node.number("funcid"), _arguments(node, depth))
+def _function(node: Node, place: _Place) -> Expression:
+    return Function(node.number("funcid"), _arguments(node, place))
 
 
-def _bool(node: Node, depth: int) -> Expression:
-    return Bool(BoolOp(node.token("boolop")), _arguments(node, depth))
+def _bool(node: Node, place: _Place) -> Expression:
+    return Bool(BoolOp(node.token("boolop")), _arguments(node, place))
 
 
-def _null_test(node: Node, depth: int) -> Expression:
-    if node.token("argisrow") == "true":
+def _null_test(node: Node, place: _Place) -> Expression:
+    negated = node.number("nulltesttype") == 1
+    argument = node.node("arg")
+    if node.token("argisrow") != "true":
+        return NullTest(_translate(argument, place), negated)
+    if argument.name != "ROWEXPR":
         return Unmodelled("a NULL test of a row", _attnums(node))
-    return NullTest(_translate(node.node("arg"), depth), negated=node.number("nulltesttype") == 1)
+    # True if it is true of every field, for IS NOT NULL too.
+    fields = tuple(NullTest(field, negated) for field in _arguments(argument, place))
+    return Bool(BoolOp.AND, fields) if fields else Constant(Type.BOOL, True)
 
 
-def _truth_test(node: Node, depth: int) -> Expression:
-    return TruthTest(_translate(node.node("arg"), depth), Truth(node.number("booltesttype")))
+def _truth_test(node: Node, place: _Place) -> Expression:
+    return TruthTest(_translate(node.node("arg"), place), Truth(node.number("booltesttype")))
 
 
-def _relabel(node: Node, depth: int) -> Expression:
-    argument = _translate(node.node("arg"), depth)
-    match argument:
-        case Column(type_oid=source) | Constant(type_oid=source) | Relabel(type_oid=source):
-            return Relabel(argument, source, node.number("resulttype"))
-        case _:
-            return Unmodelled("a cast of an expression", _attnums(node))
+def _relabel(node: Node, place: _Place) -> Expression:
+    argument = node.node("arg")
+    source = _result_type(argument)
+    if source is None:
+        return Unmodelled("a cast of an expression", _attnums(node))
+    return Relabel(_translate(argument, place), source, node.number("resulttype"))
 
 
-def _collate(node: Node, depth: int) -> Expression:
-    return Collate(_translate(node.node("arg"), depth))
+_RESULT_TYPES: Final[Mapping[str, str]] = {
+    "VAR": "vartype",
+    "CONST": "consttype",
+    "FUNCEXPR": "funcresulttype",
+    "OPEXPR": "opresulttype",
+    "NULLIFEXPR": "opresulttype",
+    "RELABELTYPE": "resulttype",
+    "COALESCEEXPR": "coalescetype",
+    "CASEEXPR": "casetype",
+    "MINMAXEXPR": "minmaxtype",
+    "CASETESTEXPR": "typeId",
+}
 
 
-def _coalesce(node: Node, depth: int) -> Expression:
-    return Coalesce(_arguments(node, depth))
+def _result_type(node: Node) -> int | None:
+    """The type of an expression's value, where the node says it."""
+    if node.name == "COLLATEEXPR":
+        return _result_type(node.node("arg"))
+    name = _RESULT_TYPES.get(node.name)
+    return None if name is None else node.number(name)
 
 
-def _case(node: Node, depth: int) -> Expression:
-    if node.one("arg") != _NULL:
-        return Unmodelled("CASE with an operand", _attnums(node))
+def _collate(node: Node, place: _Place) -> Expression:
+    return Collate(_translate(node.node("arg"), place))
+
+
+def _coalesce(node: Node, place: _Place) -> Expression:
+    return Coalesce(_arguments(node, place))
+
+
+def _extreme(node: Node, place: _Place) -> Expression:
+    is_greatest = node.number("op") == 0
+    return Extreme(
+        is_greatest, node.number("minmaxtype"), node.number("inputcollid"), _arguments(node, place)
+    )
+
+
+def _case(node: Node, place: _Place) -> Expression:
+    operand = node.one("arg")
+    own = _translate(operand, place) if isinstance(operand, Node) else None
+    if own is not None and _repeats(own):
+        return Unmodelled("CASE with an operand that is a CASE", _attnums(node))
+    conditions = dataclasses.replace(place, operand=own)
     branches = tuple(
-        (_translate(when.node("expr"), depth), _translate(when.node("result"), depth))
+        (_translate(when.node("expr"), conditions), _translate(when.node("result"), place))
         for when in node.nodes("args")
     )
-    return Case(branches, _translate(node.node("defresult"), depth))
+    return Case(branches, _translate(node.node("defresult"), place))
 
 
-_BUILDERS: Final[Mapping[str, Callable[[Node, int], Expression]]] = {
+def _repeats(expression: Expression) -> bool:
+    """Whether a part of the expression stands in it more than once: nested, that would double and double."""
+    return any(isinstance(node, Case) for node in walk(expression))
+
+
+def _case_operand(node: Node, place: _Place) -> Expression:
+    return place.operand or Unmodelled(f"expression node {node.name}", frozenset())
+
+
+def _row_comparison(node: Node, place: _Place) -> Expression:
+    """The first fields that differ decide, or are NULL; the last ones by the operator itself.
+
+    `(a, b) <= (c, d)` is: if a = c, then b <= d, else a < c.
+    """
+    operators, collations = _oids(node, "opnos"), _oids(node, "inputcollids")
+    lefts, rights = _arguments(node, place, "largs"), _arguments(node, place, "rargs")
+    pairs = tuple(zip(lefts, rights, strict=True))
+    if any(_repeats(each) for each in (*lefts, *rights)):
+        return Unmodelled("a comparison of rows that hold a CASE", _attnums(node))
+    result: Expression = Operator(operators[-1], collations[-1], pairs[-1])
+    for operator, collation, pair in zip(operators[-2::-1], collations[-2::-1], pairs[-2::-1], strict=True):
+        symbol, *types = OPERATORS.get(operator, ("",))
+        equal, decisive = (OPERATOR_OIDS.get((each, *types)) for each in ("=", symbol.rstrip("=")))
+        if equal is None or decisive is None:
+            return Unmodelled("a comparison of rows", _attnums(node))
+        branch = (Operator(equal, collation, pair), result)
+        result = Case((branch,), Operator(decisive, collation, pair))
+    return result
+
+
+def _oids(node: Node, name: str) -> tuple[int, ...]:
+    """A list of oids: `(o 96 521)`."""
+    match node.one(name):
+        case ["o", *words]:
+            return tuple(int(word) for word in words if isinstance(word, str))
+        case _:
+            raise malformed(f"field {name} of node {node.name} is not a list of oids")
+
+
+_BUILDERS: Final[Mapping[str, Callable[[Node, _Place], Expression]]] = {
     "VAR": _column,
     "CONST": _constant,
     "OPEXPR": _operator,
@@ -309,18 +255,17 @@ _BUILDERS: Final[Mapping[str, Callable[[Node, int], Expression]]] = {
     "NULLIFEXPR": _null_if,
     "SCALARARRAYOPEXPR": _array_comparison,
     "ARRAYEXPR": _array,
-    "ARRAY": _array,  # 15
     "FUNCEXPR": _function,
     "BOOLEXPR": _bool,
     "NULLTEST": _null_test,
     "BOOLEANTEST": _truth_test,
     "RELABELTYPE": _relabel,
     "COLLATEEXPR": _collate,
-    "COLLATE": _collate,  # 15
     "COALESCEEXPR": _coalesce,
-    "COALESCE": _coalesce,  # 15
     "CASEEXPR": _case,
-    "CASE": _case,  # 15
+    "CASETESTEXPR": _case_operand,
+    "MINMAXEXPR": _extreme,
+    "ROWCOMPAREEXPR": _row_comparison,
 }
 
 
@@ -330,7 +275,7 @@ def _datum(node: Node) -> bytes:
         case [str(), "[", *numbers, "]"]:
             return bytes(int(number) & 0xFF for number in numbers if isinstance(number, str))
         case _:
-            raise _malformed("a constant has no value")
+            raise malformed("a constant has no value")
 
 
 def _type_name(type_oid: int) -> str:

@@ -4,15 +4,17 @@ A rule says for an operation and its argument types that Spark is exact (in valu
 and error), and how it is built, or why PostgreSQL must be asked. What has no rule is asked: a gap costs
 speed, not truth.
 
-Values arrive as PostgreSQL's text (R1.11) and are read as the Spark type in `SPARK_TYPES`. Integers of all
-widths are `bigint`, so that no comparison can overflow; types whose text is canonical stay text.
-`docs/filters.md` is made from the tables in this module, and tests compare the oids with `pg_operator` and
-each exact rule with a server.
+Operations work on values in the forms of `values`, in which equality and order are PostgreSQL's. What may
+fail in PostgreSQL for some row is exact only where it cannot: a divisor that is a constant, a sum that the
+types of its parts cannot bring to overflow (`ranges`).
+
+`docs/filters.md` is made from the tables in this module, and tests compare each exact rule with a server.
 """
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -20,34 +22,21 @@ from typing import Final, TypeAlias
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
+from cdc_replay.filters import values
 from cdc_replay.filters.expression import (
     FIRST_UNRESERVED_OID,
-    Array,
-    ArrayComparison,
-    Bool,
-    Case,
-    Coalesce,
     Collate,
-    Column,
     Constant,
-    Distinct,
     Expression,
     Function,
-    NullIf,
-    NullTest,
-    Operator,
     Relabel,
-    TruthTest,
     Type,
-    Unmodelled,
-    children,
 )
+from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS, Signature
+from cdc_replay.filters.ranges import fits, range_of
 
-Signature: TypeAlias = tuple[str, ...]
-"""An operator's symbol or a function's name, and its argument types: `("<", "int4", "int8")`."""
-
-Condition: TypeAlias = Callable[[tuple[Expression, ...], int], str | None]
-"""Why these arguments under this collation are not exact after all, or None."""
+Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str | None]
+"""Why this expression, on these arguments under this collation, is not exact after all, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,216 +62,316 @@ Rule: TypeAlias = Exact | OnServer
 
 UNKNOWN: Final = OnServer("no rule says that Spark is exact here")
 
-SPARK_TYPES: Final[Mapping[int, str]] = {
-    Type.BOOL: "boolean",
-    Type.INT2: "bigint",
-    Type.INT4: "bigint",
-    Type.INT8: "bigint",
-    Type.TEXT: "string",
-    Type.VARCHAR: "string",
-    Type.BPCHAR: "string",
-    Type.DATE: "string",
-    Type.UUID: "string",
-}
-"""The types that a filter may compute with in Spark, and as what."""
+# ---- collations
+
+UTF8_COLLATIONS: Final = frozenset({811, 962, 6411})
+"""pg_c_utf8, ucs_basic, pg_unicode_fast: they exist in UTF8 databases only and compare bytes."""
+
+BYTE_ORDER_COLLATIONS: Final = frozenset({950, 951}) | UTF8_COLLATIONS
+"""C and POSIX compare the bytes of any encoding."""
 
 
-# ---- conditions
-
-
-def _unwrapped(expression: Expression) -> Expression:
-    """The argument of a cast that does not change the value; any other cast is refused by its own rule."""
+def _constant(expression: Expression) -> Constant | None:
+    """The constant that `expression` is, under casts that are exact."""
     match expression:
-        case Relabel(argument) | Collate(argument):
-            return _unwrapped(argument)
-        case Function(oid, (argument,)) if oid in FUNCTIONS:
-            return _unwrapped(argument)
-        case _:
+        case Constant():
             return expression
+        case Relabel(argument) | Collate(argument) | Function(_, (argument,)):
+            return _constant(argument)
+        case _:
+            return None
 
 
-def _text_differs(arguments: tuple[Expression, ...], collation: int) -> str | None:
+def _is_ascii(expression: Expression) -> bool:
+    constant = _constant(expression)
+    return constant is not None and (constant.value is None or str(constant.value).isascii())
+
+
+def _text_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
     """R3.16. Equal text is equal bytes under every built-in collation: all of those are deterministic.
 
-    Bytes are compared in the database's encoding there and in UTF-8 here. With a constant of ASCII characters
-    on one side that is the same; for two columns it need not be, because some encodings have two codes for
-    one character.
+    Bytes are compared in the database's encoding there and in UTF-8 here. With a constant on one side that is
+    the same; for two columns it need not be, because some encodings have two codes for one character.
     """
     if not 0 < collation < FIRST_UNRESERVED_OID:
         return "a user-defined collation may be non-deterministic"
-    if not any(isinstance(_unwrapped(argument), Constant) for argument in arguments):
+    if collation not in UTF8_COLLATIONS and all(_constant(argument) is None for argument in arguments):
         return "text of two columns is compared in the database's encoding"
     return None
 
 
-def _may_divide_by_zero(arguments: tuple[Expression, ...], _collation: int) -> str | None:
-    divisor = _unwrapped(arguments[-1])
-    if isinstance(divisor, Constant) and divisor.value:
-        return None
-    return "division by zero is an error in PostgreSQL"
+def text_order_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
+    """Why text is not ordered by its bytes in UTF-8 (R3.16), or None.
+
+    In every encoding of a server, characters outside of ASCII have bytes above those of ASCII. So the order
+    is the same in all of them where all arguments but one are constants of ASCII characters.
+    """
+    if collation not in BYTE_ORDER_COLLATIONS:
+        return "text order depends on the collation"
+    if collation not in UTF8_COLLATIONS and sum(not _is_ascii(argument) for argument in arguments) > 1:
+        return "text is ordered by its bytes in the database's encoding"
+    return None
 
 
-def _may_overflow(bits: int) -> Condition:
-    def condition(arguments: tuple[Expression, ...], _collation: int) -> str | None:
-        argument = _unwrapped(arguments[0])
-        match argument:
-            case Constant(value=int(value)) if -(1 << bits - 1) <= value < 1 << bits - 1:
-                return None
-            case _:
-                return _OVERFLOW.because
-
-    return condition
+def _pattern_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
+    pattern = _constant(arguments[1])
+    if pattern is None or not 0 < collation < FIRST_UNRESERVED_OID:
+        return "the pattern is not a constant"
+    text = _ESCAPED.sub("", str(pattern.value or ""))
+    if "_" in text:
+        return "_ stands for a character of the database's encoding"
+    return "the pattern escapes an ordinary character" if "\\" in text else None
 
 
-def _bpchar(compare: Callable[[SparkColumn, SparkColumn], SparkColumn]) -> Callable[..., SparkColumn]:
-    """R3.16: trailing blanks do not count."""
-    return lambda left, right: compare(F.rtrim(left), F.rtrim(right))
+_ESCAPED: Final = re.compile(r"\\[\\%_]")
+
+
+def _prefix_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
+    is_constant = _constant(arguments[1]) is not None and 0 < collation < FIRST_UNRESERVED_OID
+    return None if is_constant else "the prefix is not a constant"
+
+
+# ---- numbers
+
+
+def _may_divide_by_zero(_: Expression, arguments: tuple[Expression, ...], _collation: int) -> str | None:
+    divisor = range_of(arguments[1])
+    if divisor is None or divisor.lowest <= 0 <= divisor.highest:
+        return "division by zero is an error in PostgreSQL"
+    return None
+
+
+def _may_overflow(expression: Expression, _: tuple[Expression, ...], _collation: int) -> str | None:
+    return None if fits(expression) else "overflow is an error in PostgreSQL"
+
+
+def _may_fail_to_divide(
+    expression: Expression, arguments: tuple[Expression, ...], collation: int
+) -> str | None:
+    objection = _may_divide_by_zero(expression, arguments, collation)
+    return objection or _may_overflow(expression, arguments, collation)
 
 
 def _same(argument: SparkColumn) -> SparkColumn:
     return argument
 
 
+def _quotient(left: SparkColumn, right: SparkColumn) -> SparkColumn:
+    return F.call_function("div", left, right)
+
+
+def _to_double(number: SparkColumn) -> SparkColumn:
+    return number.cast("double")
+
+
+def _to_float(number: SparkColumn) -> SparkColumn:
+    return number.cast("float").cast("double")
+
+
+def _numeric_of_integer(number: SparkColumn) -> SparkColumn:
+    return values.numeric_of_text(number.cast("string"))
+
+
+def _like(text: SparkColumn, pattern: SparkColumn) -> SparkColumn:
+    return F.like(text, pattern)
+
+
+def _not_like(text: SparkColumn, pattern: SparkColumn) -> SparkColumn:
+    return ~F.like(text, pattern)
+
+
+def _unsigned(number: SparkColumn) -> SparkColumn:
+    return number.bitwiseAND(F.lit(0xFFFFFFFF))
+
+
 # ---- operators and functions
 
+_BUILDERS: Final[Mapping[str, Callable[[SparkColumn, SparkColumn], SparkColumn]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_EQUALITY: Final = ("=", "<>")
+_ORDER: Final = ("<", "<=", ">", ">=")
 _INTEGERS: Final = ("int2", "int4", "int8")
-_EQUALITY: Final = {"=": operator.eq, "<>": operator.ne}
-_ORDER: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_COMPARISONS: Final = _EQUALITY | _ORDER
+_PAIRS: Final = tuple((left, right) for left in _INTEGERS for right in _INTEGERS)
+_ALWAYS_COMPARABLE: Final = (
+    *_PAIRS,
+    *((kind, kind) for kind in ("oid", "bool", "numeric", "float4", "float8", "uuid", "bytea")),
+    ("float4", "float8"),
+    ("float8", "float4"),
+    *((kind, kind) for kind in ("date", "timestamp", "timestamptz", "time")),
+)
 
-_ONE_CONSTANT: Final = "one side is a constant of ASCII characters"
-_FITS: Final = "it is a constant that fits"
-_OVERFLOW: Final = OnServer("overflow is an error in PostgreSQL")
-_TEXT_ORDER: Final = OnServer("text order depends on the column's collation")
-_PATTERN: Final = OnServer("patterns depend on PostgreSQL's regular expressions and the column's collation")
-_NUMERIC: Final = OnServer("equal numbers have different texts (1.0, 1.00), and there are NaN and infinity")
-_FLOAT: Final = OnServer("-0 equals 0 and NaN equals NaN in PostgreSQL")
-_TIMESTAMP: Final = OnServer("timestamps have infinities and years that Spark does not")
+_DIVISOR: Final = "the divisor is a constant other than 0"
+_QUOTIENT: Final = "so is the divisor, and the result fits: not the lowest number by -1"
+_FITS: Final = "the result fits for all values of the types: `smallint + 1`, `integer::bigint * 100`"
+_ONE_CONSTANT: Final = "one side is a constant, or under a collation of UTF8 databases"
+_BYTE_ORDER: Final = (
+    'under "C" or POSIX, with a constant of ASCII characters on one side; under pg_c_utf8, ucs_basic and '
+    "pg_unicode_fast"
+)
+_PATTERN: Final = "the pattern is a constant without `_`, and `\\` escapes only `%`, `_` and `\\`"
+_FOLDING: Final = OnServer("upper and lower case depend on the collation")
+_REGULAR: Final = OnServer("PostgreSQL's regular expressions are its own, and depend on the collation")
+_BLANKS: Final = OnServer("a pattern sees the trailing blanks of char(n), which comparisons do not")
+_ROUNDING: Final = OnServer("the result's precision and its errors are PostgreSQL's own")
+_CAST_ROUNDS: Final = OnServer("rounding and overflow of a column's values are PostgreSQL's own")
+_CAST_CUTS: Final = OnServer("what is cut off counts characters of the database's encoding")
+
+_DOCUMENTS: Final = OnServer("documents are PostgreSQL's own: equal ones have different texts (1, 1.0)")
+ARRAYS: Final = OnServer("a column's array is text until PostgreSQL reads it")
+_HASHES: Final = OnServer("of the text's bytes in the database's encoding, by PostgreSQL's own functions")
+_CHARACTERS: Final = OnServer("what is one character depends on the database's encoding")
+_CALENDAR: Final = OnServer("infinities, and years that Spark does not have")
+
+_ORDERED_BY_SERVER: Final = {
+    "interval": OnServer("equal intervals have different texts (1 mon, 30 days)"),
+    "timetz": OnServer("times are ordered by the moment, then by the zone"),
+    "inet": OnServer("networks are ordered by family, length and address"),
+    "money": OnServer("its text depends on the server's lc_monetary"),
+    "name": OnServer("a type of system catalogs, too rare in tables for a rule"),
+    "char": OnServer("a type of system catalogs, too rare in tables for a rule"),
+}
 
 RULES: Final[Mapping[Signature, Rule]] = {
     **{
-        (symbol, left, right): Exact(build)
-        for left in _INTEGERS
-        for right in _INTEGERS
-        for symbol, build in _COMPARISONS.items()
+        (symbol, *pair): Exact(_BUILDERS[symbol])
+        for pair in _ALWAYS_COMPARABLE
+        for symbol in COMPARISON_SYMBOLS
     },
     **{
-        ("%", kind, kind): Exact(operator.mod, _may_divide_by_zero, "the divisor is a constant other than 0")
+        (symbol, "date", "timestamp"): Exact(
+            lambda left, right, build=_BUILDERS[symbol]: build(values.midnight_of(left), right)
+        )
+        for symbol in COMPARISON_SYMBOLS
+    },
+    **{
+        (symbol, "timestamp", "date"): Exact(
+            lambda left, right, build=_BUILDERS[symbol]: build(left, values.midnight_of(right))
+        )
+        for symbol in COMPARISON_SYMBOLS
+    },
+    **{
+        (symbol, kind, kind): Exact(_BUILDERS[symbol], _text_differs, _ONE_CONSTANT)
+        for kind in ("text", "bpchar")
+        for symbol in _EQUALITY
+    },
+    **{
+        (symbol, kind, kind): Exact(_BUILDERS[symbol], text_order_differs, _BYTE_ORDER)
+        for kind in ("text", "bpchar")
+        for symbol in _ORDER
+    },
+    ("~~", "text", "text"): Exact(_like, _pattern_differs, _PATTERN),
+    ("!~~", "text", "text"): Exact(_not_like, _pattern_differs, _PATTERN),
+    ("^@", "text", "text"): Exact(F.startswith, _prefix_differs, "the prefix is a constant"),
+    ("starts_with", "text", "text"): Exact(F.startswith, _prefix_differs, "the prefix is a constant"),
+    ("||", "text", "text"): Exact(F.concat),
+    **{("+", *pair): Exact(F.try_add, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("-", *pair): Exact(F.try_subtract, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("*", *pair): Exact(F.try_multiply, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("/", *pair): Exact(_quotient, _may_fail_to_divide, _QUOTIENT) for pair in _PAIRS},
+    **{
+        (name, kind, kind): Exact(operator.mod, _may_divide_by_zero, _DIVISOR)
+        for name in ("%", "mod")
         for kind in _INTEGERS
     },
     **{
-        (symbol, left, right): _OVERFLOW
-        for left in _INTEGERS
-        for right in _INTEGERS
-        for symbol in ("+", "-", "*")
+        ("-", kind): Exact(lambda number: F.try_subtract(F.lit(0), number), _may_overflow, _FITS)
+        for kind in _INTEGERS
     },
-    **{
-        ("/", left, right): OnServer("division by zero is an error in PostgreSQL")
-        for left in _INTEGERS
-        for right in _INTEGERS
-    },
-    **{("-", kind): _OVERFLOW for kind in _INTEGERS},
-    **{(symbol, "bool", "bool"): Exact(build) for symbol, build in _COMPARISONS.items()},
-    **{(symbol, "uuid", "uuid"): Exact(build) for symbol, build in _COMPARISONS.items()},
-    **{(symbol, "date", "date"): Exact(build) for symbol, build in _EQUALITY.items()},
-    **{
-        (symbol, "date", "date"): OnServer("dates before year 1 and after 9999 have texts that do not sort")
-        for symbol in _ORDER
-    },
-    **{
-        (symbol, "text", "text"): Exact(build, _text_differs, _ONE_CONSTANT)
-        for symbol, build in _EQUALITY.items()
-    },
-    **{
-        (symbol, "bpchar", "bpchar"): Exact(_bpchar(build), _text_differs, _ONE_CONSTANT)
-        for symbol, build in _EQUALITY.items()
-    },
-    **{(symbol, kind, kind): _TEXT_ORDER for kind in ("text", "bpchar") for symbol in _ORDER},
-    **{
-        (symbol, kind, "text"): _PATTERN for kind in ("text", "bpchar") for symbol in ("~~", "!~~", "~", "!~")
-    },
-    **{(symbol, "numeric", "numeric"): _NUMERIC for symbol in _COMPARISONS},
-    **{(symbol, kind, kind): _FLOAT for kind in ("float4", "float8") for symbol in _COMPARISONS},
-    **{(symbol, kind, kind): _TIMESTAMP for kind in ("timestamp", "timestamptz") for symbol in _COMPARISONS},
+    **{("~", kind): Exact(F.bitwise_not) for kind in _INTEGERS},
+    **{("&", kind, kind): Exact(SparkColumn.bitwiseAND) for kind in _INTEGERS},
+    **{("|", kind, kind): Exact(SparkColumn.bitwiseOR) for kind in _INTEGERS},
+    **{("#", kind, kind): Exact(SparkColumn.bitwiseXOR) for kind in _INTEGERS},
     ("int4", "int2"): Exact(_same),
     ("int8", "int2"): Exact(_same),
     ("int8", "int4"): Exact(_same),
-    ("int2", "int4"): Exact(_same, _may_overflow(16), _FITS),
-    ("int2", "int8"): Exact(_same, _may_overflow(16), _FITS),
-    ("int4", "int8"): Exact(_same, _may_overflow(32), _FITS),
+    ("int8", "oid"): Exact(_same),
+    ("int2", "int4"): Exact(_same, _may_overflow, _FITS),
+    ("int2", "int8"): Exact(_same, _may_overflow, _FITS),
+    ("int4", "int8"): Exact(_same, _may_overflow, _FITS),
+    ("oid", "int8"): Exact(_same, _may_overflow, _FITS),
+    **{("numeric", kind): Exact(_numeric_of_integer) for kind in _INTEGERS},
+    **{("float4", kind): Exact(_to_float) for kind in _INTEGERS},
+    **{("float8", kind): Exact(_to_double) for kind in _INTEGERS},
+    ("float8", "float4"): Exact(_same),
+    ("text", "bpchar"): Exact(_same),
+    ("date", "timestamp"): Exact(values.date_of),
+    ("float8", "numeric"): _CAST_ROUNDS,
+    ("float4", "numeric"): _CAST_ROUNDS,
+    ("numeric", "numeric", "int4"): _CAST_ROUNDS,
+    ("bpchar", "bpchar", "int4", "bool"): _CAST_CUTS,
+    ("varchar", "varchar", "int4", "bool"): _CAST_CUTS,
+    **{(symbol, kind, "text"): _FOLDING for kind in ("text", "bpchar") for symbol in ("~~*", "!~~*")},
+    **{
+        (symbol, kind, "text"): _REGULAR for kind in ("text", "bpchar") for symbol in ("~", "!~", "~*", "!~*")
+    },
+    **{(symbol, "bpchar", "text"): _BLANKS for symbol in ("~~", "!~~")},
+    **{
+        (symbol, kind, kind): rule
+        for kind, rule in _ORDERED_BY_SERVER.items()
+        for symbol in COMPARISON_SYMBOLS
+    },
+    **{signature: _DOCUMENTS for signature in OPERATORS.values() if signature[1] in {"json", "jsonb"}},
+    **{signature: ARRAYS for signature in OPERATORS.values() if signature[1] == "anyarray"},
+    **{(name, "text"): _FOLDING for name in ("lower", "upper")},
+    **{(name, "text"): _HASHES for name in ("md5", "hashtext")},
+    ("length", "text"): _CHARACTERS,
+    ("substring", "text", "int4"): _CHARACTERS,
+    ("substring", "text", "int4", "int4"): _CHARACTERS,
+    **{("abs", kind): OnServer("the lowest number has none, which is an error") for kind in _INTEGERS},
+    ("date_trunc", "text", "timestamp"): _CALENDAR,
+    ("extract", "text", "date"): _CALENDAR,
+    ("extract", "text", "timestamp"): _CALENDAR,
+    **{(symbol, "numeric", "numeric"): _ROUNDING for symbol in ("+", "-", "*", "/", "%")},
+    **{(symbol, "float8", "float8"): _ROUNDING for symbol in ("+", "-", "*", "/")},
 }
 """What is known of operators and of functions, by signature."""
 
-_OPERATOR_OIDS: Final[Mapping[tuple[str, ...], Mapping[str, int]]] = {
-    ("int2", "int2"): {"=": 94, "<>": 519, "<": 95, "<=": 522, ">": 520, ">=": 524},
-    ("int2", "int4"): {"=": 532, "<>": 538, "<": 534, "<=": 540, ">": 536, ">=": 542},
-    ("int2", "int8"): {"=": 1862, "<>": 1863, "<": 1864, "<=": 1866, ">": 1865, ">=": 1867},
-    ("int4", "int2"): {"=": 533, "<>": 539, "<": 535, "<=": 541, ">": 537, ">=": 543},
-    ("int4", "int4"): {"=": 96, "<>": 518, "<": 97, "<=": 523, ">": 521, ">=": 525},
-    ("int4", "int8"): {"=": 15, "<>": 36, "<": 37, "<=": 80, ">": 76, ">=": 82},
-    ("int8", "int2"): {"=": 1868, "<>": 1869, "<": 1870, "<=": 1872, ">": 1871, ">=": 1873},
-    ("int8", "int4"): {"=": 416, "<>": 417, "<": 418, "<=": 420, ">": 419, ">=": 430},
-    ("int8", "int8"): {"=": 410, "<>": 411, "<": 412, "<=": 414, ">": 413, ">=": 415},
-    ("bool", "bool"): {"=": 91, "<>": 85, "<": 58, "<=": 1694, ">": 59, ">=": 1695},
-    ("uuid", "uuid"): {"=": 2972, "<>": 2973, "<": 2974, "<=": 2976, ">": 2975, ">=": 2977},
-    ("date", "date"): {"=": 1093, "<>": 1094, "<": 1095, "<=": 1096, ">": 1097, ">=": 1098},
-    ("text", "text"): {"=": 98, "<>": 531, "<": 664, "<=": 665, ">": 666, ">=": 667},
-    ("bpchar", "bpchar"): {"=": 1054, "<>": 1057, "<": 1058, "<=": 1059, ">": 1060, ">=": 1061},
-    ("numeric", "numeric"): {"=": 1752, "<>": 1753, "<": 1754, "<=": 1755, ">": 1756, ">=": 1757},
-    ("float4", "float4"): {"=": 620, "<>": 621, "<": 622, "<=": 624, ">": 623, ">=": 625},
-    ("float8", "float8"): {"=": 670, "<>": 671, "<": 672, "<=": 673, ">": 674, ">=": 675},
-    ("timestamp", "timestamp"): {"=": 2060, "<>": 2061, "<": 2062, "<=": 2063, ">": 2064, ">=": 2065},
-    ("timestamptz", "timestamptz"): {"=": 1320, "<>": 1321, "<": 1322, "<=": 1323, ">": 1324, ">=": 1325},
+RELABELS: Final[Mapping[tuple[int, int], Callable[[SparkColumn], SparkColumn]]] = {
+    (Type.VARCHAR, Type.TEXT): _same,
+    (Type.TEXT, Type.VARCHAR): _same,
+    (Type.VARCHAR, Type.BPCHAR): values.trimmed,
+    (Type.TEXT, Type.BPCHAR): values.trimmed,
+    (Type.INT4, Type.OID): _unsigned,
 }
-
-_ARITHMETIC_OIDS: Final[Mapping[tuple[str, ...], Mapping[str, int]]] = {
-    ("int2",): {"-": 559},
-    ("int4",): {"-": 558},
-    ("int8",): {"-": 484},
-    ("int2", "int2"): {"+": 550, "-": 554, "*": 526, "/": 527, "%": 529},
-    ("int2", "int4"): {"+": 552, "-": 556, "*": 544, "/": 546},
-    ("int2", "int8"): {"+": 822, "-": 823, "*": 824, "/": 825},
-    ("int4", "int2"): {"+": 553, "-": 557, "*": 545, "/": 547},
-    ("int4", "int4"): {"+": 551, "-": 555, "*": 514, "/": 528, "%": 530},
-    ("int4", "int8"): {"+": 692, "-": 693, "*": 694, "/": 695},
-    ("int8", "int2"): {"+": 818, "-": 819, "*": 820, "/": 821},
-    ("int8", "int4"): {"+": 688, "-": 689, "*": 690, "/": 691},
-    ("int8", "int8"): {"+": 684, "-": 685, "*": 686, "/": 687, "%": 439},
-    ("text", "text"): {"~~": 1209, "!~~": 1210, "~": 641, "!~": 642},
-    ("bpchar", "text"): {"~~": 1211, "!~~": 1212, "~": 1055, "!~": 1056},
-}
-
-OPERATORS: Final[Mapping[int, Signature]] = {
-    oid: (symbol, *types)
-    for table in (_OPERATOR_OIDS, _ARITHMETIC_OIDS)
-    for types, oids in table.items()
-    for symbol, oid in oids.items()
-}
-"""`pg_operator.oid` → signature, for the operators that have a rule."""
-
-FUNCTIONS: Final[Mapping[int, Signature]] = {
-    313: ("int4", "int2"),
-    754: ("int8", "int2"),
-    481: ("int8", "int4"),
-    314: ("int2", "int4"),
-    714: ("int2", "int8"),
-    480: ("int4", "int8"),
-}
-"""`pg_proc.oid` → signature, for the functions that have a rule."""
-
-RELABELS: Final = frozenset({(Type.VARCHAR, Type.TEXT), (Type.TEXT, Type.VARCHAR)})
-"""Binary-compatible casts that do not change what a value means: (from, to)."""
+"""Binary-compatible casts, (from, to): the same bytes, read as another type."""
 
 STRUCTURE: Final[Mapping[str, str]] = {
     "AND, OR, NOT": "three-valued, as in PostgreSQL",
-    "IS [NOT] NULL": "of a column of any type, or of an expression that is exact",
+    "IS [NOT] NULL": "of a column of any type, or of an expression that is exact; also of ROW(…)",
     "IS [NOT] TRUE, FALSE, UNKNOWN": "of a boolean that is exact",
     "IS [NOT] DISTINCT FROM, NULLIF": "where = on the same types is exact",
-    "IN, NOT IN, = ANY (ARRAY[…]), <> ALL (ARRAY[…])": "where = on the types is exact, except for bpchar",
-    "COALESCE, CASE WHEN": "of exact expressions",
-    "varchar::text, text::varchar, COLLATE": "the bytes stay the same",
+    "IN, NOT IN, BETWEEN, operator ANY or ALL (ARRAY[…])": "where the operator on the types is exact",
+    "(a, b) > (c, d)": "where the comparisons of its parts are exact",
+    "COALESCE, CASE, CASE … WHEN": "of exact expressions",
+    "GREATEST, LEAST": "of exact expressions; of text where its order is exact",
+    "casts of constants": "to a number or to char(n), varchar(n), numeric(p, s), if the result fits",
+    "other types of the same bytes": "varchar, text and char(n); integer as oid; COLLATE",
 }
 """Expressions that are exact in Spark where all of their parts are."""
+
+WITHOUT_A_RULE: Final[Mapping[str, str]] = {
+    "initcap, replace, trim, position, lpad, reverse, …": (
+        "characters, case and position are those of the database's encoding and collation"
+    ),
+    "regexp_replace, regexp_like, …": "PostgreSQL's regular expressions are its own",
+    "age, date_bin, AT TIME ZONE, make_date, + and - of dates and times": "calendar, infinities and errors",
+    "round, ceil, floor, sqrt, power, arithmetic of real": "rounding and errors are PostgreSQL's own",
+    "<<, >> of integers": "the shift counts modulo the width",
+    "jsonb_path_exists, jsonb_typeof, XMLEXISTS, …": "PostgreSQL's own documents and paths",
+    "= ANY (column), array_length, array_position, …": "a column's array is text until PostgreSQL reads it",
+    "full text, ranges, geometric types, inet, bit strings": "PostgreSQL's own types",
+    "generated columns": "their values are not sent, but computed again (R3.13)",
+    "constants of other types, or in another encoding than UTF-8": "their stored form is not understood",
+}
+"""What is left to PostgreSQL because nothing here is about it, for the reader of `docs/filters.md`."""
+
+TEXT_TYPES: Final = frozenset({Type.TEXT, Type.VARCHAR, Type.BPCHAR})
 
 
 def operator_rule(oid: int) -> Rule:
@@ -293,84 +382,3 @@ def operator_rule(oid: int) -> Rule:
 def function_rule(oid: int) -> Rule:
     """The rule for a function; never absent."""
     return RULES.get(FUNCTIONS[oid], UNKNOWN) if oid in FUNCTIONS else UNKNOWN
-
-
-def reason_for_server(expression: Expression) -> str | None:
-    """Why PostgreSQL must evaluate `expression`, outermost reason first; None if Spark is exact."""
-    if isinstance(expression, NullTest) and isinstance(expression.argument, Column):
-        return None  # whether a value is NULL does not depend on its type
-    reason = _own_reason(expression)
-    if reason is not None:
-        return reason
-    return next((found for child in children(expression) if (found := reason_for_server(child))), None)
-
-
-def _own_reason(expression: Expression) -> str | None:
-    match expression:
-        case Operator(oid, collation, arguments):
-            return _objection(operator_rule(oid), arguments, collation, _operator_name(oid))
-        case Distinct(oid, collation, arguments) | NullIf(oid, collation, arguments):
-            return _equality_reason(oid, collation, arguments)
-        case ArrayComparison():
-            return _array_reason(expression)
-        case Function(oid, arguments):
-            return _objection(function_rule(oid), arguments, 0, f"function {FUNCTIONS.get(oid, (oid,))[0]}")
-        case _:
-            return _leaf_reason(expression)
-
-
-def _leaf_reason(expression: Expression) -> str | None:
-    match expression:
-        case Column(type_oid=type_oid) | Constant(type_oid=type_oid):
-            return None if type_oid in SPARK_TYPES else f"type oid {type_oid}: {UNKNOWN.because}"
-        case Relabel(source_type=source, type_oid=target):
-            return None if (source, target) in RELABELS else f"a cast between types: {UNKNOWN.because}"
-        case Unmodelled(what):
-            return f"{what}: {UNKNOWN.because}"
-        case Array():
-            return f"an array by itself: {UNKNOWN.because}"
-        case Bool() | NullTest() | TruthTest() | Collate() | Coalesce() | Case():
-            return None
-        case _:
-            return UNKNOWN.because
-
-
-def _objection(rule: Rule, arguments: tuple[Expression, ...], collation: int, name: str) -> str | None:
-    if isinstance(rule, OnServer):
-        return f"{name}: {rule.because}"
-    objection = None if rule.unless is None else rule.unless(arguments, collation)
-    return objection and f"{name}: {objection}"
-
-
-def _operator_name(oid: int) -> str:
-    if oid not in OPERATORS:
-        return f"operator with oid {oid}"
-    symbol, *types = OPERATORS[oid]
-    return f"{symbol} ({', '.join(types)})"
-
-
-def _equality_reason(oid: int, collation: int, arguments: tuple[Expression, ...]) -> str | None:
-    if oid in OPERATORS and OPERATORS[oid][0] != "=":
-        return UNKNOWN.because
-    return _objection(operator_rule(oid), arguments, collation, _operator_name(oid))
-
-
-def _array_reason(comparison: ArrayComparison) -> str | None:
-    """Exact are `= ANY` and `<> ALL` over the listed elements, where Spark compares them as they are."""
-    symbol = OPERATORS.get(comparison.operator, ("",))[0]
-    rule = operator_rule(comparison.operator)
-    if not isinstance(comparison.array, Array) or (symbol, comparison.is_any) not in _LISTS:
-        return f"{_operator_name(comparison.operator)} with ANY or ALL: {UNKNOWN.because}"
-    if isinstance(rule, Exact) and rule.build not in _EQUALITY.values():
-        return f"{_operator_name(comparison.operator)} with ANY or ALL: {UNKNOWN.because}"
-    objections = (
-        _objection(
-            rule, (comparison.left, element), comparison.collation, _operator_name(comparison.operator)
-        )
-        for element in comparison.array.elements
-    )
-    return next((objection for objection in objections if objection), None)
-
-
-_LISTS: Final = frozenset({("=", True), ("<>", False)})
-"""(operator, is ANY) of IN and NOT IN."""

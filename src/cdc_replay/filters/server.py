@@ -1,20 +1,14 @@
-"""Filters that only PostgreSQL can answer exactly: rows go through a temporary table on the publisher.
+"""Filters that only PostgreSQL can answer exactly: rows are evaluated on the publisher.
 
 On the executors, for each Arrow batch and each check: the values that the check reads, of the rows that it is
-asked about, are copied into a typed temporary table through PostgreSQL's own input functions, the filter is
-selected over it, and the answers come back in the order of the rows. That is one round trip per batch and
-check, and none per row.
+asked about, go to the server, and the answers come back. That is one round trip per batch and check, and none
+per row; equal values go only once (immutable functions give them equal answers, R5.3), which halves the work
+for an UPDATE that changes nothing that the filter reads. A task holds one connection, opened for the first
+row that needs it and closed with the task.
 
-    batch ── rows of its routes and kinds ──▶ COPY FROM STDIN ──▶ pg_temp.check_N (row, typed columns)
-    batch ◀── array<boolean>, element N ───── COPY (SELECT filter ORDER BY row) TO STDOUT ◀──┘
-
-The table's columns have the published column's type and collation, so that comparisons mean the same (R3.16).
-A generated column is generated again, because the wire omits it (R3.13). A task holds one connection, opened
-for the first row that needs it and closed with the task; its tables are temporary, so a task that dies leaves
-nothing behind.
-
-An error of the filter (a division by zero) stops a native subscription too. It is raised for a row only where
-PostgreSQL would have evaluated the filter for it: the routes and kinds of a check say which.
+An error of the filter (a division by zero) stops a native subscription too (R1.36). It is raised for a row
+only where PostgreSQL would have evaluated the filter for it: the routes and kinds of a check say which. It
+names the publication, the filter, and the row.
 """
 
 from __future__ import annotations
@@ -22,34 +16,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-from psycopg import sql
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, StructField, StructType
 
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.compile import ServerFilter
+from cdc_replay.filters.compile import FilterPart, ServerFilter
+from cdc_replay.filters.session import NULL, Answers, Failure, FilterFailed, FilterSession, Question
 from cdc_replay.model.change import ChangeKind
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, TableColumn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection, connect, translated_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+Indices: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
 ROW_KINDS: Final = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE})
 """The kinds of change that have rows to filter."""
 
-_NULL: Final = -1
-_ANSWERS: Final = {ord("t"): 1, ord("f"): 0, ord("n"): _NULL}
+MAX_SHOWN: Final = 80
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,11 @@ class ServerCheck:
     columns: tuple[tuple[TableColumn, int | None], ...]
     table: QualifiedName
     kinds: frozenset[ChangeKind] = ROW_KINDS
+    parts: tuple[FilterPart, ...] = ()
+    key: tuple[tuple[str, int], ...] = ()
+    """The columns by which a row is named in an error, each with its position in the value array."""
+    unknown_if_changed: str | None = None
+    """A column whose value an UPDATE or DELETE does not bring, not even for its computation."""
 
     @classmethod
     def of(
@@ -82,7 +82,22 @@ class ServerCheck:
         """The check of a compiled filter, over rows whose value arrays hold the columns `held` in order."""
         at = {name: position for position, name in enumerate(held)}
         columns = tuple(_source(column, at.get(column.name)) for column in compiled.columns)
-        return cls(number, frozenset(routes), compiled.sql, columns, compiled.table, frozenset(kinds))
+        return cls(
+            number=number,
+            routes=frozenset(routes),
+            sql=compiled.sql,
+            columns=columns,
+            table=compiled.table,
+            kinds=frozenset(kinds),
+            parts=compiled.parts,
+            key=tuple((name, at[name]) for name in compiled.key or at if name in at),
+            unknown_if_changed=next((name for name in compiled.only_in_key if name not in at), None),
+        )
+
+    @property
+    def question(self) -> Question:
+        """What the server is asked."""
+        return Question(self.number, self.sql, tuple(column for column, _ in self.columns), self.table)
 
 
 def _source(column: TableColumn, position: int | None) -> tuple[TableColumn, int | None]:
@@ -109,34 +124,52 @@ def evaluate_on_server(
         InvalidFilter: if evaluating a filter fails.
         ServerUnavailable, MissingPrivilege: if the server cannot be asked.
     """
-    schema = StructType(list(frame.schema.fields))
+    sendable, lists = _without_null_lists(frame)
+    schema = StructType(list(sendable.schema.fields))
     for answers in rows.values():
         schema.add(StructField(answers, ArrayType(BooleanType())))
     work = functools.partial(_with_answers, checks=tuple(checks), dsn=dsn, rows=dict(rows))
-    return frame.mapInArrow(work, schema)
+    answered = sendable.mapInArrow(work, schema)
+    restored = {
+        name: F.when(F.col(_is_null(name)), F.lit(None)).otherwise(F.col(name)).alias(name) for name in lists
+    }
+    return answered.select(
+        *(restored.get(name, F.col(name)) for name in frame.columns), *(F.col(name) for name in rows.values())
+    )
+
+
+def _without_null_lists(frame: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
+    """The frame with empty lists for NULL ones, and columns that tell them apart.
+
+    Spark 4.2 writes a run of NULL lists into an Arrow batch in time that grows with the square of its length:
+    the old rows of 50,000 inserts take longer than everything else.
+    """
+    lists = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, ArrayType)}
+    filled = {name: F.coalesce(F.col(name), F.array().cast(kind)) for name, kind in lists.items()}
+    flags = {_is_null(name): F.col(name).isNull() for name in lists}
+    return frame.withColumns(flags).withColumns(filled), tuple(lists)
+
+
+def _is_null(name: str) -> str:
+    return f"{name}_is_null"
 
 
 def _with_answers(
     batches: Iterator[pa.RecordBatch], *, checks: tuple[ServerCheck, ...], dsn: str, rows: dict[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    with contextlib.closing(_Server(dsn)) as server:
+    with contextlib.closing(FilterSession(dsn)) as session:
         for batch in batches:
-            yield _answered(batch, checks, server, rows)
+            yield _answered(batch, checks, session, rows)
 
 
 def _answered(
-    batch: pa.RecordBatch, checks: tuple[ServerCheck, ...], server: _Server, rows: dict[str, str]
+    batch: pa.RecordBatch, checks: tuple[ServerCheck, ...], session: FilterSession, rows: dict[str, str]
 ) -> pa.RecordBatch:
     width = max((check.number + 1 for check in checks), default=0)
-    answers = {source: np.full((batch.num_rows, width), _NULL, np.int8) for source in rows}
+    answers = {source: np.full((batch.num_rows, width), NULL, np.int8) for source in rows}
     for check in checks:
         asked = {source: _asked(batch, check, source) for source in rows}
-        tables = [_values(batch.column(source), indices, check) for source, indices in asked.items()]
-        # One chunk: write_csv (Arrow 26) writes rubbish where the first chunk of a table is empty.
-        table = pa.concat_tables(tables).combine_chunks()
-        if table.num_rows == 0:
-            continue
-        found = server.answers(check, table)
+        found = _found(batch, check, asked, session)
         for source, indices in asked.items():
             answers[source][indices, check.number], found = found[: len(indices)], found[len(indices) :]
     return pa.RecordBatch.from_arrays(
@@ -145,14 +178,12 @@ def _answered(
     )
 
 
-def _asked(
-    batch: pa.RecordBatch, check: ServerCheck, source: str
-) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _asked(batch: pa.RecordBatch, check: ServerCheck, source: str) -> Indices:
     """The rows of the batch whose values in `source` the check is asked about."""
-    mask = pc.and_(_is_in(batch, "route", check.routes), pc.is_valid(batch.column(source)))
+    mask = pc.and_(_is_in(batch, "route", check.routes), pc.invert(batch.column(_is_null(source))))
     if check.kinds != ROW_KINDS:
         mask = pc.and_(mask, _is_in(batch, "kind", {kind.value for kind in check.kinds}))
-    indices: np.ndarray[tuple[int], np.dtype[np.uint64]] = pc.indices_nonzero(mask).to_numpy()
+    indices: Indices = pc.indices_nonzero(mask).to_numpy()
     return indices
 
 
@@ -161,9 +192,48 @@ def _is_in(batch: pa.RecordBatch, name: str, wanted: Iterable[int] | Iterable[st
     return pc.is_in(column, value_set=pa.array(list(wanted), type=column.type))
 
 
-def _values(
-    source: pa.Array, indices: np.ndarray[tuple[int], np.dtype[np.uint64]], check: ServerCheck
-) -> pa.Table:
+def _found(
+    batch: pa.RecordBatch, check: ServerCheck, asked: Mapping[str, Indices], session: FilterSession
+) -> Answers:
+    """The answers for the rows of all sources, one after the other.
+
+    Raises:
+        InvalidFilter: if the filter fails for one of them.
+    """
+    tables = [_values(batch.column(source), indices, check) for source, indices in asked.items()]
+    values, numbers = _distinct(pa.concat_tables(tables))
+    if values.num_rows == 0:
+        return np.empty(0, np.int8)
+    _check_known(batch, check, asked)
+    try:
+        return session.answers(check.question, values)[numbers]
+    except FilterFailed as failed:
+        failure = failed.failure
+        rows = [(source, int(index)) for source, indices in asked.items() for index in indices]
+        where = None if failure.row is None else rows[int(np.flatnonzero(numbers == failure.row)[0])]
+        culprit = _culprit(check, values, failure.row, session)
+        raise _explained(check, culprit, failure, _described(batch, check, where)) from failed
+
+
+def _check_known(batch: pa.RecordBatch, check: ServerCheck, asked: Mapping[str, Indices]) -> None:
+    """Refuse to take NULL for a value that the publisher had and did not send."""
+    if check.unknown_if_changed is None:
+        return
+    changed = _is_in(batch, "kind", {ChangeKind.UPDATE.value, ChangeKind.DELETE.value}).to_numpy(False)
+    for source, indices in asked.items():
+        for index in indices[changed[indices]][:1]:
+            raise InvalidFilter(
+                f'cannot evaluate a row filter of table "{check.table}": the value of generated column'
+                f' "{check.unknown_if_changed}" is not sent',
+                detail=f"The filter is {check.sql}. The column is part of the replica identity, the columns"
+                f" from which it is computed are not.{_described(batch, check, (source, int(index)))}",
+                hint="Set the table's REPLICA IDENTITY to FULL, or to an index that has these columns too,"
+                f" then copy the table again: `cdc-replay snapshot … --table {check.table}`.",
+                rule="R3.13",
+            )
+
+
+def _values(source: pa.Array, indices: Indices, check: ServerCheck) -> pa.Table:
     """The values that the check reads, one string column each; a generated column is not among them."""
     taken = source.take(pa.array(indices))
     none = pa.nulls(len(indices), pa.string())
@@ -174,118 +244,76 @@ def _values(
     return pa.Table.from_arrays([numbers, *columns], names=[str(index) for index in range(len(columns) + 1)])
 
 
+def _distinct(values: pa.Table) -> tuple[pa.Table, Indices]:
+    """Each row of values once, and for each row of `values` which of those it is."""
+    numbers = np.zeros(values.num_rows, np.int64)
+    for column in values.columns[1:]:
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        codes = encoded.indices.to_numpy()
+        # No overflow: both factors are at most the count of rows of a batch, twice.
+        numbers = pa.array(numbers * len(encoded.dictionary) + codes).dictionary_encode().indices.to_numpy()
+    _, first = np.unique(numbers, return_index=True)
+    return values.take(pa.array(first)), numbers.astype(np.uint64)
+
+
 def _boolean_lists(answers: np.ndarray[tuple[int, int], np.dtype[np.int8]]) -> pa.Array:
     count, width = answers.shape
     flat = answers.reshape(-1)
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
-    return pa.ListArray.from_arrays(offsets, pa.array(flat == 1, mask=flat == _NULL))
+    return pa.ListArray.from_arrays(offsets, pa.array(flat == 1, mask=flat == NULL))
 
 
-class _Server:
-    """The task's connection, and the temporary tables on it."""
+# ---- errors
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._connection: Connection | None = None
-        self._tables: set[int] = set()
 
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def answers(self, check: ServerCheck, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        """1, 0 or -1 (TRUE, FALSE, NULL) per row of `table`, in its order.
-
-        Raises:
-            InvalidFilter: if the filter cannot be evaluated.
-            ServerUnavailable, MissingPrivilege: if the server cannot be asked.
-        """
+def _culprit(
+    check: ServerCheck, values: pa.Table, row: int | None, session: FilterSession
+) -> FilterPart | None:
+    """Whose filter fails for the row: the first that does, since none before it is TRUE (R3.8)."""
+    if row is None:
+        return check.parts[0] if len(check.parts) == 1 else None
+    for part in check.parts:
         try:
-            with translated_errors(f'cannot evaluate a row filter of table "{check.table}"'):
-                return self._ask(check, table)
-        except psycopg.Error as error:
-            said = error.diag.message_primary or str(error)
-            raise InvalidFilter(
-                f'cannot evaluate a row filter of table "{check.table}": {said}',
-                detail=f"The filter is {check.sql}.",
-                hint="PostgreSQL stops at this change too. Change the filter so that it holds for every row.",
-                rule="R3.1",
-            ) from error
-
-    def _ask(self, check: ServerCheck, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        if self._connection is None:
-            self._connection = connect(self._dsn, purpose="row filters")
-        statements = _Statements.of(check)
-        with self._connection.transaction(), self._connection.cursor() as cursor:
-            # Not ON COMMIT DELETE ROWS, which empties the tables of all checks at every commit.
-            cursor.execute(statements.empty if check.number in self._tables else statements.create)
-            self._tables.add(check.number)
-            with cursor.copy(statements.fill) as copy:
-                copy.write(_csv(table))
-            with cursor.copy(statements.select) as copy:
-                found = np.frombuffer(b"".join(copy), np.uint8)
-        # Each line is one of t, f, n and a line feed.
-        letters = found[::2]
-        return np.select([letters == letter for letter in _ANSWERS], list(_ANSWERS.values())).astype(np.int8)
+            session.answers(dataclasses.replace(check.question, sql=part.sql), values.slice(row, 1))
+        except FilterFailed:
+            return part
+    return None
 
 
-def _csv(table: pa.Table) -> memoryview:
-    """The rows in COPY's CSV: a number for their order, then the values; NULL is empty, text quoted."""
-    numbers = pa.array(np.arange(table.num_rows))
-    sink = io.BytesIO()
-    options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
-    pyarrow.csv.write_csv(table.set_column(0, "0", numbers), sink, options)
-    return sink.getbuffer()
-
-
-@dataclass(frozen=True, slots=True)
-class _Statements:
-    """What is executed for a check."""
-
-    create: sql.Composed
-    empty: sql.Composed
-    fill: sql.Composed
-    select: sql.Composed
-
-    @classmethod
-    def of(cls, check: ServerCheck) -> Self:
-        table = sql.Identifier("pg_temp", f"cdc_replay_check_{check.number}")
-        columns = [column for column, _ in check.columns]
-        row = sql.Identifier(_unused_name(columns))
-        sent = [sql.Identifier(column.name) for column in columns if column.generated is Generated.NO]
-        return cls(
-            create=sql.SQL("create temporary table {} ({})").format(
-                sql.Identifier(f"cdc_replay_check_{check.number}"),
-                sql.SQL(", ").join([sql.SQL("{} bigint").format(row), *map(_definition, columns)]),
-            ),
-            empty=sql.SQL("truncate {}").format(table),
-            fill=sql.SQL("copy {} ({}) from stdin (format csv)").format(
-                table, sql.SQL(", ").join([row, *sent])
-            ),
-            select=sql.SQL("copy (select {} from {} order by {}) to stdout (null 'n')").format(
-                _as_printed(f"({check.sql})"), table, row
-            ),
+def _described(batch: pa.RecordBatch, check: ServerCheck, where: tuple[str, int] | None) -> str:
+    """The row by its key, and the transaction that changed it."""
+    if where is None:
+        return ""
+    source, index = where
+    held = batch.column(source)[index].as_py()
+    names = ", ".join(name for name, _ in check.key)
+    key = ", ".join(_shown(held[position]) for _, position in check.key)
+    described = f" The row has ({names})=({key})."
+    if "commit_lsn" in batch.schema.names:
+        described += (
+            f" It was changed by the transaction that ends at {Lsn(batch['commit_lsn'][index].as_py())}."
         )
+    return described
 
 
-def _unused_name(columns: Sequence[TableColumn]) -> str:
-    name = "row"
-    while name in {column.name for column in columns}:
-        name += "_"
-    return name
+def _shown(value: str | None) -> str:
+    """A value as PostgreSQL shows a key, but on one line and not longer than a line."""
+    if value is None:
+        return "null"
+    text = _CONTROL.sub(" ", value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def _definition(column: TableColumn) -> sql.Composable:
-    parts: list[sql.Composable] = [sql.Identifier(column.name), _as_printed(column.type_sql)]
-    if column.collation_sql:
-        parts += [sql.SQL("collate"), _as_printed(column.collation_sql)]
-    if column.generation_sql:
-        kind = sql.SQL("virtual" if column.generated is Generated.VIRTUAL else "stored")
-        parts += [sql.SQL("generated always as"), _as_printed(f"({column.generation_sql})"), kind]
-    return sql.SQL(" ").join(parts)
-
-
-def _as_printed(text: str) -> sql.SQL:
-    """SQL that the publisher has printed itself (`pg_get_expr`, `format_type`), and that goes back to it."""
-    return sql.SQL(text)
+def _explained(
+    check: ServerCheck, culprit: FilterPart | None, failure: Failure, described: str
+) -> InvalidFilter:
+    whose = f' of publication "{culprit.publication}"' if culprit and culprit.publication else ""
+    filter_sql = culprit.sql if culprit else check.sql
+    return InvalidFilter(
+        f'cannot evaluate a row filter of table "{check.table}": {failure.said}'
+        + (f" (SQLSTATE {failure.sqlstate})" if failure.sqlstate else ""),
+        detail=f"The filter{whose} is {filter_sql}.{described}",
+        hint="Decoding for a native subscription stops at this change for good. Change the filter so that it"
+        f" holds for every row, then copy the table again: `cdc-replay snapshot … --table {check.table}`.",
+        rule="R1.36",
+    )

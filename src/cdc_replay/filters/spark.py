@@ -1,7 +1,7 @@
 """An exact filter → a Spark Column.
 
-Reads a value as PostgreSQL's text and computes with the Spark types of `rules.SPARK_TYPES`. The result is
-three-valued: TRUE, FALSE or NULL as in PostgreSQL. Nothing here raises on PostgreSQL's own text, also where
+Reads a value from PostgreSQL's text and computes with the forms of `values`. The result is three-valued:
+TRUE, FALSE or NULL as in PostgreSQL. Nothing here raises on PostgreSQL's own text, also where
 Spark evaluates an expression for a row that the filter is not meant for: casts are `try_cast`.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
-from cdc_replay.filters import rules
+from cdc_replay.filters import rules, values
 from cdc_replay.filters.compile import SparkFilter
 from cdc_replay.filters.expression import (
     Array,
@@ -29,6 +29,7 @@ from cdc_replay.filters.expression import (
     Constant,
     Distinct,
     Expression,
+    Extreme,
     Function,
     NullIf,
     NullTest,
@@ -57,25 +58,32 @@ class _Builder:
     def build(self, expression: Expression) -> SparkColumn:
         """The expression, in the Spark type of its PostgreSQL type."""
         match expression:
-            case Column(attnum=attnum, type_oid=type_oid):
-                return _read(self._text_of(attnum), type_oid)
-            case Constant(type_oid, None):
-                return F.lit(None).cast(rules.SPARK_TYPES[type_oid])
-            case Constant(value=value):
-                return F.lit(value)
-            case Relabel(argument) | Collate(argument):
-                return self.build(argument)
-            case NullTest() | TruthTest() | Bool() | Coalesce() | Case():
+            case Column() | Constant() | Relabel() | Collate():
+                return self._value(expression)
+            case NullTest() | TruthTest() | Bool():
                 return self._logic(expression)
+            case Coalesce() | Case() | Extreme():
+                return self._choice(expression)
             case Operator() | Function() | Distinct() | NullIf() | ArrayComparison():
                 return self._operation(expression)
             case _:
                 raise TypeError(expression)
 
+    def _value(self, expression: Column | Constant | Relabel | Collate) -> SparkColumn:
+        match expression:
+            case Column(attnum=attnum, type_oid=type_oid):
+                return values.FORMS[type_oid].of_text(self._text_of(attnum))
+            case Constant(type_oid, value):
+                return _literal(values.FORMS[type_oid], value)
+            case Relabel(argument, source, target):
+                return rules.RELABELS[source, target](self.build(argument))
+            case Collate(argument):
+                return self.build(argument)
+
     def _all(self, expressions: Sequence[Expression]) -> list[SparkColumn]:
         return [self.build(each) for each in expressions]
 
-    def _logic(self, expression: NullTest | TruthTest | Bool | Coalesce | Case) -> SparkColumn:
+    def _logic(self, expression: NullTest | TruthTest | Bool) -> SparkColumn:
         match expression:
             case NullTest(argument, negated):
                 # The text is NULL iff the value is, whatever its type.
@@ -85,16 +93,22 @@ class _Builder:
                 return tested.isNotNull() if negated else tested.isNull()
             case TruthTest(argument, truth):
                 return _TRUTH_TESTS[truth](self.build(argument))
-            case Coalesce(arguments):
-                return F.coalesce(*self._all(arguments))
-            case Case(branches, otherwise):
-                return self._case(branches, otherwise)
             case Bool(BoolOp.NOT, arguments):
                 return ~self.build(arguments[0])
             case Bool(operation, arguments):
                 return _balanced(
                     operator.and_ if operation is BoolOp.AND else operator.or_, self._all(arguments)
                 )
+
+    def _choice(self, expression: Coalesce | Case | Extreme) -> SparkColumn:
+        match expression:
+            case Coalesce(arguments):
+                return F.coalesce(*self._all(arguments))
+            case Case(branches, otherwise):
+                return self._case(branches, otherwise)
+            case Extreme(is_greatest=is_greatest, arguments=arguments):
+                found = self._all(arguments)
+                return found[0] if len(found) == 1 else (F.greatest if is_greatest else F.least)(*found)
 
     def _operation(
         self, expression: Operator | Function | Distinct | NullIf | ArrayComparison
@@ -112,17 +126,31 @@ class _Builder:
                 left, right = self._all(arguments)
                 equal = _exact(rules.operator_rule(oid)).build(left, right)
                 return F.when(equal, F.lit(None)).otherwise(left)
-            case ArrayComparison(is_any=is_any, left=left_argument, array=array):
-                found = self._is_in(self.build(left_argument), array)
-                return found if is_any else ~found
+            case ArrayComparison():
+                return self._compared_with_each(expression)
 
-    def _is_in(self, left: SparkColumn, array: Expression) -> SparkColumn:
-        if not isinstance(array, Array):
-            raise TypeError(array)
-        if not array.elements:
-            return F.lit(False)  # even for NULL
-        # Plain values where possible: each Column costs several calls to the JVM, and lists are long.
-        return left.isin([_plain_value(each) or self.build(each) for each in array.elements])
+    def _compared_with_each(self, comparison: ArrayComparison) -> SparkColumn:
+        """ANY is an OR and ALL an AND of the comparisons with the elements; without any, even for NULL."""
+        if not isinstance(comparison.array, Array):
+            raise TypeError(comparison.array)
+        elements = comparison.array.elements
+        if not elements:
+            return F.lit(not comparison.is_any)
+        rule = _exact(rules.operator_rule(comparison.operator))
+        left = self.build(comparison.left)
+        if (rule.build, comparison.is_any) in _LISTS:
+            # Plain values where possible: each Column costs several calls to the JVM, and lists are long.
+            found = left.isin([self._plain(each) for each in elements])
+            return found if comparison.is_any else ~found
+        combine = operator.or_ if comparison.is_any else operator.and_
+        return _balanced(combine, [rule.build(left, self.build(each)) for each in elements])
+
+    def _plain(self, expression: Expression) -> values.Plain | SparkColumn:
+        match expression:
+            case Constant(type_oid, bool() | int() | float() | str() as value):
+                return values.FORMS[type_oid].of_constant(value)
+            case _:
+                return self.build(expression)
 
     def _case(self, branches: Sequence[tuple[Expression, Expression]], otherwise: Expression) -> SparkColumn:
         (condition, result), *rest = ((self.build(when), self.build(then)) for when, then in branches)
@@ -132,18 +160,12 @@ class _Builder:
         return chain.otherwise(self.build(otherwise))
 
 
-def _plain_value(expression: Expression) -> int | str | None:
-    return expression.value if isinstance(expression, Constant) else None
+_LISTS: Final = frozenset({(operator.eq, True), (operator.ne, False)})
+"""(comparison, is ANY) of IN and NOT IN; the forms of both sides are compared as they are."""
 
 
-def _read(text: SparkColumn, type_oid: int) -> SparkColumn:
-    match rules.SPARK_TYPES[type_oid]:
-        case "boolean":
-            return text == F.lit("t")
-        case "string":
-            return text
-        case spark_type:
-            return text.try_cast(spark_type)
+def _literal(form: values.Form, value: values.Plain | None) -> SparkColumn:
+    return F.lit(None).cast(form.spark_type) if value is None else F.lit(form.of_constant(value))
 
 
 def _exact(rule: rules.Rule) -> rules.Exact:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
+from embedded.postgres import Cluster
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
+from integration.commands.twin import Twin
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TABLE = """
 create table t (
@@ -48,3 +57,14 @@ def filtered(publisher: Database) -> FilteredTable:
     publisher.run(_TABLE)
     publisher.run(_ROWS)
     return FilteredTable(publisher)
+
+
+@pytest.fixture
+def twin(
+    spark: SparkSession, publisher: Database, subscriber_cluster: Cluster, tmp_path: Path
+) -> Iterator[Twin]:
+    """A publisher whose subscriptions exist twice: ours, and a native one to the same publications."""
+    assert spark.version
+    found = Twin(publisher, subscriber_cluster, tmp_path)
+    yield found
+    found.drop()

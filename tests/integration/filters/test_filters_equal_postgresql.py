@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
-from cdc_replay.filters.rules import FUNCTIONS, OPERATORS, RELABELS
+from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
+from cdc_replay.filters.rules import RELABELS
 from cdc_replay.filters.server import ServerCheck, evaluate_on_server
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.publication import RowFilter, Table
@@ -42,29 +43,57 @@ IN_SPARK = (
     "case when b then a end = 1", "nullif(a, 1) is null", "nullif(a, 1) = 10", "a::bigint = 10",
     "i2 = 10::int2", "i2::int = i8", "n is null", "(a, s) = (1, 'abc')", "arr is not null",
     "pt is null and j is null", "(a > 1) = b", "(a > 1) is distinct from b",
-    "(a = 1 and b) or (not b and s = 'ABC') or (a is null and not (i8 > 0 or s = 'x'))",
+    "(a = 1 and b) or (not b and s = 'ABC') or (a is null and not (i8 > 0 or s = 'x'))", "a / 2 + 1 > 2",
+    "a / 3 > 1", "-a::bigint > 2", "a & 1 = 1", "a | 1 > 3", "~a < 0", "mod(a, 2) = 0",
+    "a::bigint * 3 + 1 > 2", "s collate \"C\" < 'b'", "cc > 'A'", "s = 'é'", "v <> 'é'", "s in ('é', '€')",
+    "s || v = 'abcabc'", "s like 'a%'", "s not like '%b%'", "s like 'a%c'", "s like '%\\%%'",
+    "s like any (array['a%', '%n'])", "c::text like 'ab%'", "s ^@ 'a'", "starts_with(v, 'a')", "n = 1.5",
+    "n >= 'NaN'", "n = 0", "n = 10::numeric(5, 2)", "n in (1, 1.5, 10)", "n > i2", "n > 1e100",
+    "n between -0.01 and 1.50", "f = 'NaN'", "f = 0", "f = '-0'", "f > 1", "f in (1, 'NaN', 0)", "f >= i8",
+    "f in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)", "d < '2020-01-01'", "d = 'infinity'",
+    "d = '0044-03-15 BC'", "d > '0044-03-15 BC'", "ts > '2020-01-01'", "ts::date = '2020-01-01'",
+    "tz > '2020-01-01 00:00+02'", "tz < 'infinity'", "d < ts", "ts >= d",
+    "ts in ('2020-01-01 10:00', 'infinity')", "by = '\\x00ff'", "by > '\\x00'", "by in ('\\x00ff', '')",
+    "o = 5", "o > 4294967294", "o <> 10::oid", "a > any (array[1, 2])", "a = all (array[1, 1])",
+    "a <> any (array[1, null])", "c = any (array['abc'::char(5)])", "c in ('abc', 'f')",
+    "a = any ('{1,null}'::int[])", "a = any (array[1, i2, null])", "n = any ('{1.5,NaN,null}'::numeric[])",
+    "ts = any ('{infinity,2000-01-01}'::timestamp[])", "row(a, i2) is null", "row(a, i2) is not null",
+    "(a, id) > (1, 2)", "(a, n) <= (1, 1.5)", "(cc, a) < ('b', 1)",
+    "row(a, s) is distinct from row(1, 'abc')", "greatest(a, i2) = 10", "least(a, 0) < 0",
+    "greatest(n, 1, null) > 1", "greatest(cc, 'b') = 'b'", "least(d, '2020-01-01') = '2020-01-01'",
+    "case a when 1 then true when 10 then b end", "case s when 'abc' then true when 'n' then b end",
+    "case when a > 0 then n end > 1", "nullif(n, 1.5) is null", "coalesce(s, v) = 'abc'",
+    "c = 'abcdef'::char(3)", "s = 'abcdef'::varchar(3)",
 )  # fmt: skip
 """Filters that Spark must answer itself."""
 
 ON_SERVER = (
-    "a / 2 + 1 > 2", "a / 3 > 1", "-a::bigint > 2", "abs(i8 / 2) > 5", "a & 1 = 1", "a | 1 > 3", "~a < 0",
-    "s < 'b'", "s collate \"C\" < 'b'", "cc > 'A'", "s = v", "c = v", "c < 'b'", "s = 'é'", "v = 'é'",
-    "s like 'a%'", "s ilike 'A%'", "s similar to '(a|A)%'", "s ~ '^a'", "s !~ 'b$'", "lower(s) = 'abc'",
-    "upper(v) = 'ABC'", "length(s) = 3", "substring(s from 1 for 1) = 'a'", "md5(s) < '8'",
-    "hashtext(s) > 0", "regexp_replace(s, 'a', 'b') = 'bbc'", "s || v = 'abcabc'", "s::name = 'abc'",
-    "nm = 'abc'", "n = 1.5", "n >= 'NaN'", "n = 0", "n * 2 > 1", "f = 'NaN'", "f = 0", "f > 1",
-    "d < '2020-01-01'", "d = 'infinity'", "d = '0044-03-15 BC'", "ts > '2020-01-01'",
-    "ts::date = '2020-01-01'", "tz > '2020-01-01 00:00+02'", "tz at time zone 'UTC' < '2020-06-01'",
-    "extract(year from ts) = 2020", "date_trunc('month', ts) = '2020-01-01'", "make_date(2020, 1, 1) = d",
-    "iv > '12 hours'", "arr @> array[1]", "a = any (arr)", "'a' = any (tarr)", "arr = '{}'",
-    "a > any (array[1, 2])", "a = all (array[1, 1])", "a <> any (array[1, null])",
-    "c = any (array['abc'::char(5)])", "a = any ('{1,null}'::int[])", "array[a, i2] = array[1, 1]",
-    "j @> '{\"k\": \"v\"}'", "j ? 'k'", "j -> 'k' = '\"v\"'", "j ->> 'k' = 'v'", "js ->> 'k' = 'v'",
-    "jsonb_path_exists(j, '$.k')", "to_tsvector('simple', s) @@ to_tsquery('simple', 'abc')",
-    "row(a, i2) is null", "row(a, i2) is not null", "(a, id) > (1, 2)", "greatest(a, i2) = 10",
-    "least(a, 0) < 0", "case a when 1 then true when 10 then b end", "o = 5", "o > 4294967294",
-    "bits = B'1010'", "by = '\\x00ff'", "ip << '10.0.0.0/8'", "r @> 3", "pt <@ box '(0,0),(5,5)'",
-    "ch = 'n'", "nullif(s, 'abc') < 'b'", "m > '1'", "(a < 5 or s ~ 'b') and b",
+    "case when a < 100 then a + 1 > 2 end", "abs(i8 / 2) > 5", "abs(a / 2) = 3", "a << 1 = 2",
+    "i2 = 0 or a % i2 = 0", "s < 'b'", "s = v", "c = v", "c < 'b'", "s is distinct from v",
+    "(s, a) < ('b', 1)", "greatest(s, 'b') = 'b'", "s ilike 'A%'", "s not ilike 'A%'",
+    "s similar to '(a|A)%'", "s not similar to 'a_'", "s ~ '^a'", "s !~ 'b$'", "s ~* '^A'", "s !~* '^A'",
+    "s like 'a_c'", "s like 'a!%' escape '!'", "s like v", "c like 'ab%'", "regexp_like(s, '^a')",
+    "regexp_replace(s, 'a', 'b') = 'bbc'", "lower(s) = 'abc'", "upper(v) = 'ABC'", "length(s) = 3",
+    "substring(s from 1 for 1) = 'a'", "substr(s, 2) = 'bc'", "position('b' in s) = 2", "trim(s) = 'abc'",
+    "replace(s, 'a', 'b') = 'bbc'", "md5(s) < '8'", "hashtext(s) > 0", "nullif(s, 'abc') < 'b'",
+    "s::name = 'abc'", "nm = 'abc'", "ch = 'n'", "n * 2 > 1", "n % 2 = 0", "n::numeric(5, 1) = 1.5",
+    "round(n) = 2", "div(n, 2) = 0", "f * 2 > 1", "sqrt(abs(f)) > 1", "f::float4 = 1.5::float4",
+    "tz at time zone 'UTC' < '2020-06-01'", "extract(year from ts) = 2020", "extract(month from d) = 1",
+    "date_trunc('month', ts) = '2020-01-01'", "date_trunc('day', ts) = ts", "date_part('year', ts) = 2020",
+    "make_date(2020, 1, 1) = d", "case when isfinite(ts) then age(ts, '2000-01-01') > '1 year' end",
+    "ts + interval '1 day' > '2020-01-01'", "d + 1 = '2020-01-02'",
+    "case when isfinite(d) then d - '2020-01-01'::date > 0 end", "isfinite(ts)",
+    "(ts, ts) overlaps ('2019-01-01'::timestamp, '2021-01-01'::timestamp)", "iv > '12 hours'",
+    "iv = '30 days'", "arr @> array[1]", "arr && array[1]", "arr || 7 = '{1,2,7}'",
+    "array_length(arr, 1) = 2", "a = any (arr)", "'a' = any (tarr)", "arr = '{}'",
+    "array[a, i2] = array[1, 1]", "j @> '{\"k\": \"v\"}'", "j ? 'k'", "j ?| array['k', 'x']",
+    "j -> 'k' = '\"v\"'", "j ->> 'k' = 'v'", "j #>> '{k}' = 'v'", "j = '{\"k\": \"v\"}'", "j @? '$.k'",
+    "jsonb_path_exists(j, '$.k')", "jsonb_typeof(j) = 'object'", "js ->> 'k' = 'v'",
+    "json_typeof(js) = 'object'", "to_tsvector('simple', s) @@ to_tsquery('simple', 'abc')",
+    "to_tsvector('english', s) @@ plainto_tsquery('english', 'abc')", "bits = B'1010'",
+    "bits & B'1000' = B'1000'", "encode(by, 'hex') = '00ff'", "octet_length(by) = 2", "ip << '10.0.0.0/8'",
+    "ip = '10.0.0.1'", "host(ip) = '10.0.0.1'", "r @> 3", "lower(r) = 1", "isempty(r)",
+    "pt <@ box '(0,0),(5,5)'", "m > '1'", "num_nulls(a, i2) = 0", "(a < 5 or s ~ 'b') and b",
 )  # fmt: skip
 """Filters that are left to PostgreSQL."""
 
@@ -192,64 +221,45 @@ def test_wide_and_deep_filters_are_answered(filtered: FilteredTable, spark: Spar
     )
 
 
-INTEGERS = st.sampled_from(["a", "i2", "i8", "id", "0", "1", "-7", "32768", "-2147483648", "3000000000"])
-BOOLEANS = st.sampled_from(["b", "true", "false", "null::boolean"])
-TEXTS = st.sampled_from(["s", "v", "cc"])
-LITERALS = st.sampled_from(["''", "'abc'", "'n'", "'it''s'", "'\\\"'", "' '"])
-SYMBOLS = st.sampled_from(["=", "<>", "<", "<=", ">", ">=", "is distinct from", "is not distinct from"])
-EQUALITIES = st.sampled_from(["=", "<>", "is distinct from", "is not distinct from"])
+REFUSED = (
+    "now() > '2020-01-01'", "random() > 0.5", "to_char(ts, 'YYYY') = '2020'", "to_date(s, 'YYYY') = d",
+    "concat(s, v) = 'ab'", "format('%s', s) = 'a'", "tz::date = '2020-01-01'",
+    "pg_typeof(a) = 'int4'::regtype", "extract(hour from tz) = 1", "date_trunc('day', tz) = tz",
+    "tz + interval '1 day' > tz", "arr[1] = 1", "a::text = '1'", "s::int = 1", "current_date = d",
+    "current_user = s", "localtime > '10:00'", "js is json", "xmin = '1'", "t is null", "exists (select 1)",
+    "sum(a) > 1", "a", "v in ('a', 'b')",
+)  # fmt: skip
+"""R5.1-R5.4: what PostgreSQL itself refuses; nothing of ours has a say."""
 
 
-def comparisons() -> st.SearchStrategy[str]:
-    return st.one_of(
-        st.builds("({} {} {})".format, INTEGERS, SYMBOLS, INTEGERS),
-        st.builds("({} {} {})".format, BOOLEANS, SYMBOLS, BOOLEANS),
-        st.builds("({} {} {})".format, TEXTS, EQUALITIES, LITERALS),
-        st.builds("(c {} {})".format, EQUALITIES, LITERALS),
-        st.builds(
-            "(a % {} = {})".format, st.sampled_from(["2", "-3", "7"]), st.sampled_from(["0", "1", "-1", "i2"])
-        ),
-        st.builds("(s in ({}, {}))".format, LITERALS, LITERALS),
-        st.builds(
-            "(a not in ({}, {}))".format, st.sampled_from(["1", "null", "-7"]), st.sampled_from(["0", "10"])
-        ),
-        st.builds("(coalesce(i8, {}) < 5)".format, st.sampled_from(["0", "a", "i2"])),
-    )
+def test_the_server_refuses_what_its_rules_forbid(filtered: FilteredTable) -> None:
+    accepted = []
+    for text in REFUSED:
+        with contextlib.suppress(psycopg.Error):
+            filtered.store([text])
+            accepted.append(text)
+
+    assert accepted == []
 
 
-def conditions() -> st.SearchStrategy[str]:
-    return st.recursive(
-        comparisons(),
-        lambda parts: st.one_of(
-            st.builds("({} and {})".format, parts, parts),
-            st.builds("({} or {})".format, parts, parts),
-            st.builds("(not {})".format, parts),
-            st.builds(
-                "({} is {})".format, parts, st.sampled_from(["true", "not false", "unknown", "not null"])
-            ),
-            st.builds("(case when {} then {} else {} end)".format, parts, parts, parts),
-        ),
-        max_leaves=8,
-    )
-
-
-def test_combined_filters_have_postgresqls_answers_in_spark(
+def test_xml_expressions_are_answered_where_the_server_has_xml(
     filtered: FilteredTable, spark: SparkSession
 ) -> None:
-    rows = rows_of(filtered, spark)
-    table = filtered.table()
+    """R5.2."""
+    try:
+        filtered.database.rows("select xmlparse(content '<a/>')")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server is built without libxml")
+    filtered.database.run(
+        "alter table t add x xml; update t set x = xmlparse(content '<a>1</a>') where id < 3"
+    )
+    texts = ["xmlexists('//a' passing x)", "x is document", "xmlconcat(x, x) is not null"]
+    stored = filtered.store(texts)
+    compiled = [as_server_filter(each, filtered.table()) for each in stored]
 
-    @settings(max_examples=6, derandomize=True, deadline=None, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(st.lists(conditions(), min_size=10, max_size=20))
-    def check(texts: list[str]) -> None:
-        stored = filtered.store(texts)
-        compiled = [compile_filter(each, table) for each in stored]
-        in_spark = [each for each in compiled if isinstance(each, SparkFilter)]
-        assert len(in_spark) == len(texts), [each for each in compiled if isinstance(each, ServerFilter)]
-        assert_same(texts, rows.spark_answers(in_spark), filtered.answers(stored))
+    ours = rows_of(filtered, spark).server_answers(compiled, filtered.database.dsn)
 
-    check()
+    assert_same(texts, ours, filtered.answers(stored))
 
 
 def test_rules_name_the_servers_own_operators_functions_and_casts(filtered: FilteredTable) -> None:
@@ -274,7 +284,7 @@ def test_rules_name_the_servers_own_operators_functions_and_casts(filtered: Filt
 
     assert {oid: operators[oid] for oid in OPERATORS} == dict(OPERATORS)
     assert {oid: functions[oid] for oid in FUNCTIONS} == dict(FUNCTIONS)
-    assert binary_casts >= RELABELS
+    assert binary_casts >= RELABELS.keys()
 
 
 def test_an_earlier_publications_filter_hides_the_error_of_a_later_one(
