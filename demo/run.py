@@ -192,7 +192,7 @@ def run_pipeline(demo: Demo, period: Period) -> Played:
     with demo.stages.stage("the last window"):
         client.unpause(*validations)
         end = last_position(demo)
-        wait_for(lambda: all_applied(demo, end), f"all subscriptions to reach {end}", 180)
+        wait_for(lambda: all_applied(demo, end), f"all subscriptions to reach {end}", 600)
     with demo.stages.stage("DAGs validate: Great Expectations at a fence LSN"):
         wait_for(lambda: all_validated(demo, end, client), "the validations", 240)
     return played
