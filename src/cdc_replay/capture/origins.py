@@ -27,20 +27,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.rows import Chunk
+from cdc_replay.capture.rows import Chunk, Ints, places_in
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, peek
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 UNNAMED: Final = ""
 """The origin of a change that has one whose name is not on the wire."""
@@ -72,7 +69,7 @@ class LocalChanges:
         """Rows of the log, with the origin of those that have one and do not tell it."""
         positions = rows["lsn"].to_numpy()
         unknown = pc.and_(pc.is_null(rows["origin"]), pc.not_equal(rows["kind"], MessageType.MESSAGE.value))
-        foreign = unknown.to_numpy(zero_copy_only=False) & ~_are_in(self.changes, positions)
+        foreign = unknown.to_numpy(zero_copy_only=False) & ~places_in(self.changes, positions)[1]
         if not foreign.any():
             return rows
         origin = pc.if_else(pa.array(foreign), UNNAMED, rows["origin"])
@@ -80,7 +77,7 @@ class LocalChanges:
 
     def has_commit(self, end_lsn: Lsn) -> bool:
         """Whether the COMMIT PREPARED that ends there is sent."""
-        return bool(_are_in(self.commits, np.array([end_lsn.value]))[0])
+        return bool(places_in(self.commits, np.array([end_lsn.value]))[1].all())
 
 
 def may_have_origins(connection: Connection) -> bool:
@@ -120,10 +117,3 @@ def read_local_changes(
 
 def _joined(parts: list[Ints]) -> Ints:
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
-
-
-def _are_in(known: Ints, positions: Ints) -> npt.NDArray[np.bool_]:
-    places = np.searchsorted(known, positions)
-    found = places < len(known)
-    found[found] = known[places[found]] == positions[found]
-    return found

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_replay.capture.origins import LocalChanges, may_have_origins, read_local_changes
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, OUR_PUBLICATIONS, ROOT_PUBLICATIONS
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, OUR_PUBLICATIONS
 from cdc_replay.capture.roots import Range, SecondPeeks, add_roots
 from cdc_replay.capture.slot import catch_up, check_continuity, check_no_gap, only_reader, reachable
 from cdc_replay.capture.transactions import Assembler, Tally
@@ -114,7 +114,7 @@ def capture_changes(
         check_server(connection)
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
-        catch_up(connection, log, status, move=not _waits(log))
+        catch_up(connection, log, status)
         log.remove_orphans()
         target = reachable(connection, to_lsn)
         puller = _Puller(source, connection, log, two_phase=status.two_phase)
@@ -264,15 +264,6 @@ class _Puller:
         self._versions.append(CatalogVersion(from_lsn, catalog.lsn, text))
         self._log.add_catalog(self._versions[-1])
         self._catalog = catalog
-
-
-def _waits(log: ChangeLog) -> bool:
-    """Whether prepared transactions wait: a slot behind its log may send the outcome of one again.
-
-    It is in the log already, but the process that wrote it died before it removed what had waited.
-    """
-    folders = (log.prepared, *map(log.prepared_roots, ROOT_PUBLICATIONS))
-    return any(folder.waiting() for folder in folders)
 
 
 class _Peeked:

@@ -59,6 +59,14 @@ _RELATION_END: Final = 1 + 4
 _NO_END: Final = 2**31 - 1
 
 
+def places_in(known: Ints, wanted: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Where numbers are among sorted ones, and whether they are there; a place counts only then."""
+    places = np.searchsorted(known, wanted)
+    found = places < len(known)
+    found[found] = known[places[found]] == wanted[found]
+    return places, found
+
+
 @dataclass(frozen=True, slots=True)
 class RelationVersions:
     """Which version of each relation is in force at some point of the stream."""
@@ -83,9 +91,7 @@ class RelationVersions:
         """
         known = np.fromiter(sorted(self.versions), dtype=np.int64, count=len(self.versions))
         versions = np.array([self.versions[relation_id] for relation_id in known.tolist()], dtype=np.int64)
-        places = np.searchsorted(known, relation_ids)
-        found = places < len(known)
-        found[found] = known[places[found]] == relation_ids[found]
+        places, found = places_in(known, relation_ids)
         if not found.all():
             unknown = int(relation_ids[~found][0])
             raise InvalidMessage(

@@ -31,6 +31,7 @@ from typing import Final
 
 import psycopg
 
+from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.resent import compare
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMismatch, SlotActive, SlotLost, SlotMissing
@@ -202,18 +203,19 @@ def _check_wal_end(connection: Connection, log: ChangeLog) -> None:
         )
 
 
-def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus, *, move: bool = True) -> None:
+def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus) -> None:
     """Bring slot and log together, after `check_continuity`.
 
     What a slot that is behind the log's end sends again must be what the log holds; then the slot is moved
-    there, unless it must not `move` because the next peek needs it. A log of a timeline that the server has
-    left goes on with the server's. A crash in between repeats all this, which changes nothing.
+    there, unless prepared transactions wait: the next peek may need the outcome of one. A log of a timeline
+    that the server has left goes on with the server's. A crash in between repeats all this, which changes
+    nothing.
 
     Raises:
         ChangeLogMismatch: if the server sends other transactions than the log holds.
     """
     if status.confirmed_flush < log.end_lsn:
-        compare(connection, log, status, move=move)
+        compare(connection, log, status, move=not _waits(log))
     timeline = system_identity(connection).timeline
     if timeline != log.header.timeline:
         logger.warning(
@@ -221,6 +223,15 @@ def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus, *, move
             log.uri, log.header.timeline, timeline, log.end_lsn,
         )  # fmt: skip
         log.continue_on(timeline)
+
+
+def _waits(log: ChangeLog) -> bool:
+    """Whether prepared transactions wait: a slot behind its log may send the outcome of one again.
+
+    It is in the log already, but the process that wrote it died before it removed what had waited.
+    """
+    folders = (log.prepared, *map(log.prepared_roots, ROOT_PUBLICATIONS))
+    return any(folder.waiting() for folder in folders)
 
 
 def reachable(connection: Connection, to_lsn: Lsn | None) -> Lsn:
