@@ -1,4 +1,6 @@
-"""How many row changes a core decodes per second: run by hand, `python tests/unit/pgoutput/bench.py`.
+"""How many row changes a core decodes per second.
+
+    make env && PYTHONPATH=tools:tests .venv/bin/python -m benchmarks.decode
 
 UPDATEs of a table with six columns, with the old and the new row (REPLICA IDENTITY FULL), in batches as
 large as the log's row groups. What is counted is the processor time of this process, the best of several
@@ -9,10 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.pgoutput import messages as m

@@ -1,4 +1,6 @@
-"""Rows per second of a row filter in Spark and on the server: `python …/benchmark_filters.py [--rows N]`.
+"""Rows per second of a row filter in Spark and on the server.
+
+    make env && PYTHONPATH=tools:tests .venv/bin/python -m benchmarks.filters [--rows N]
 
 The same filters are evaluated both ways over the same inserted rows, on an embedded server and two cores. Of
 each way the fastest of three runs counts. What reading the frame takes, and what its way through Python takes
@@ -17,19 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
+from pyspark.sql import functions as F
 
-from pyspark.sql import functions as F  # noqa: E402
-
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter  # noqa: E402
-from cdc_replay.filters.server import ServerCheck, evaluate_on_server  # noqa: E402
-from cdc_replay.filters.spark import filter_column  # noqa: E402
-from cdc_replay.spark_session import spark_session  # noqa: E402
-from embedded.java import spark_environment  # noqa: E402
-from embedded.postgres import Cluster  # noqa: E402
-from fixtures.postgres import Database, create_database  # noqa: E402
-from fixtures.stored_filters import FilteredTable  # noqa: E402
+from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.server import ServerCheck, evaluate_on_server
+from cdc_replay.filters.spark import filter_column
+from cdc_replay.spark_session import spark_session
+from embedded.java import spark_environment
+from embedded.postgres import Cluster
+from fixtures.postgres import Database, create_database
+from fixtures.stored_filters import FilteredTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
