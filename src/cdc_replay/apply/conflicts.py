@@ -149,6 +149,20 @@ def in_the_way(
     )
 
 
+def ambiguous(target: QualifiedName, count: int, keys: list[str]) -> ApplyConflict:
+    """The error for a change that is known by its leaf's key, where several rows have that key (R8.12)."""
+    more = "" if count <= len(keys) else f", and {count - len(keys)} more"
+    return ApplyConflict(
+        f'several rows of table "{target.schema}"."{target.name}" have the key of one row of the publisher',
+        detail=f"The publisher's partition sends {', '.join(keys)} of the old row{more}, and partitions have"
+        " rows with equal keys.",
+        hint="Nothing of the window is applied. On the publisher, give the partitions REPLICA IDENTITY FULL,"
+        " or an index that has the partition key too, and copy the table again with"
+        f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
+        rule="R8.12",
+    )
+
+
 def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
     """A key as PostgreSQL writes it in its messages."""
     return f"({', '.join(column.name for column in columns)})=({', '.join(map(str, values))})"

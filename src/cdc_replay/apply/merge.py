@@ -29,7 +29,7 @@ from typing import Any, Final
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.apply.conflicts import KEYS_SHOWN, contradictory, in_the_way, key_text
+from cdc_replay.apply.conflicts import KEYS_SHOWN, ambiguous, contradictory, in_the_way, key_text
 from cdc_replay.apply.staging import MOVED, UNSURE, Staged
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
@@ -58,7 +58,9 @@ def merge(connection: Connection, target: TargetTable, staged: Staged, policy: C
         ApplyConflict: if a row is in the way and the policy is `error`.
         psycopg.Error: if the target refuses a row.
     """
-    merging = _Merge(connection, staged, policy, Statements(target, staged))
+    # Rows of two leaves may have equal keys: neither is in the other's way, and none is overwritten.
+    effective = policy if staged.table.has_own_key else ConflictPolicy.ERROR
+    merging = _Merge(connection, staged, effective, Statements(target, staged))
     merging.run()
     return merging.merged
 
@@ -76,16 +78,25 @@ class _Merge:
         """All steps in order; those that nothing is staged for do nothing."""
         self._take_over_known_conflicts()
         self._execute(self.statements.analyze())
-        is_keyed = self.staged.table.is_keyed
-        if not is_keyed and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
-            self._execute(*self.statements.pair())
+        has_own_key = self.staged.table.has_own_key
+        if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
+            self._find_rows()
         if self.staged.count(NetKind.DELETE):
             self.merged.delete += self._remove(NetKind.DELETE)
-        self._update(clear=is_keyed and self.staged.count(NetKind.NOTHING) > 0)
+        self._update(clear=has_own_key and self.staged.count(NetKind.NOTHING) > 0)
         if self.staged.count(NetKind.INSERT):
             self._insert()
 
     # --- steps
+
+    def _find_rows(self) -> None:
+        """Where no index of the target leads to them: by whole rows, or by the key of their leaf."""
+        if not self.staged.table.is_keyed:
+            self._execute(*self.statements.pair())
+            return
+        if rows := self.connection.execute(self.statements.ambiguous(KEYS_SHOWN)).fetchall():
+            columns, target = self.staged.table.keys, self.statements.target
+            raise ambiguous(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
     def _remove(self, kind: NetKind) -> int:
         gone, update_missing, delete_missing = self._row(self.statements.remove(kind))
@@ -143,10 +154,10 @@ class _Merge:
             self._count(ConflictKind.UPDATE_MISSING, missing)
 
     def _put_back(self, taken: sql.Identifier) -> None:
-        if self.staged.table.is_keyed and self.policy is ConflictPolicy.OVERWRITE:
+        if self.policy is ConflictPolicy.OVERWRITE:
             removed = self._execute(self.statements.delete_standing(taken))
             self._count(ConflictKind.UPDATE_EXISTS, removed)
-        elif self.staged.table.is_keyed and self.policy is ConflictPolicy.SKIP:
+        elif self.policy is ConflictPolicy.SKIP:
             # A row that returns to its old key may stand in the way of the next.
             while kept := self._execute(self.statements.return_blocked(taken)):
                 self._count(ConflictKind.UPDATE_EXISTS, kept)
@@ -164,7 +175,7 @@ class _Merge:
         same = sql.SQL("{} and {}").format(statements.mine(NetKind.INSERT), statements.same_as_inserted)
         standing = statements.standing(rows, same, KEYS_SHOWN)
         blocked = 0
-        if self.staged.table.is_keyed and self.policy is not ConflictPolicy.ERROR:
+        if self.policy is not ConflictPolicy.ERROR:
             blocked, *_ = self._row(standing) or (0,)
             self._count(ConflictKind.INSERT_EXISTS, blocked)
         if blocked and self.policy is ConflictPolicy.OVERWRITE and not statements.cannot_update_in_place:
@@ -192,7 +203,7 @@ class _Merge:
             with self.connection.transaction():
                 return sum(self._execute(statement) for statement in statements)
         except _ALREADY_THERE:
-            if self.staged.table.is_keyed:
+            if self.staged.table.has_own_key:
                 self._refuse_standing(kind, standing)
             raise
 

@@ -30,6 +30,7 @@ from psycopg import sql
 from pyspark import TaskContext
 
 from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
+from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.errors import UnknownValue
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.relation import QualifiedName
@@ -90,6 +91,8 @@ class StageTable:
     key_positions: tuple[int, ...]
     """Where the identity columns are among the values."""
     is_keyed: bool
+    has_own_key: bool
+    """The target's own index says that no two rows have equal identities."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -168,6 +171,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         tuple(target.column(name) for name in table.columns),
         tuple(table.columns.index(name) for name in table.identity),
         table.is_keyed,
+        table.has_own_key,
     )
 
 
@@ -186,7 +190,7 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
         yield pa.RecordBatch.from_pylist(rows, schema=_PART_SCHEMA)
 
     staged: dict[int, list[StagedPart]] = {}
-    for row in net.mapInArrow(stage_partition, _PART_DDL).collect():
+    for row in map_in_arrow(net, stage_partition, _PART_DDL).collect():
         if row["failure"] is not None:
             raise Failure(*row["failure"]).error()
         part = StagedPart(
@@ -346,7 +350,7 @@ def _check_known(rows: pa.RecordBatch, table: StageTable) -> None:
     found = rows.filter(pc.fill_null(lacking, False))
     first = found.slice(0, 1).to_pylist()[0]
     columns = [column.name for column, kind in zip(table.values, first["kinds"], strict=True) if kind == "u"]
-    key = key_text(table.keys, first["base_key"])
+    key = key_text(table.keys, first["base_key"][: len(table.keys)])
     raise unknown_value(table.target, columns, key, first["last_lsn"], found.num_rows)
 
 

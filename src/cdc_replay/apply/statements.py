@@ -4,7 +4,8 @@ In every statement `s` is a row of the staging table, `t` a row of the target, `
 of the target. How `t` is found for `s` is said once, in `match`. A keyed target is joined by its identity,
 with the operators of its own index. In one without a key, equal rows are numbered on both sides and each
 change takes the row with its number (R8.10), by ctid: only published columns are compared, NULL equals NULL
-(R8.8), and a column of the subscriber's own does not hide a row (R8.9).
+(R8.8), and a column of the subscriber's own does not hide a row (R8.9). One that is found by the key of the
+publisher's leaves is joined as a keyed one, after a look whether a key has two rows (R8.12).
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ _PAIR: Final = """
     join present on present.content operator(pg_catalog.=) wanted.content and present.number = wanted.number
 """
 
+_AMBIGUOUS: Final = """
+    select count(*) over (), {key} from {target} as t, {stage} as s where {mine} and {match}
+    group by s.ctid, {key} having count(*) > 1 limit {limit}
+"""
+
 _STANDING: Final = """
     select count(*) over (), {key} from {target} as t, {rows} where {same} limit {limit}
 """
@@ -137,6 +143,12 @@ class Statements:
             mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
         )
         return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+
+    def ambiguous(self, limit: int) -> sql.Composed:
+        """(number of all, key…) of staged UPDATEs and DELETEs that match several rows, some of them."""
+        key = _commas(_column("s", f"b{number}") for number in range(len(self.staged.table.keys)))
+        mine = self.mine(NetKind.UPDATE, NetKind.DELETE)
+        return self._fill(_AMBIGUOUS, key=key, mine=mine, limit=sql.Literal(limit))
 
     def remove(self, kind: NetKind) -> sql.Composed:
         """Delete matched rows: (deleted, update_missing, delete_missing)."""

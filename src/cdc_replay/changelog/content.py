@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_replay.changelog.segment import RowGroup, read_columns
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import RelationId
-from cdc_replay.pgoutput.messages import MessageType, Truncate
+from cdc_replay.pgoutput.catalog_versions import CatalogVersions, Int64s
+from cdc_replay.pgoutput.messages import LogicalMessage, MessageType, Truncate
 from cdc_replay.pgoutput.reader import decode
 
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """How much a window of the log holds."""
+    """How much a window of the log holds; `logical_messages` are those of `pg_logical_emit_message`."""
 
     messages: int
     transactions: int
+    logical_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """The content of a transactional logical message, and where its transaction's commit ends (R9.13)."""
+
+    commit_lsn: Lsn
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,24 @@ class LoggedCommit:
     commit_lsn: Lsn
     commit_time: int
     xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDefinitions:
+    """By what the messages of a window are to be understood.
+
+    `changes` are pairs of a relation version and the number of a catalog version, of its row changes;
+    `truncates` are pairs of a relation and such a number, of its TRUNCATEs.
+    """
+
+    changes: frozenset[tuple[int, int]]
+    truncates: frozenset[tuple[RelationId, int]]
+
+    @property
+    def all(self) -> Iterator[tuple[int, int]]:
+        """The pairs of both."""
+        yield from self.changes
+        yield from self.truncates
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +92,57 @@ def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
     Raises:
         ChangeLogDamaged: as for `read_columns`.
     """
-    messages = transactions = 0
+    messages = transactions = logical_messages = 0
     for group in groups:
-        table = read_columns(group, ("commit_time", "seq"), window)
+        table = read_columns(group, ("commit_time", "seq", "kind"), window)
         messages += table.num_rows
         transactions += pc.sum(_first_messages(table)).as_py() or 0
-    return LogSummary(messages, transactions)
+        logical_messages += pc.sum(_are_logical(table)).as_py() or 0
+    return LogSummary(messages, transactions, logical_messages)
+
+
+def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
+    """The transactional logical messages with this prefix in these row groups, in order.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    for group in groups:
+        # The bytes of other messages, which are nearly all of the log, are read only where there are some.
+        if not pc.any(_are_logical(read_columns(group, ("kind",), window))).as_py():
+            continue
+        table = read_columns(group, ("commit_lsn", "kind", "message"), window)
+        for row in table.filter(_are_logical(table)).to_pylist():
+            message = decode(row["message"])
+            if isinstance(message, LogicalMessage) and message.is_transactional and message.prefix == prefix:
+                yield LoggedMessage(Lsn(row["commit_lsn"]), message.content)
+
+
+def _are_logical(table: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(table["kind"], MessageType.MESSAGE.value)
+
+
+def end_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) -> Lsn:
+    """Up to where `window` can be applied without a change of these relation versions.
+
+    That is the end of the transaction before the first one with such a change; `window.after` if there is
+    none before it, `window.upto` if there is no such change.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    wanted = pa.array(sorted(versions), pa.int64())
+    last: list[int] = []
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "relation_version"), window)
+        commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
+        found = table.filter(pc.is_in(table["relation_version"], value_set=wanted))["commit_lsn"]
+        if len(found):
+            first = pc.min(found).as_py()
+            return Lsn(max((each for each in commits if each < first), default=window.after.value))
+        # The last transaction may go on in the next row group.
+        last = sorted(commits)[-2:]
+    return window.upto
 
 
 def _first_messages(table: pa.Table) -> pa.ChunkedArray:
@@ -90,14 +164,57 @@ def logged_relations(groups: Iterable[RowGroup], window: Window) -> LoggedRelati
         versions.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
         lowest = pc.min(table["lsn"]).as_py()
         first = lowest if first is None else min(first, lowest or first)
-        if pc.any(pc.equal(table["kind"], MessageType.TRUNCATE.value)).as_py():
+        if pc.any(_are_truncates(table)).as_py():
             truncated.update(_truncated(group, window))
     return LoggedRelations(frozenset(versions), frozenset(truncated), None if first is None else Lsn(first))
 
 
 def _truncated(group: RowGroup, window: Window) -> Iterator[RelationId]:
-    table = read_columns(group, ("kind", "message"), window)
-    for data in table.filter(pc.equal(table["kind"], MessageType.TRUNCATE.value))["message"].to_pylist():
-        message = decode(data)
+    for _, relation in _truncates(group, window):
+        yield relation
+
+
+def _truncates(group: RowGroup, window: Window) -> Iterator[tuple[tuple[int, int], RelationId]]:
+    """(commit LSN, LSN) and relation of the TRUNCATEs, for each relation that they name."""
+    table = read_columns(group, ("commit_lsn", "lsn", "kind", "message"), window)
+    for row in table.filter(_are_truncates(table)).to_pylist():
+        message = decode(row["message"])
         if isinstance(message, Truncate):
-            yield from message.relations
+            for relation in message.relations:
+                yield (row["commit_lsn"], row["lsn"]), relation
+
+
+def _are_truncates(table: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(table["kind"], MessageType.TRUNCATE.value)
+
+
+def logged_definitions(
+    groups: Iterable[RowGroup], window: Window, catalogs: CatalogVersions
+) -> LoggedDefinitions:
+    """By what the messages of `window` in these row groups are to be understood.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    changes: set[tuple[int, int]] = set()
+    truncates: set[tuple[RelationId, int]] = set()
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
+        if pc.any(_are_truncates(table)).as_py():
+            positions, relations = zip(*_truncates(group, window), strict=True)
+            numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
+            truncates.update(zip(relations, numbers.tolist(), strict=True))
+        rows = table.filter(pc.is_valid(table["relation_version"]))
+        commit_lsns, lsns, versions = (
+            rows[name].to_numpy() for name in ("commit_lsn", "lsn", "relation_version")
+        )
+        changes.update(_pairs(versions, catalogs.numbers(commit_lsns, lsns)))
+    return LoggedDefinitions(frozenset(changes), frozenset(truncates))
+
+
+def _pairs(versions: Int64s, numbers: Int64s) -> Iterator[tuple[int, int]]:
+    """The pairs that there are: a relation version can be any number of 64 bits."""
+    distinct, places = np.unique(versions, return_inverse=True)
+    width = int(numbers.max(initial=0)) + 1
+    for pair in np.unique(places * width + numbers).tolist():
+        yield int(distinct[pair // width]), pair % width

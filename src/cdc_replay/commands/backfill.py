@@ -31,6 +31,7 @@ from cdc_replay.commands.moments import moment_of
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import BackfillResult
+from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.unsent import Fence, Unsent, fence_of
 from cdc_replay.commands.window import decode_window, definitions
@@ -228,14 +229,28 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
 
 
 def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window) -> Routes:
-    relations, catalogs = definitions(change_log, window)
+    defined = definitions(change_log, window)
+    _check_not_rewritten(change_log, at_work, window)
     names = tuple(at_work.ready_tables())
     with connect(destination.dsn, purpose=f"backfill {at_work.subscription.name}") as connection:
         targets = read_target_tables(connection, names)
-    wanted = {name: Target(targets[name].identity if name in targets else (), window.after) for name in names}
-    routes = plan_routes(relations, catalogs, at_work.subscription.publications, wanted)
+    wanted = {name: Target.of(targets.get(name), window.after) for name in names}
+    routes = plan_routes(defined, at_work.subscription.publications, wanted)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes
+
+
+def _check_not_rewritten(change_log: ChangeLog, at_work: Opened, window: Window) -> None:
+    rewrites = rewrites_in(change_log, window, change_log.summary(window))
+    tables = sorted(set(rewrites.published(at_work.subscription.publications)) & set(at_work.table_states()))
+    if tables:
+        raise SubscriberNotReady(
+            f"the publisher has rewritten {', '.join(map(str, tables))} in that range",
+            detail="A rewrite sends no changes, so that the log does not tell what became of the rows.",
+            hint="Choose a range that ends before it, or copy the tables again with"
+            f" `cdc-replay snapshot {at_work.subscription.name} --table`.",
+            rule="R11.9",
+        )
 
 
 def _whole(routes: Routes, destination: _Destination, *, is_repair: bool) -> tuple[SubscribedTable, ...]:
@@ -247,7 +262,7 @@ def _whole(routes: Routes, destination: _Destination, *, is_repair: bool) -> tup
     Raises:
         SubscriberNotReady: if a table that is to be repaired has no key.
     """
-    keyless = [str(table.name) for table in routes.tables if not table.is_keyed]
+    keyless = [str(table.name) for table in routes.tables if not table.has_own_key]
     if is_repair and keyless:
         raise SubscriberNotReady(
             f"rows without a key cannot be repaired: {', '.join(keyless)}",

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,35 +22,29 @@ import psycopg
 from pyspark import StorageLevel
 
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
-from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
+from cdc_replay.commands.plan import Plan, content_of, plan_window
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.unsent import Fence, Unsent, fence_of
-from cdc_replay.commands.window import decode_window, definitions
+from cdc_replay.commands.window import decode_window
 from cdc_replay.compact import Survey, lacks_values, net_changes, survey
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
     CdcReplayError,
     ChangeLogMissing,
     InvalidConfiguration,
-    SubscriberNotReady,
-    SubscriptionParked,
     UnknownValue,
 )
 from cdc_replay.failpoints import failpoint
 from cdc_replay.fill import History, find
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.model.relation import QualifiedName, Relation
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.route.router import Routed, route
-from cdc_replay.route.routes import Routes, Target, plan_routes
 from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,29 +93,6 @@ def common_publisher(config: Config, subscriptions: Sequence[str]) -> PublisherC
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
-    """What the log says of a window without decoding it."""
-
-    relations: tuple[Relation, ...]
-    catalogs: tuple[PublisherCatalog, ...]
-    summary: LogSummary
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The window of one subscription: what is known before any row is read."""
-
-    opened: Opened
-    window: Window
-    behind: tuple[QualifiedName, ...]
-    """The tables that the window advances; one that was copied since is ahead, and stays there."""
-    routes: Routes
-    began: float
-    messages: int
-    transactions: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Source:
     """The publisher, as far as replay needs it beside the log."""
 
@@ -150,84 +121,36 @@ def replay_opened(
             hint=f"Run `cdc-replay capture {publisher.name}` first.",
         )
     # Subscriptions that stand at one position share what the log says of the window.
-    content_of = functools.cache(functools.partial(_content, change_log))
+    content = functools.cache(functools.partial(content_of, change_log))
     results = {}
     plans = []
     for each in subscriptions:
         try:
-            plans.append(_plan(change_log, content_of, each, upto))
+            plans.append(plan_window(change_log, content, each, upto))
         except (CdcReplayError, psycopg.Error) as error:
             results[each.subscription.name] = _failed(each, Window(upto, upto), time.monotonic(), error)
     with fence_of(config, publisher, fence) as opened_fence, _decoded(change_log, plans) as changes:
         source = _Source(publisher, config.dsn_of(publisher), opened_fence)
         for plan in plans:
-            results[plan.opened.subscription.name] = _replay_one(plan, changes, source)
+            result = _replay_one(plan, changes, source)
+            if plan.obstacle is not None and result.error is None:
+                result = _failed(plan.opened, Window(plan.window.upto, upto), plan.began, plan.obstacle)
+            results[plan.opened.subscription.name] = result
+    parts = [each.opened for each in plans if each.is_part]
+    if rest := [each for each in parts if results[each.subscription.name].error is None]:
+        for later in replay_opened(config, publisher, rest, upto, fence=fence):
+            results[later.subscription] = results[later.subscription].followed_by(later)
     return tuple(results[each.subscription.name] for each in subscriptions)
 
 
-def _content(change_log: ChangeLog, window: Window) -> _Content:
-    return _Content(*definitions(change_log, window), change_log.summary(window))
-
-
-def _plan(
-    change_log: ChangeLog, content_of: Callable[[Window], _Content], at_work: Opened, upto: Lsn
-) -> _Plan:
-    began = time.monotonic()
-    _check_not_parked(at_work)
-    if not at_work.table_states():
-        raise SubscriberNotReady(
-            f'subscription "{at_work.subscription.name}" has no tables yet',
-            hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
-        )
-    behind = {name: lsn for name, lsn in at_work.ready_tables().items() if lsn < upto}
-    _check_no_gap(change_log, at_work.subscription.name, behind)
-    window = Window(min(behind.values(), default=upto), upto)
-    content = content_of(window)
-    targets = read_target_tables(at_work.connection, tuple(behind))
-    wanted = {
-        name: Target(targets[name].identity if name in targets else (), lsn) for name, lsn in behind.items()
-    }
-    publications = at_work.subscription.publications
-    routes = plan_routes(content.relations, content.catalogs, publications, wanted)
-    check_targets({table.name: table.columns for table in routes.tables}, targets)
-    summary = content.summary
-    return _Plan(at_work, window, tuple(behind), routes, began, summary.messages, summary.transactions)
-
-
-def _check_not_parked(at_work: Opened) -> None:
-    name = at_work.subscription.name
-    record = state.subscription_record(at_work.connection, name)
-    if record is not None and record.parked_at is not None:
-        raise SubscriptionParked(
-            f'subscription "{name}" is parked at {record.parked_at}',
-            detail=record.parked_reason,
-            hint=f"Run `cdc-replay snapshot {name} --table …` for the table that is named, or, once it is not"
-            f" published any more, `cdc-replay refresh {name}`: then replay goes on.",
-        )
-
-
-def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:
-    start = change_log.header.start_lsn
-    stale = [str(name) for name, lsn in behind.items() if lsn < start]
-    if stale:
-        raise SubscriberNotReady(
-            f'subscription "{subscription}" needs changes from before the change log',
-            detail=f"The log starts at {start}; these tables end before it: {', '.join(stale)}.",
-            hint="Copy them again: `cdc-replay snapshot {} {}`.".format(
-                subscription, " ".join(f"--table {name}" for name in stale)
-            ),
-            rule="R1.33",
-        )
-
-
 @contextlib.contextmanager
-def _decoded(change_log: ChangeLog, plans: Sequence[_Plan]) -> Iterator[DataFrame | None]:
+def _decoded(change_log: ChangeLog, plans: Sequence[Plan]) -> Iterator[DataFrame | None]:
     """The changes of all the plans' windows, decoded once; None if no plan has a route for any."""
     routed = [plan for plan in plans if plan.routes.routes]
     if not routed:
         yield None
         return
-    window = Window(min(plan.window.after for plan in routed), routed[0].window.upto)
+    window = Window(min(plan.window.after for plan in routed), max(plan.window.upto for plan in routed))
     session = spark_session("cdc-replay")
     tune_for(session, max(plan.messages for plan in routed))
     changes = decode_window(session, change_log, window)
@@ -240,7 +163,7 @@ def _decoded(change_log: ChangeLog, plans: Sequence[_Plan]) -> Iterator[DataFram
             changes.unpersist()
 
 
-def _replay_one(plan: _Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
+def _replay_one(plan: Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
     name = plan.opened.subscription.name
     try:
         with translated_spark_errors(f'replay of subscription "{name}"'):
@@ -265,9 +188,11 @@ def _replay_one(plan: _Plan, changes: DataFrame | None, source: _Source) -> Repl
     return result
 
 
-def _flow(plan: _Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
+def _flow(plan: Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
     if changes is None or not plan.routes.routes:
         return _apply(plan, None)
+    if plan.is_part:
+        changes = changes.where(changes["commit_lsn"] <= plan.window.upto.value)
     flow = _routed(plan, changes, source)
     if flow.found.unsent:
         return _flow_with_unsent(flow, source)
@@ -278,7 +203,7 @@ def _flow(plan: _Plan, changes: DataFrame | None, source: _Source) -> ReplayResu
 class _Flow:
     """A plan's window, routed and surveyed; nothing is folded yet."""
 
-    plan: _Plan
+    plan: Plan
     changes: DataFrame
     routed: Routed
     found: Survey
@@ -290,12 +215,12 @@ class _Flow:
         return net_changes(self.routed.changes, self.found, self.plan.routes.tables, policy=policy)
 
 
-def _routed(plan: _Plan, changes: DataFrame, source: _Source) -> _Flow:
+def _routed(plan: Plan, changes: DataFrame, source: _Source) -> _Flow:
     routed = _route(plan, changes, source)
     return _Flow(plan, changes, routed, survey(routed.changes))
 
 
-def _route(plan: _Plan, changes: DataFrame, source: _Source) -> Routed:
+def _route(plan: Plan, changes: DataFrame, source: _Source) -> Routed:
     origin = plan.opened.subscription.origin
     return route(changes, plan.routes, origin=origin, publisher_dsn=source.dsn)
 
@@ -335,7 +260,7 @@ def _histories(flow: _Flow, source: _Source) -> Iterator[tuple[_Flow, History, b
 def _extended(flow: _Flow, source: _Source, fence: Lsn) -> _Flow:
     """The flow of the window up to the fence."""
     change_log = ChangeLog.open(source.publisher.change_log)
-    plan = _plan(change_log, functools.partial(_content, change_log), flow.plan.opened, fence)
+    plan = plan_window(change_log, functools.partial(content_of, change_log), flow.plan.opened, fence)
     log.warning(
         "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
         " and that have changed since",
@@ -347,7 +272,7 @@ def _extended(flow: _Flow, source: _Source, fence: Lsn) -> _Flow:
     return _routed(dataclasses.replace(plan, began=flow.plan.began), changes, source)
 
 
-def _apply(plan: _Plan, flow: _Flow | None) -> ReplayResult:
+def _apply(plan: Plan, flow: _Flow | None) -> ReplayResult:
     """Apply the net changes, or only advance where there is nothing to route."""
     subscription = plan.opened.subscription
     results: list[ReplayResult] = []
@@ -367,7 +292,7 @@ def _apply(plan: _Plan, flow: _Flow | None) -> ReplayResult:
     return results[0]
 
 
-def _result(plan: _Plan, routed: Routed | None, applied: Applied) -> ReplayResult:
+def _result(plan: Plan, routed: Routed | None, applied: Applied) -> ReplayResult:
     counts = routed.counts.get if routed is not None else {}
     return ReplayResult(
         subscription=plan.opened.subscription.name,

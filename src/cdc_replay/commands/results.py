@@ -47,7 +47,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class SetupResult(Result):
-    """What `setup` did, or with `--dry-run` would do."""
+    """What `setup` did, or with `--dry-run` would do.
+
+    `event_trigger`: the publisher has the event triggers, so definitions are exact by position (R9.11).
+    """
 
     publisher: str
     from_lsn: Lsn | None
@@ -55,6 +58,7 @@ class SetupResult(Result):
     seconds: float
     statements: tuple[str, ...]
     warnings: tuple[str, ...]
+    event_trigger: bool
     dry_run: bool
 
 
@@ -113,6 +117,27 @@ class ReplayResult(Result):
     )
     conflicts: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
+
+    def followed_by(self, later: ReplayResult) -> ReplayResult:
+        """This window and the next one as one."""
+        return ReplayResult(
+            subscription=self.subscription,
+            from_lsn=self.from_lsn,
+            to_lsn=later.to_lsn,
+            seconds=self.seconds + later.seconds,
+            changes_read=self.changes_read + later.changes_read,
+            transactions=self.transactions + later.transactions,
+            filtered_out=self.filtered_out + later.filtered_out,
+            updates_to_insert=self.updates_to_insert + later.updates_to_insert,
+            updates_to_delete=self.updates_to_delete + later.updates_to_delete,
+            applied=_sums(self.applied, later.applied),
+            conflicts=_sums(self.conflicts, later.conflicts),
+            error=later.error,
+        )
+
+
+def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True, slots=True)

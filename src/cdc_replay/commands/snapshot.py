@@ -25,7 +25,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
-from cdc_replay.model.table_state import Pending, Ready, TableState
+from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
 from cdc_replay.publication.partition_root import contains
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
@@ -50,8 +50,8 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
-    A table that was ready before the change log was begun anew is copied again, too. Copying named tables
-    lets a parked subscription be replayed again.
+    A table that was ready before the change log was begun anew is copied again, too, and so is one that the
+    publisher has rewritten (R11.9). Copying named tables lets a parked subscription be replayed again.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
@@ -125,12 +125,18 @@ def _needed(at_work: Opened, states: Mapping[QualifiedName, TableState], log_sta
 
 
 def _needs_copy(at_work: Opened, found: TableState, log_start: Lsn) -> bool:
-    return not isinstance(found, Ready) or (at_work.subscription.copy_data and _is_stale(found, log_start))
+    if isinstance(found, Pending | Copying):
+        return True
+    return at_work.subscription.copy_data and _is_stale(found, log_start)
 
 
 def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
-    """Whether what the table needs next is not in the log, which was begun anew since (R1.33)."""
-    return isinstance(found, Ready) and found.applied_lsn < log_start
+    """Whether its rows cannot be brought up to date by the log.
+
+    Either it was begun anew since (R1.33), or the publisher has rewritten the rows, which sends nothing
+    (R11.9).
+    """
+    return isinstance(found, Parked) or (isinstance(found, Ready) and found.applied_lsn < log_start)
 
 
 def _copy(

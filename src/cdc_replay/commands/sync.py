@@ -1,6 +1,8 @@
 """`sync`: snapshot where needed, capture, replay.
 
-On return the subscribers equal the publisher's filtered state as of one LSN.
+On return the subscribers equal the publisher's filtered state as of one LSN. What replay cannot bring there,
+because the publisher has rewritten a table without sending its rows (R11.9), it leaves to a snapshot: then
+all three steps are done again.
 """
 
 from __future__ import annotations
@@ -8,15 +10,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from cdc_replay.capture.pull import current_position
 from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.commands.opened import opened
+from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import common_publisher, replay_opened
-from cdc_replay.commands.results import SyncResult
+from cdc_replay.commands.results import CaptureResult, SnapshotResult, SyncResult
+from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
 from cdc_replay.model.lsn import Lsn
+
+ROUNDS: Final = 5
+"""A table that is rewritten again and again is left to the next sync after that many copies."""
 
 
 def sync(
@@ -29,16 +36,30 @@ def sync(
     Raises:
         CdcReplayError: from snapshot or capture. A replay that fails is in its result.
     """
-    began = time.monotonic()
     publisher = common_publisher(config, subscriptions)
     target = to_lsn or current_position(config.dsn_of(publisher))
     with contextlib.ExitStack() as stack:
         at_work = [stack.enter_context(opened(config, name, "sync")) for name in subscriptions]
-        snapshots = [snapshot_opened(config, each) for each in at_work]
-        target = max(target, *(snapshot_lsn(each, target) for each in snapshots))
-        captured = captured_up_to(config, publisher.name, target)
-        replays = replay_opened(config, publisher, at_work, target)
-    return tuple(
+        results, is_done = _round(config, at_work, target)
+        for _ in range(ROUNDS - 1):
+            if is_done:
+                break
+            again, is_done = _round(config, at_work, target)
+            results = tuple(_joined(*both) for both in zip(results, again, strict=True))
+    return results
+
+
+def _round(config: Config, at_work: Sequence[Opened], target: Lsn) -> tuple[tuple[SyncResult, ...], bool]:
+    """The three steps, once; and whether replay has left no table to another snapshot."""
+    began = time.monotonic()
+    publisher = common_publisher(config, [each.subscription.name for each in at_work])
+    snapshots = [snapshot_opened(config, each) for each in at_work]
+    upto = max(target, *(snapshot_lsn(each, target) for each in snapshots))
+    waiting = [waiting_for_copy(each) for each in at_work]
+    captured = captured_up_to(config, publisher.name, upto)
+    replays = replay_opened(config, publisher, at_work, upto)
+    is_done = all(waiting_for_copy(each) <= known for each, known in zip(at_work, waiting, strict=True))
+    results = tuple(
         SyncResult(
             subscription=replayed.subscription,
             from_lsn=replayed.from_lsn,
@@ -49,4 +70,43 @@ def sync(
             replay=replayed,
         )
         for copied, replayed in zip(snapshots, replays, strict=True)
+    )
+    return results, is_done
+
+
+def _joined(first: SyncResult, again: SyncResult) -> SyncResult:
+    """Two rounds as one."""
+    return SyncResult(
+        subscription=first.subscription,
+        from_lsn=first.from_lsn,
+        to_lsn=again.to_lsn,
+        seconds=first.seconds + again.seconds,
+        snapshot=_joined_snapshots(first.snapshot, again.snapshot),
+        capture=_joined_captures(first.capture, again.capture),
+        replay=first.replay.followed_by(again.replay),
+    )
+
+
+def _joined_snapshots(first: SnapshotResult, again: SnapshotResult) -> SnapshotResult:
+    return SnapshotResult(
+        subscription=first.subscription,
+        from_lsn=first.from_lsn or again.from_lsn,
+        to_lsn=again.to_lsn or first.to_lsn,
+        seconds=first.seconds + again.seconds,
+        rows=first.rows + again.rows,
+        bytes=first.bytes + again.bytes,
+        tables=(*first.tables, *again.tables),
+    )
+
+
+def _joined_captures(first: CaptureResult, again: CaptureResult) -> CaptureResult:
+    return CaptureResult(
+        publisher=first.publisher,
+        from_lsn=first.from_lsn,
+        to_lsn=again.to_lsn,
+        seconds=first.seconds + again.seconds,
+        pulls=first.pulls + again.pulls,
+        transactions=first.transactions + again.transactions,
+        messages=first.messages + again.messages,
+        bytes=first.bytes + again.bytes,
     )

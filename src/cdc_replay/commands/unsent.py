@@ -16,22 +16,25 @@ Nothing is written to the subscriber before all of this is done.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.snapshot import is_captured
 from cdc_replay.commands.window import catalog_history, decode_window
 from cdc_replay.compact import Survey
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.failpoints import failpoint
 from cdc_replay.fill import FollowedLeaf, History
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
@@ -105,12 +108,21 @@ class Unsent:
                 wanted.setdefault(route.relation.id, set()).update(route.target.columns)
         catalogs = catalog_history(change_log).within(window)
         versions = _versions(change_log, window)
+        rewritten = rewrites_in(change_log, window, change_log.summary(window)).last
         leaves = (
             FollowedLeaf.of(versions[leaf], frozenset(columns))
             for leaf, columns in wanted.items()
-            if leaf in versions and all(_is_identified(catalog, leaf) for catalog in catalogs)
+            if leaf in versions and all(_is_identified(catalog, leaf) for catalog in catalogs.values())
         )
-        return tuple(leaf for leaf in leaves if leaf is not None)
+        return tuple(
+            dataclasses.replace(
+                leaf,
+                renamed=_renamed_columns(catalogs.values(), leaf.id),
+                since=rewritten.get(leaf.id, ZERO),
+            )
+            for leaf in leaves
+            if leaf is not None
+        )
 
 
 def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Relation]]:
@@ -119,6 +131,14 @@ def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Re
     for version in sorted(change_log.relations_in(window).versions):
         versions.setdefault(known[version].id, []).append(known[version])
     return versions
+
+
+def _renamed_columns(catalogs: Iterable[PublisherCatalog], leaf: RelationId) -> frozenset[str]:
+    """The names that were not always those of the same columns, as far as the catalogs know."""
+    tables = [catalog.tables[leaf] for catalog in catalogs if leaf in catalog.tables]
+    known = {(column.attnum, column.name) for table in tables for column in table.columns}
+    numbers, names = (collections.Counter(each[part] for each in known) for part in (0, 1))
+    return frozenset(name for number, name in known if numbers[number] > 1 or names[name] > 1)
 
 
 def _is_identified(catalog: PublisherCatalog, leaf: RelationId) -> bool:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.compact.reference import Key
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
 from cdc_replay.model.change import NET, ChangeKind, NetKind, Truncation
@@ -52,8 +53,10 @@ def survey(routed: DataFrame) -> Survey:
     moved = (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("search_key") != F.col("new_key"))
     truncated = F.col("kind") == ChangeKind.TRUNCATE.value
     unsent = (F.col("kind") == ChangeKind.INSERT.value) & F.col("transformed") & F.col("kinds").contains("u")
+    # Only moved rows need it; a run of NULL lists is slow (`arrow_lists`).
+    search_key = F.coalesce("search_key", F.array().cast("array<string>")).alias("search_key")
     rows = routed.where(truncated | moved | unsent).select(
-        "target", "kind", "commit_lsn", "seq", "truncate_flags", "search_key", "new_key"
+        "target", "kind", "commit_lsn", "seq", "truncate_flags", search_key, "new_key"
     )
     found = rows.toArrow().to_pylist()
     truncations = {
@@ -118,7 +121,7 @@ def net_changes(
             yield from folder.feed(_weighted(batch))
         yield from folder.finish()
 
-    return ordered.mapInArrow(fold_partition, NET.ddl)
+    return map_in_arrow(ordered, fold_partition, NET.ddl)
 
 
 def _weighted(batch: pa.RecordBatch) -> pa.RecordBatch:

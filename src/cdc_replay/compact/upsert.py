@@ -27,10 +27,10 @@ _COUNTS: Final = ("update_missing", "delete_missing", "last_lsn")
 def upserted(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
     """`net` (NET) with complete UPDATEs of `tables` as INSERTs, to be applied with policy `overwrite`.
 
-    Where the UPDATE moved the row, the old key is deleted. Targets without a key are left as they are: their
-    rows cannot be told apart.
+    Where the UPDATE moved the row, the old key is deleted. Targets without a key of their own are left as
+    they are: their rows cannot be told apart.
     """
-    keyed = [table for table in tables if table.is_keyed]
+    keyed = [table for table in tables if table.has_own_key]
     if not keyed:
         return net
     complete = _is_complete_update(keyed)

@@ -12,7 +12,7 @@ An *entry* is an UPDATE by which its row enters the subscription. It takes what 
 waits with its row until the end: a column that is sent later, or a row that is gone, is lost to it.
 
 A column is the same in two relation versions if its name and its type are; a value that was sent under
-another type says nothing.
+another type says nothing. Where names have changed their columns, a value is lost.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Lineage:
         row = _Row() if row is None or change["kind"] == ChangeKind.INSERT.value else row
         _take_over(change, relation, row)
         if change["is_entry"]:
-            entry = _entered(change, relation, row, self._leaves[leaf].wanted)
+            entry = _entered(change, relation, row, self._leaves[leaf])
             row.entries.append(entry)
             self._entries.append(entry)
         self._slots[leaf, after] = row
@@ -144,18 +144,22 @@ def _take_over(change: _Change, relation: Relation, row: _Row) -> None:
             row.known[_column(column)] = old[position]
 
 
-def _entered(change: _Change, relation: Relation, row: _Row, wanted: frozenset[str]) -> _Entry:
+def _entered(change: _Change, relation: Relation, row: _Row, leaf: FollowedLeaf) -> _Entry:
     """The entry, with the values that are known."""
     new, kinds, waiting = list(change["new"]), list(change["new_kinds"]), {}
+    lost = 0
     for position, column in enumerate(relation.columns):
-        if kinds[position] != "u" or column.name not in wanted:
+        if kinds[position] != "u" or column.name not in leaf.wanted:
+            continue
+        if column.name in leaf.renamed:
+            lost += 1
             continue
         # A value that is stored out of line is not NULL.
         if (value := row.known.get(_column(column))) is not None:
             new[position], kinds[position] = value, "t"
         else:
             waiting[_column(column)] = position
-    return _Entry(change | {"new": new, "new_kinds": "".join(kinds)}, waiting)
+    return _Entry(change | {"new": new, "new_kinds": "".join(kinds)}, waiting, lost)
 
 
 def _column(column: RelationColumn) -> _Column:

@@ -19,11 +19,13 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.fill.fence import FenceReader, fenced_leaves
 from cdc_replay.fill.follow import FOLLOWED, follow
 from cdc_replay.fill.leaves import FOUND, FollowedLeaf
 from cdc_replay.model.change import CHANGES, ChangeKind
 from cdc_replay.model.links import Key, Slot, linked
+from cdc_replay.model.lsn import ZERO
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 
 Position: TypeAlias = tuple[int, int]
@@ -101,11 +103,11 @@ def _found(history: History, entries: Sequence[Position]) -> DataFrame:
     def follow_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from follow(batches, leaves, truncated)
 
-    followed = ordered.mapInArrow(follow_partition, FOUND.ddl)
+    followed = map_in_arrow(ordered, follow_partition, FOUND.ddl)
     if history.fence is None:
         return followed
     reader = FenceReader(history.fence, fenced_leaves(history.fence, history.leaves), _types(history))
-    return followed.mapInArrow(reader.read, FOUND.ddl)
+    return map_in_arrow(followed, reader.read, FOUND.ddl)
 
 
 _LINEAGE: Final = pa.schema(
@@ -127,6 +129,9 @@ def _with_keys(history: History, entries: Sequence[Position]) -> DataFrame:
     versions = [relation.version for leaf in history.leaves for relation in leaf.relations]
     is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value
     ours = F.col("relation_id").isin(leaves) & (is_truncate | F.col("relation_version").isin(versions))
+    for leaf in history.leaves:
+        if leaf.since > ZERO:
+            ours &= (F.col("relation_id") != int(leaf.id)) | (F.col("commit_lsn") > leaf.since.value)
     columns = list(zip(*entries, strict=True))
     types = (pa.int64(), pa.int32())
     table = pa.table(

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from cdc_replay.model.change import CHANGES, Frame
+from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId, ReplicaIdentity
 
 FOUND: Final = Frame(
@@ -38,7 +39,8 @@ class FollowedLeaf:
     """A leaf all of whose INSERTs and UPDATEs are in the history, under one replica identity; picklable.
 
     `key` are the columns of the replica identity in order of name, `wanted` the columns that the subscription
-    has of it.
+    has of it. Of `renamed` columns a value under the same name may be another column's. What was committed
+    up to `since` says nothing of the rows: the publisher has rewritten them there (R11.9).
     """
 
     id: RelationId
@@ -46,6 +48,8 @@ class FollowedLeaf:
     relations: tuple[Relation, ...]
     """Its versions in the history."""
     wanted: frozenset[str]
+    renamed: frozenset[str] = frozenset()
+    since: Lsn = ZERO
 
     @classmethod
     def of(cls, relations: Iterable[Relation], wanted: frozenset[str]) -> FollowedLeaf | None:

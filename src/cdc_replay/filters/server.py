@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, StructField, StructType
 
+from cdc_replay.arrow_lists import is_null_column, without_null_lists
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import FilterPart, ServerFilter
 from cdc_replay.filters.session import NULL, Answers, Failure, FilterFailed, FilterSession, Question
@@ -124,34 +125,19 @@ def evaluate_on_server(
         InvalidFilter: if evaluating a filter fails.
         ServerUnavailable, MissingPrivilege: if the server cannot be asked.
     """
-    sendable, lists = _without_null_lists(frame)
+    sendable, lists = without_null_lists(frame)
     schema = StructType(list(sendable.schema.fields))
     for answers in rows.values():
         schema.add(StructField(answers, ArrayType(BooleanType())))
     work = functools.partial(_with_answers, checks=tuple(checks), dsn=dsn, rows=dict(rows))
     answered = sendable.mapInArrow(work, schema)
     restored = {
-        name: F.when(F.col(_is_null(name)), F.lit(None)).otherwise(F.col(name)).alias(name) for name in lists
+        name: F.when(F.col(is_null_column(name)), F.lit(None)).otherwise(F.col(name)).alias(name)
+        for name in lists
     }
     return answered.select(
         *(restored.get(name, F.col(name)) for name in frame.columns), *(F.col(name) for name in rows.values())
     )
-
-
-def _without_null_lists(frame: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-    """The frame with empty lists for NULL ones, and columns that tell them apart.
-
-    Spark 4.2 writes a run of NULL lists into an Arrow batch in time that grows with the square of its length:
-    the old rows of 50,000 inserts take longer than everything else.
-    """
-    lists = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, ArrayType)}
-    filled = {name: F.coalesce(F.col(name), F.array().cast(kind)) for name, kind in lists.items()}
-    flags = {_is_null(name): F.col(name).isNull() for name in lists}
-    return frame.withColumns(flags).withColumns(filled), tuple(lists)
-
-
-def _is_null(name: str) -> str:
-    return f"{name}_is_null"
 
 
 def _with_answers(
@@ -180,7 +166,7 @@ def _answered(
 
 def _asked(batch: pa.RecordBatch, check: ServerCheck, source: str) -> Indices:
     """The rows of the batch whose values in `source` the check is asked about."""
-    mask = pc.and_(_is_in(batch, "route", check.routes), pc.invert(batch.column(_is_null(source))))
+    mask = pc.and_(_is_in(batch, "route", check.routes), pc.invert(batch.column(is_null_column(source))))
     if check.kinds != ROW_KINDS:
         mask = pc.and_(mask, _is_in(batch, "kind", {kind.value for kind in check.kinds}))
     indices: Indices = pc.indices_nonzero(mask).to_numpy()

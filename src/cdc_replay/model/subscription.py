@@ -46,6 +46,9 @@ class SubscribedTable:
     `index` is the value of `target` in the frames. `columns` gives the order of their `values`: the published
     columns, by name. `identity` are the columns by which a row is found on the subscriber (R8.6): its replica
     identity index or primary key where `is_keyed`, all published columns otherwise.
+
+    Where `is_per_leaf`, `identity` is the key of the publisher's leaves instead, which need not tell apart
+    the rows of two of them: keys in frames have the leaf's oid as one element more (R8.11, R8.12).
     """
 
     index: int
@@ -54,3 +57,9 @@ class SubscribedTable:
     identity: tuple[str, ...]
     is_keyed: bool
     applied_lsn: Lsn
+    is_per_leaf: bool = False
+
+    @property
+    def has_own_key(self) -> bool:
+        """An index of the target's own tells its rows apart by `identity`."""
+        return self.is_keyed and not self.is_per_leaf

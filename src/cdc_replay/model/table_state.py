@@ -5,7 +5,7 @@
 | Pending | refresh, when the table enters          | leaves it out                               |
 | Copying | snapshot, when its copy starts          | leaves it out                               |
 | Ready   | snapshot, with the last row of the copy | applies what is after `applied_lsn`         |
-| Parked  | replay, when a change cannot be applied | leaves it out until it is resynced/unparked |
+| Parked  | replay, when the publisher rewrote it   | leaves it out until it is copied again      |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The table holds everything up to `applied_lsn`, and the next change cannot be applied."""
+    """The table holds everything up to `applied_lsn`; what came then is not in the log (R11.9)."""
 
     applied_lsn: Lsn
     reason: str

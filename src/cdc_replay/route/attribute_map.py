@@ -21,10 +21,10 @@ NOT_SENT: Final = "-"
 """The kind of a value whose column the relation version does not have."""
 
 
-def positions(relation: Relation, columns: Sequence[str]) -> Positions:
-    """Where the leaf's tuple holds each of `columns`."""
+def positions(relation: Relation, columns: Sequence[str | None]) -> Positions:
+    """Where the leaf's tuple holds each of `columns`; None is a column that is not sent."""
     found = {name: index for index, name in enumerate(relation.column_names)}
-    return tuple(found.get(name) for name in columns)
+    return tuple(None if name is None else found.get(name) for name in columns)
 
 
 def values_at(values: Column, wanted: Positions, width: int) -> Column:

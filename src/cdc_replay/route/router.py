@@ -14,7 +14,7 @@ are brought as arrays of booleans before step 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Observation
@@ -25,7 +25,7 @@ from cdc_replay.filters.server import ServerCheck, evaluate_on_server
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.change import ROUTED, ChangeKind
 from cdc_replay.model.publication import PublishAction
-from cdc_replay.model.subscription import OriginPolicy, SubscribedTable
+from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.route.attribute_map import Positions, kinds_at, positions, values_at
 from cdc_replay.route.origin import origin_is_wanted
 from cdc_replay.route.per_route import per_route
@@ -34,7 +34,7 @@ from cdc_replay.route.truncate import truncate_is_sent
 from cdc_replay.route.update_transformation import filled_kinds, filled_values, update_outcome
 
 _LOOKUP = (
-    "route_relation_id bigint, route_relation_version bigint, route_catalog_lsn bigint, route int,"
+    "route_relation_id bigint, route_relation_version bigint, route_catalog_version bigint, route int,"
     " target int, applied_lsn bigint, inserts boolean, updates boolean, deletes boolean, truncates boolean"
 )
 _KIND_OF = {
@@ -94,7 +94,7 @@ def _with_route(changes: DataFrame, routes: Routes) -> DataFrame:
         published = [PublishAction.INSERT in actions, PublishAction.UPDATE in actions]
         published += [PublishAction.DELETE in actions, truncate_is_sent(item.published)]
         common = (item.number, item.target.index, item.target.applied_lsn.value, *published)
-        rows.append((item.relation.id, item.relation.version, item.catalog_lsn, *common))
+        rows.append((item.relation.id, item.relation.version, item.catalog_version, *common))
     # One row per leaf and catalog version is enough for TRUNCATE; any relation version serves.
     of_leaf = {(row[0], row[2]): (row[0], _TRUNCATE_VERSION, *row[2:]) for row in rows}
     lookup = changes.sparkSession.createDataFrame([*rows, *of_leaf.values()], _LOOKUP)
@@ -103,7 +103,7 @@ def _with_route(changes: DataFrame, routes: Routes) -> DataFrame:
         F.broadcast(lookup),
         (F.col("relation_id") == F.col("route_relation_id"))
         & (version == F.col("route_relation_version"))
-        & (F.col("catalog_lsn") == F.col("route_catalog_lsn")),
+        & (F.col("catalog_version") == F.col("route_catalog_version")),
     ).where(F.col("commit_lsn") > F.col("applied_lsn"))
 
 
@@ -212,8 +212,8 @@ def _published_columns(sent: DataFrame, routes: Routes) -> DataFrame:
     search_row = F.coalesce(F.col("old"), F.col("new_filled"))
     no_array = F.lit(None).cast("array<string>")
 
-    def published(target: SubscribedTable) -> tuple[str, ...]:
-        return target.columns
+    def published(item: Route) -> tuple[str | None, ...]:
+        return tuple(name if name in item.columns else None for name in item.target.columns)
 
     columns = {
         "kind": F.col("outcome"),
@@ -230,12 +230,12 @@ def _mapped(
     routes: Routes,
     build: Callable[..., Column],
     source: Column,
-    columns_of: Callable[[SubscribedTable], tuple[str, ...]],
+    columns_of: Callable[[Route], Sequence[str | None]],
 ) -> Column:
-    """The leaf's array or kinds string, in the order of the target columns of `columns_of`."""
+    """The leaf's array or kinds string, in the order of the columns of `columns_of`; None: not sent."""
 
     def shape(item: Route) -> tuple[Positions, int]:
-        return positions(item.relation, columns_of(item.target)), len(item.relation.columns)
+        return positions(item.relation, columns_of(item)), len(item.relation.columns)
 
     return per_route(
         routes.routes,
@@ -246,7 +246,12 @@ def _mapped(
 
 
 def _identity(routes: Routes, source: Column) -> Column:
-    return _mapped(routes, values_at, source, lambda target: target.identity)
+    key = _mapped(routes, values_at, source, lambda item: item.target.identity)
+    per_leaf = [table.index for table in routes.tables if table.is_per_leaf]
+    if not per_leaf:
+        return key
+    with_leaf = F.concat(key, F.array(F.col("relation_id").cast("string")))
+    return F.when(F.col("target").isin(per_leaf), with_leaf).otherwise(key)
 
 
 def _search_key(routes: Routes, source: Column) -> Column:

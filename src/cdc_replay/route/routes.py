@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
 
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import Generated, PublisherCatalog
+from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
+from cdc_replay.route.row_identity import key_of, row_identity
+from cdc_replay.subscriber.tables import TargetTable
+
+_SEARCHING: Final = frozenset({PublishAction.UPDATE, PublishAction.DELETE})
+"""The actions that have to find a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,14 @@ class Target:
 
     identity: tuple[str, ...]
     applied_lsn: Lsn
+    is_partitioned: bool = False
+
+    @classmethod
+    def of(cls, table: TargetTable | None, applied_lsn: Lsn) -> Self:
+        """The table as it was read, or as it must be created."""
+        if table is None:
+            return cls((), applied_lsn)
+        return cls(table.identity, applied_lsn, table.is_partitioned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +47,33 @@ class Route:
 
     number: int
     relation: Relation
-    catalog_lsn: int
+    catalog_version: int
     published: PublishedRelation
     target: SubscribedTable
+    columns: frozenset[str]
+    """The columns of the target that these changes bring: column lists can change between them (R9.10)."""
 
     @property
     def refusal(self) -> str | None:
         """Why an UPDATE or DELETE cannot find its row on the subscriber; None where it can (R8.6, R8.7)."""
         if self.relation.replica_identity is ReplicaIdentity.FULL:
             return None
+        sent = key_of(self.relation)
+        sends = f'table "{self.relation.name}" of the publisher sends {_listed(sent)} of an old row'
         if not self.target.is_keyed:
             return (
                 f'logical replication target relation "{self.target.name}" has neither a usable key nor does'
-                " the published relation have REPLICA IDENTITY FULL"
+                f" the published relation have REPLICA IDENTITY FULL: {sends}; give the target a key of such"
+                " columns, or set the REPLICA IDENTITY to FULL (R8.6)"
             )
-        sent = {column.name for column in self.relation.columns if column.is_key}
         missing = [name for name in self.target.identity if name not in sent]
         if not missing:
             return None
-        names = ", ".join(f'"{name}"' for name in missing)
-        return f'publisher did not send replica identity column {names} of table "{self.target.name}"'
+        return (
+            f"publisher did not send replica identity column {_listed(missing)} of table"
+            f' "{self.target.name}": {sends}; set its REPLICA IDENTITY to FULL or to an index that has these'
+            " columns (R8.7)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +84,58 @@ class Routes:
     routes: tuple[Route, ...]
 
 
+class Defined(NamedTuple):
+    """A relation version, and the catalog that is in force for changes that have it (R9.10).
+
+    `catalog_version` is the number that these changes carry.
+    """
+
+    relation: Relation
+    catalog_version: int
+    catalog: PublisherCatalog
+
+
 @dataclass(frozen=True, slots=True)
 class _Way:
     relation: Relation
-    catalog_lsn: int
+    catalog_version: int
     published: PublishedRelation
 
 
 def plan_routes(
-    relations: Iterable[Relation],
-    catalogs: Sequence[PublisherCatalog],
-    publications: Sequence[str],
-    targets: Mapping[QualifiedName, Target],
+    defined: Iterable[Defined], publications: Sequence[str], targets: Mapping[QualifiedName, Target]
 ) -> Routes:
-    """The routes from every relation version of the window, under every catalog version of it.
+    """The routes of all that changes of the window are defined by, which is what may be refused too.
 
     Relations that the publications do not publish, or whose published relation is not among `targets`, have
-    no route (R7.12).
+    no route (R7.12). A table that its catalog does not know has none.
 
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
     by_target: dict[QualifiedName, list[_Way]] = {}
-    for relation in relations:
-        for way in _ways(relation, catalogs, publications):
-            if way.published.table.name in targets:
-                by_target.setdefault(way.published.table.name, []).append(way)
+    for way in _ways(defined, publications):
+        if way.published.table.name in targets:
+            by_target.setdefault(way.published.table.name, []).append(way)
     tables = tuple(
         _subscribed_table(index, name, by_target[name], targets[name])
         for index, name in enumerate(sorted(by_target))
     )
     arrivals = [(way, table) for table in tables for way in by_target[table.name]]
     routes = tuple(
-        Route(number, way.relation, way.catalog_lsn, way.published, table)
+        Route(number, way.relation, way.catalog_version, way.published, table, frozenset(_sent_columns(way)))
         for number, (way, table) in enumerate(arrivals)
     )
     return Routes(tables, routes)
 
 
-def _ways(
-    relation: Relation, catalogs: Sequence[PublisherCatalog], publications: Sequence[str]
-) -> Iterator[_Way]:
-    known: PublisherCatalog | None = None
-    for catalog in catalogs:
-        # A table that was dropped before the catalog was read is still in the version before.
-        known = catalog if relation.id in catalog.tables else known
-        if known is None:
+def _ways(defined: Iterable[Defined], publications: Sequence[str]) -> Iterator[_Way]:
+    for relation, number, catalog in defined:
+        if relation.id not in catalog.tables:
             continue
-        published = resolve(known, publications, relation.id)
+        published = resolve(catalog, publications, relation.id)
         if published is not None:
-            yield _Way(relation, catalog.lsn.value, published)
+            yield _Way(relation, number, published)
 
 
 def _sent_columns(way: _Way) -> Iterator[str]:
@@ -136,12 +159,18 @@ def _subscribed_table(
     for way in reversed(ways):
         sent.update(dict.fromkeys(_sent_columns(way)))
     columns = tuple(sent)
-    is_keyed = bool(target.identity) and set(target.identity) <= sent.keys()
+    searching = [(way.relation, way.published.table) for way in ways if _SEARCHING & way.published.actions]
+    found = row_identity(target.identity, columns, searching, is_partitioned=target.is_partitioned)
     return SubscribedTable(
         index=index,
         name=name,
         columns=columns,
-        identity=target.identity if is_keyed else columns,
-        is_keyed=is_keyed,
+        identity=found.columns,
+        is_keyed=found.is_keyed,
         applied_lsn=target.applied_lsn,
+        is_per_leaf=found.is_per_leaf,
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ class Stream:
     wanted: frozenset[str] = frozenset({"id", "body", "note"})
     rows: list[dict[str, Any]] = field(default_factory=list)
     truncated: dict[int, tuple[int, int]] = field(default_factory=dict)
+    renamed: frozenset[str] = frozenset()
 
     def insert(self, *values: Any, version: int = 1) -> None:
         self._add("I", None, values, version)
@@ -52,6 +54,7 @@ class Stream:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
         leaf = FollowedLeaf.of(self.versions, self.wanted)
         assert leaf is not None
+        leaf = dataclasses.replace(leaf, renamed=self.renamed)
         types = {
             name: pa.list_(pa.string()) if name in {"old", "new", "key_before", "key_after"} else None
             for name in FOLLOWED
@@ -103,6 +106,14 @@ def test_a_value_that_is_sent_later_is_lost_and_another_one_is_not() -> None:
     stream.update("1", "20", ..., ..., enters=True)
     stream.update("20", "20", "y", ...)
     assert stream.found() == [(["20", None, None], "tuu", [2], ["20"], 1)]
+
+
+def test_a_value_under_a_name_that_was_another_columns_is_lost() -> None:
+    """R9.10: what was sent as `body` before the columns exchanged their names is in `note` now."""
+    stream = Stream(renamed=frozenset({"body", "note"}))
+    stream.insert("1", "x", "n")
+    stream.update("1", "20", ..., "m", enters=True)
+    assert stream.found() == [(["20", None, "m"], "tut", [], None, 1)]
 
 
 def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:

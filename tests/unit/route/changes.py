@@ -102,7 +102,7 @@ class Changes:
             "kind": kind,
             "relation_id": of.id,
             "relation_version": of.version,
-            "catalog_lsn": 100,
+            "catalog_version": 0,
             "old_kind": None if old is None else "O" if is_full else "K",
             "old": _values(old),
             "old_kinds": _kinds(old),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -11,7 +11,7 @@ from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
-from cdc_replay.route.routes import Route, Routes, Target, plan_routes
+from cdc_replay.route.routes import Defined, Route, Routes, Target, plan_routes
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.route.changes import relation
 
@@ -27,50 +27,60 @@ def targets(**identities: str) -> Mapping[QualifiedName, Target]:
 
 def planned(*catalogs: PublisherCatalog, of: Relation = SENT, key: str = "id") -> Routes:
     """The routes of one relation of table s.t1, whose target has `key`."""
-    return plan_routes([of], catalogs, ["p"], targets(t1=key))
+    return plan_routes(defined([of], *catalogs), ["p"], targets(t1=key))
+
+
+def defined(relations: Sequence[Relation], *catalogs: PublisherCatalog) -> list[Defined]:
+    """Changes of all these relation versions under all of these catalogs, which are numbered from 0."""
+    return [Defined(each, number, one) for each in relations for number, one in enumerate(catalogs)]
 
 
 def ways(routes: Routes) -> list[tuple[int, int, str]]:
-    """(relation version, catalog LSN, target) of every route."""
-    return [(each.relation.version, each.catalog_lsn, str(each.target.name)) for each in routes.routes]
+    """(relation version, catalog version, target) of every route."""
+    return [(each.relation.version, each.catalog_version, str(each.target.name)) for each in routes.routes]
 
 
-def test_a_dropped_table_keeps_the_definitions_it_had() -> None:
-    """R9.10: changes from before DROP TABLE are still in the log when the catalog lacks the table."""
-    before = catalog(T1, publications=[BOTH], lsn=100)
-    after = catalog(publications=[publication("p")], lsn=200)
+def test_a_table_has_a_route_only_under_catalogs_that_know_it_and_publish_it() -> None:
+    """R9.10: the definition in force at the change counts, not a later one or an earlier one."""
+    unknown = catalog(publications=[BOTH])
+    unpublished = catalog(T1, publications=[publication("p")])
+    published = catalog(T1, publications=[BOTH])
 
-    assert ways(planned(before, after)) == [(1, 100, "s.t1"), (1, 200, "s.t1")]
+    assert ways(planned(unknown, unpublished, published, unpublished)) == [(1, 2, "s.t1")]
 
 
-def test_a_table_has_no_route_before_it_is_published() -> None:
-    """R9.10: the definition in force at the change counts, not a later one."""
-    before = catalog(T1, publications=[publication("p")], lsn=100)
-    after = catalog(T1, publications=[BOTH], lsn=200)
+def test_only_what_changes_are_defined_by_can_be_refused() -> None:
+    """R6.4, R9.10: between two commands publications may disagree, as long as no change is in between."""
+    publications = [publication("p", listed(1, columns="id")), publication("q", listed(1))]
+    between = catalog(T1, publications=publications)
+    after = catalog(T1, publications=[publication("p", listed(1)), publication("q", listed(1))])
+    names = ["p", "q"]
 
-    assert ways(planned(before, after)) == [(1, 200, "s.t1")]
-    assert ways(planned(catalog(lsn=100), after)) == [(1, 200, "s.t1")]
+    routes = plan_routes([Defined(SENT, 1, after)], names, targets(t1="id"))
+
+    assert ways(routes) == [(1, 1, "s.t1")]
+    with pytest.raises(PublicationRefused):
+        plan_routes([Defined(SENT, 0, between), Defined(SENT, 1, after)], names, targets(t1="id"))
 
 
 def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:
     """R7.12: a table that entered the publication later is ignored until a refresh."""
     routes = plan_routes(
-        [relation(1, "id a b"), relation(2, "id a b")],
-        [catalog(T1, T2, publications=[BOTH])],
+        defined([relation(1, "id a b"), relation(2, "id a b")], catalog(T1, T2, publications=[BOTH])),
         ["p"],
         targets(t2="id"),
     )
 
-    assert ways(routes) == [(2, 100, "s.t2")]
+    assert ways(routes) == [(2, 0, "s.t2")]
     assert [(each.index, str(each.name)) for each in routes.tables] == [(0, "s.t2")]
 
 
 def test_versions_of_a_relation_share_a_target_that_has_all_their_columns() -> None:
     """A column that was added or dropped inside the window is sent by some versions only."""
     versions = [relation(1, "id a", version=10), relation(1, "id a b", version=11)]
-    routes = plan_routes(versions, [catalog(T1, publications=[BOTH])], ["p"], targets(t1="id"))
+    routes = plan_routes(defined(versions, catalog(T1, publications=[BOTH])), ["p"], targets(t1="id"))
 
-    assert ways(routes) == [(10, 100, "s.t1"), (11, 100, "s.t1")]
+    assert ways(routes) == [(10, 0, "s.t1"), (11, 0, "s.t1")]
     (target,) = routes.tables
     assert sorted(target.columns) == ["a", "b", "id"]
     assert (target.identity, target.is_keyed, target.applied_lsn) == (("id",), True, Lsn(7))
@@ -82,11 +92,10 @@ def test_partitions_lead_to_their_published_root_and_its_column_list() -> None:
     leaves = [table(2, "s.t2", "b a id", parent=1), table(3, "s.t3", parent=1)]
     via_root = publication("p", listed(1, columns="id b"), via_root=True)
     relations = [relation(2, "b a id"), relation(3, "id a b")]
-    routes = plan_routes(
-        relations, [catalog(root, *leaves, publications=[via_root])], ["p"], targets(t1="id")
-    )
+    catalogs = catalog(root, *leaves, publications=[via_root])
+    routes = plan_routes(defined(relations, catalogs), ["p"], targets(t1="id"))
 
-    assert ways(routes) == [(2, 100, "s.t1"), (3, 100, "s.t1")]
+    assert ways(routes) == [(2, 0, "s.t1"), (3, 0, "s.t1")]
     assert routes.tables[0].columns == ("id", "b")
 
 
@@ -94,9 +103,7 @@ def test_column_lists_that_differ_are_refused_as_postgresql_refuses_them() -> No
     """R6.4: there is no union of column lists."""
     publications = [publication("p", listed(1, columns="id")), publication("q", listed(1))]
     with pytest.raises(PublicationRefused, match=r"s\.t1"):
-        plan_routes(
-            [relation(1, "id a b")], [catalog(T1, publications=publications)], ["p", "q"], targets(t1="id")
-        )
+        plan_routes(defined([SENT], catalog(T1, publications=publications)), ["p", "q"], targets(t1="id"))
 
 
 def the_route(routes: Routes) -> Route:

@@ -28,7 +28,7 @@ from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.route.attribute_map import kinds_at, positions, values_at
 from cdc_replay.route.per_route import per_route
 from cdc_replay.route.router import Routed, route
-from cdc_replay.route.routes import Routes, Target, plan_routes
+from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.route.changes import UNSENT, Changes, by_seq, filtered, greater, relation
 
@@ -68,7 +68,9 @@ def planned(**keys: str) -> Routes:
         QualifiedName("s", name): Target(tuple(key.split()), Lsn(100)) for name, key in identities.items()
     }
     names = [each.name for each in PUBLICATIONS]
-    return plan_routes([R1, R2, R3, R4, R5, R6_OLD, R6, R7], [CATALOG], names, targets)
+    return plan_routes(
+        [Defined(each, 0, CATALOG) for each in (R1, R2, R3, R4, R5, R6_OLD, R6, R7)], names, targets
+    )
 
 
 def routed(
@@ -192,7 +194,7 @@ def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: Spar
     changes = Changes()
     changes.insert(R4, ["1", None, None], commit_lsn=100)
     after = changes.insert(R4, ["2", None, None], commit_lsn=101)
-    changes.insert(R4, ["3", None, None], catalog_lsn=99)
+    changes.insert(R4, ["3", None, None], catalog_version=99)
     changes.insert(relation(9, "id"), ["4"])
 
     assert seen(spark, changes).keys() == {after}

@@ -1,0 +1,138 @@
+"""The next window of a subscription, before any row is read: its tables, its routes, and where it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cdc_replay.changelog.content import LogSummary
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.opened import Opened
+from cdc_replay.commands.rewritten import Rewrites, rewrites_in, without_rewritten
+from cdc_replay.commands.shapes import fit
+from cdc_replay.commands.window import definitions
+from cdc_replay.errors import SubscriberNotReady, SubscriptionParked
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.tables import check_targets, read_target_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the log says of a window without decoding it."""
+
+    defined: tuple[Defined, ...]
+    summary: LogSummary
+    rewrites: Rewrites
+
+
+ContentOf: TypeAlias = Callable[[Window], Content]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The window of one subscription: what is known before any row is read."""
+
+    opened: Opened
+    window: Window
+    behind: tuple[QualifiedName, ...]
+    """The tables that the window advances; one that was copied since is ahead, and stays there."""
+    routes: Routes
+    began: float
+    messages: int
+    transactions: int
+    asked: Lsn
+    """The position that was asked for; the window ends before it where shapes change (`commands.shapes`)."""
+    obstacle: SubscriberNotReady | None = None
+    """Why the rest cannot be applied; without it, the rest is another window."""
+
+    @property
+    def is_part(self) -> bool:
+        """More is to come behind the window."""
+        return self.window.upto < self.asked
+
+
+def content_of(change_log: ChangeLog, window: Window) -> Content:
+    """What the log holds of the window; reads small columns."""
+    summary = change_log.summary(window)
+    return Content(definitions(change_log, window), summary, rewrites_in(change_log, window, summary))
+
+
+def plan_window(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
+    """The subscription's next window: up to `upto`, or as far as what changes its shape can be one window.
+
+    Raises:
+        SubscriptionParked: if it is.
+        SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
+            transaction does not fit its tables.
+        PublicationRefused: where PostgreSQL refuses to decode for its publications.
+    """
+    began = time.monotonic()
+    _check_not_parked(at_work)
+    if not at_work.table_states():
+        raise SubscriberNotReady(
+            f'subscription "{at_work.subscription.name}" has no tables yet',
+            hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
+        )
+    plan = _planned(change_log, content, at_work, upto)
+    return dataclasses.replace(plan, began=began, asked=upto)
+
+
+def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
+    behind = {name: lsn for name, lsn in at_work.ready_tables().items() if lsn < upto}
+    _check_no_gap(change_log, at_work.subscription.name, behind)
+    window = Window(min(behind.values(), default=upto), upto)
+    found = content(window)
+    publications = at_work.subscription.publications
+    behind = without_rewritten(at_work, behind, found.rewrites.published(publications))
+    targets = read_target_tables(at_work.connection, tuple(behind))
+    wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
+    routes = plan_routes(found.defined, publications, wanted)
+    fitting = fit(change_log, window, routes, targets)
+    if fitting.stale:
+        defined = [each for each in found.defined if each.relation.version not in fitting.stale]
+        routes = plan_routes(defined, publications, wanted)
+    obstacle = None
+    try:
+        check_targets({table.name: table.columns for table in routes.tables}, targets)
+    except SubscriberNotReady as error:
+        if not window.after < fitting.upto < upto:
+            raise
+        obstacle = error if fitting.is_obstructed else None
+    if fitting.upto < upto:
+        plan = _planned(change_log, content, at_work, fitting.upto)
+        # The way to the obstacle may be more than one window; then the next one finds it.
+        return dataclasses.replace(plan, asked=upto, obstacle=None if plan.is_part else obstacle)
+    summary = found.summary
+    return Plan(at_work, window, tuple(behind), routes, 0.0, summary.messages, summary.transactions, upto)
+
+
+def _check_not_parked(at_work: Opened) -> None:
+    name = at_work.subscription.name
+    record = state.subscription_record(at_work.connection, name)
+    if record is not None and record.parked_at is not None:
+        raise SubscriptionParked(
+            f'subscription "{name}" is parked at {record.parked_at}',
+            detail=record.parked_reason,
+            hint=f"Run `cdc-replay snapshot {name} --table …` for the table that is named, or, once it is not"
+            f" published any more, `cdc-replay refresh {name}`: then replay goes on.",
+        )
+
+
+def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:
+    start = change_log.header.start_lsn
+    stale = [str(name) for name, lsn in behind.items() if lsn < start]
+    if stale:
+        raise SubscriberNotReady(
+            f'subscription "{subscription}" needs changes from before the change log',
+            detail=f"The log starts at {start}; these tables end before it: {', '.join(stale)}.",
+            hint="Copy them again: `cdc-replay snapshot {} {}`.".format(
+                subscription, " ".join(f"--table {name}" for name in stale)
+            ),
+            rule="R1.33",
+        )

@@ -1,0 +1,72 @@
+"""What a window of the log holds beside row changes, and where a relation version begins in it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from cdc_replay.changelog.content import LoggedMessage
+from cdc_replay.model.lsn import Lsn, Window
+from unit.changelog.small_log import EVERYTHING, SmallLog, insert, rows_of, transaction
+
+
+def logical(prefix: str, content: bytes, *, is_transactional: bool = True) -> bytes:
+    head = struct.pack(">BQ", is_transactional, 1)
+    return b"M" + head + prefix.encode() + b"\0" + struct.pack(">I", len(content)) + content
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SmallLog:
+    return SmallLog.create(tmp_path)
+
+
+def test_logical_messages_are_counted_and_found_by_prefix(log: SmallLog) -> None:
+    """R9.13: one outside of a transaction tells nothing about a transaction."""
+    other, outside = logical("other", b"x"), logical("mine", b"x", is_transactional=False)
+    log.pull(110, transaction(110))
+    log.pull(120, rows_of(120, [(0, insert(1)), (1, logical("mine", b"one")), (2, other)]))
+    log.pull(130, rows_of(130, [(0, outside), (1, logical("mine", b"two"))]))
+
+    assert log.reopened().summary(EVERYTHING).logical_messages == 4
+    assert log.reopened().summary(Window(Lsn(100), Lsn(110))).logical_messages == 0
+    assert list(log.reopened().logical_messages(EVERYTHING, "mine")) == [
+        LoggedMessage(Lsn(120), b"one"),
+        LoggedMessage(Lsn(130), b"two"),
+    ]
+    assert list(log.reopened().logical_messages(Window(Lsn(100), Lsn(120)), "mine")) == [
+        LoggedMessage(Lsn(120), b"one")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "upto", "versions", "expected"),
+    [
+        (100, 150, {2}, 120),  # 130 is the first with it
+        (110, 150, {2}, 120),
+        (120, 150, {2}, 120),  # the first of the window has it
+        (100, 150, {1}, 100),
+        (100, 150, {1, 2}, 100),
+        (100, 150, {3}, 150),  # none has it
+        (100, 120, {2}, 120),
+        (130, 150, {2}, 140),  # 140 has it not; 150 has
+    ],
+)
+def test_a_window_is_as_long_as_it_has_no_change_of_a_version(
+    log: SmallLog, after: int, upto: int, versions: set[int], expected: int
+) -> None:
+    """R9.10. Transactions are whole, also where one has both versions and lies in two row groups."""
+    log.pull(110, rows_of(110, [(0, insert(1))], relation_version=1))
+    log.pull(
+        130,
+        rows_of(120, [(0, insert(1))], relation_version=1),
+        rows_of(130, [(0, insert(1))], relation_version=1),
+        rows_of(130, [(1, insert(1))], relation_version=2),
+    )
+    log.pull(150, rows_of(140, [(0, insert(1))], relation_version=1))
+    log.pull(160, rows_of(150, [(0, insert(1))], relation_version=2))
+
+    window = Window(Lsn(after), Lsn(upto))
+
+    assert log.reopened().end_without(window, versions) == Lsn(expected)
