@@ -104,6 +104,7 @@ class _Publisher(_Endpoint):
     two_phase: bool = False
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 1_000_000
     max_retained_wal: Size | None = None
+    event_trigger: bool = True
 
 
 class _Subscription(_Endpoint):
@@ -141,6 +142,8 @@ class PublisherConfig:
     max_changes_per_pull: int
     max_retained_wal: int | None = None
     """In bytes; None: as much as the server lets it."""
+    event_trigger: bool = True
+    """Whether `setup` installs event triggers on the publisher, where it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +379,7 @@ def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
         two_phase=given.two_phase,
         max_changes_per_pull=given.max_changes_per_pull,
         max_retained_wal=given.max_retained_wal,
+        event_trigger=given.event_trigger,
     )
 
 

@@ -42,20 +42,21 @@ def decode(
     groups: Sequence[RowGroup],
     window: Window,
     relations: Mapping[int, Relation],
-    catalog_lsns: Sequence[int],
+    catalogs: Sequence[tuple[int, int]],
 ) -> DataFrame:
     """The row changes and TRUNCATEs of `groups` whose commit LSN is in `window`, in CHANGES columns.
 
-    `relations` are the shapes by `Relation.version`; `catalog_lsns` the LSNs from which each version of the
-    publisher's catalog is in force, of which each change gets the last that is not above it, else the first
-    (R9.10). Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
+    `relations` are the shapes by `Relation.version`; `catalogs` the versions of the publisher's catalog, for
+    whom and from where each is in force (`pgoutput.catalog_versions`): each change gets the number of
+    the last that is not above it, else of the first (R9.10). Rows are in no particular order; (`commit_lsn`,
+    `seq`) orders them.
 
     Nothing is read before the frame is used, and all is read again each time it is. A damaged segment or an
     invalid message then fails the Spark job, with the text of ChangeLogDamaged or InvalidMessage.
     """
     tasks = _tasks(groups, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     numbers = spark.range(0, len(tasks), numPartitions=max(1, len(tasks)))
-    reader = _Reader(tasks, window, dict(relations), tuple(catalog_lsns))
+    reader = _Reader(tasks, window, dict(relations), tuple(catalogs))
     return numbers.mapInArrow(reader.changes, CHANGES.ddl)
 
 
@@ -77,13 +78,13 @@ class _Reader:
     tasks: tuple[tuple[RowGroup, ...], ...]
     window: Window
     relations: dict[int, Relation]
-    catalog_lsns: tuple[int, ...]
+    catalogs: tuple[tuple[int, int], ...]
 
     def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Here, not at the top: the driver, which only plans, need not load or compile the kernels.
         from cdc_replay.pgoutput.columnar import ChangeDecoder  # noqa: PLC0415
 
-        decoder = ChangeDecoder.of(self.window, self.relations, self.catalog_lsns)
+        decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
         for batch in numbers:
             for number in batch.column("id").to_pylist():
                 for group in self.tasks[number]:

@@ -20,6 +20,7 @@ FAILPOINTS: Final[dict[str, str]] = {
     "capture.after_peek": "changes are read, nothing is written",
     "capture.after_segment": "the data file is durable, no commit names it",
     "capture.after_roots": "the data file also has what second peeks showed, no commit names it",
+    "capture.after_definitions": "relations and definitions are in the log, no commit names the data file",
     "capture.after_commit": "the change log holds the changes, the slot still does too",
     "capture.after_advance": "the slot has moved",
     "compaction.after_segment": "a merged segment is durable, no commit names it",

@@ -45,7 +45,7 @@ def updates() -> list[bytes]:
 
 def columnar_seconds(batch: pa.RecordBatch) -> float:
     """The least processor time of a batch."""
-    decoder = ChangeDecoder.of(Window(Lsn(0), Lsn(2**63 - 1)), {TABLE.version: TABLE}, [0])
+    decoder = ChangeDecoder.of(Window(Lsn(0), Lsn(2**63 - 1)), {TABLE.version: TABLE}, [(0, 0)])
     decoder.changes(batch)
     rounds = []
     for _ in range(ROUNDS):

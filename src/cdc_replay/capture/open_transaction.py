@@ -31,6 +31,8 @@ class OpenTransaction:
     """Subtransactions whose rows do not count."""
     is_prepared: bool = False
     """Ends with P, not with C."""
+    tells_of_ddl: bool = False
+    """It is streamed, and has messages of the publisher's event triggers."""
 
     def spill(self, chunk: Chunk) -> None:
         """Take the rows of a chunk that is about to go."""

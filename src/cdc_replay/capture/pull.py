@@ -1,17 +1,20 @@
 """Pull the publisher's changes into the change log, in bounded steps that are each durable.
 
-One pull: read the catalog → peek → write the segment → peek again where the first peek does not show all, and
-write the segment anew → commit it with the new end LSN → advance the slot. The log is written before the slot
-moves, so a crash anywhere loses nothing; what is delivered again is recognised by its end LSN.
+One pull: peek → write the segment → peek again where the first peek does not show all, and write the segment
+anew → write relations and definitions (`definitions`) → commit the segment with the new end LSN → advance the
+slot. The log is written before the slot moves, so a crash anywhere loses nothing; what is delivered again is
+recognised by its end LSN.
 
-| killed at             | the next pull finds          | and does                                   |
-|-----------------------|------------------------------|--------------------------------------------|
-| capture.after_peek    | log and slot as before       | the same pull                              |
-| capture.after_segment | a file that no commit names  | the same pull, into another file           |
-| capture.after_roots   | such a file, the first or    | the same pull, into another file; what is  |
-|                       | the second one, or both      | kept of prepared transactions is replaced  |
-| capture.after_commit  | the slot behind the log      | moves the slot, goes on from the log's end |
-| capture.after_advance | everything done              | the next pull                              |
+| killed at                 | the next pull finds          | and does                                   |
+|---------------------------|------------------------------|--------------------------------------------|
+| capture.after_peek        | log and slot as before       | the same pull                              |
+| capture.after_segment     | a file that no commit names  | the same pull, into another file           |
+| capture.after_roots       | such a file, the first or    | the same pull, into another file; what is  |
+|                           | the second one, or both      | kept of prepared transactions is replaced  |
+| capture.after_definitions | also definitions that are in | takes them out; the same pull              |
+|                           | force behind the log's end   |                                            |
+| capture.after_commit      | the slot behind the log      | moves the slot, goes on from the log's end |
+| capture.after_advance     | everything done              | the next pull                              |
 
 Peeks move nothing, so all peeks of a pull see the same slot. Most pulls need one: the second ones are for
 TRUNCATE of partitioned tables (`roots`), and for subscriptions with `origin = none` (`origins`).
@@ -31,19 +34,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdc_replay.capture.definitions import Definitions
+from cdc_replay.capture.event_trigger import is_installed
 from cdc_replay.capture.origins import LocalChanges, may_have_origins, read_local_changes
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, OUR_PUBLICATIONS
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.roots import Range, SecondPeeks, add_roots
 from cdc_replay.capture.slot import catch_up, check_continuity, check_no_gap, only_reader, reachable
 from cdc_replay.capture.transactions import Assembler, Tally
-from cdc_replay.catalog.history import catalog_from_json, catalog_to_json, same_definitions
-from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.side_tables import CatalogVersion
-from cdc_replay.errors import DecodingFailed, PublicationMissing
+from cdc_replay.errors import DecodingFailed
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
 from cdc_replay.postgres.replication import advance_slot, check_server
@@ -93,8 +94,8 @@ def capture_changes(
 ) -> CaptureOutcome:
     """Pull until the log holds everything up to `to_lsn` (default: where the publisher writes now).
 
-    A `to_lsn` that is not flushed yet is cut to what is. `progress` is told the log's end and the target
-    after each pull.
+    A `to_lsn` that is not flushed yet is cut to what is; a run that finds new definitions may go on to
+    where it has found them. `progress` is told the log's end and the target after each pull.
 
     Raises:
         ChangeLogMissing, SlotMissing: before `setup`.
@@ -116,8 +117,9 @@ def capture_changes(
         status = check_continuity(connection, log, source.slot)
         catch_up(connection, log, status)
         log.remove_orphans()
-        target = reachable(connection, to_lsn)
-        puller = _Puller(source, connection, log, two_phase=status.two_phase)
+        definitions = Definitions(connection, log, is_exact=is_installed(connection, source.slot))
+        target = reachable(connection, definitions.target(to_lsn))
+        puller = _Puller(source, connection, log, definitions, two_phase=status.two_phase)
         first = log.end_lsn
         total, pulls = Tally(), 0
         while log.end_lsn < target:
@@ -139,16 +141,21 @@ class _Puller:
     """Pulls one publisher's changes into one log; the caller holds the lock."""
 
     def __init__(
-        self, source: CaptureSource, connection: Connection, log: ChangeLog, *, two_phase: bool
+        self,
+        source: CaptureSource,
+        connection: Connection,
+        log: ChangeLog,
+        definitions: Definitions,
+        *,
+        two_phase: bool,
     ) -> None:
         self._source = source
         self._connection = connection
         self._log = log
+        self._definitions = definitions
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
-        self._versions = list(log.catalogs())
-        self._catalog = catalog_from_json(self._versions[-1].text) if self._versions else None
         # After the target was chosen: an origin that is created later has no change before it.
         self._with_origins = source.origin_none and may_have_origins(connection)
         self._local: LocalChanges | None = None
@@ -161,27 +168,27 @@ class _Puller:
         twice the bound.
         """
         limit = self._source.max_changes_per_pull
-        catalog = self._read_catalog()
-        while (tally := self._either_way(target, limit, catalog)) is None:
+        self._definitions.read_again()
+        while (tally := self._either_way(target, limit)) is None:
             limit *= 2
         return tally
 
-    def _either_way(self, target: Lsn, limit: int, catalog: PublisherCatalog) -> Tally | None:
+    def _either_way(self, target: Lsn, limit: int) -> Tally | None:
         """Try with streaming if that is wanted, and without where the server cannot decode otherwise.
 
         A table that was altered in a savepoint that was rolled back, and then again, cannot be decoded before
         the transaction ends: the server still believes the rolled back change (seen on 15 and 18).
         """
         try:
-            return self._try(target, limit, catalog)
+            return self._try(target, limit)
         except DecodingFailed as error:
             if not self._options.streaming:
                 raise
             logger.warning("%s; reading on without streaming", error.message)
             self._options = dataclasses.replace(self._options, streaming=False)
-            return self._try(target, limit, catalog)
+            return self._try(target, limit)
 
-    def _try(self, target: Lsn, limit: int, catalog: PublisherCatalog) -> Tally | None:
+    def _try(self, target: Lsn, limit: int) -> Tally | None:
         began, after = time.monotonic(), self._log.end_lsn
         if (local := self._local_changes(target, limit)) is not None:
             target = min(target, local.upto)
@@ -194,17 +201,21 @@ class _Puller:
             end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
             if end <= after:
                 return None
-            roots = self._second_peeks.roots(
-                Range(after, end, self._catalog_before(after), catalog), assembler
+            defined = self._definitions.of_pull(
+                Window(after, end), assembler.catalog_messages, assembler.described
             )
+            pull = Range(after, end, defined.before, defined.now, defined.between)
+            roots = self._second_peeks.roots(pull, assembler)
             segments, more = add_roots(self._log, segments, roots)
             failpoint("capture.after_roots")
             # Whoever moved the slot since the pull before has taken changes that this peek did not see.
             check_no_gap(self._connection, self._log, self._source.slot)
             self._log.add_relations({**assembler.relations, **roots.relations})
-            self._add_catalog(catalog)
+            self._log.add_catalogs(defined.added)
+            failpoint("capture.after_definitions")
             self._log.commit(segments, end)
             failpoint("capture.after_commit")
+            self._definitions.keep(defined)
             self._log.prepared.forget(assembler.resolved)
             self._second_peeks.forget(roots)
         advance_slot(self._connection, self._source.slot, end)
@@ -235,35 +246,6 @@ class _Puller:
                 time.monotonic() - began,
             )  # fmt: skip
         return self._local
-
-    def _catalog_before(self, lsn: Lsn) -> PublisherCatalog | None:
-        """The last catalog that was read at or before a position, None if there is none."""
-        version = next((each for each in reversed(self._versions) if each.read_lsn <= lsn), None)
-        if version is None or version is self._versions[-1]:
-            return None if version is None else self._catalog
-        return catalog_from_json(version.text)
-
-    def _read_catalog(self) -> PublisherCatalog:
-        catalog = read_catalog(self._connection)
-        missing = [name for name in OUR_PUBLICATIONS if name not in catalog.publications]
-        if missing:
-            raise PublicationMissing(
-                f"capture publications are missing: {', '.join(missing)}",
-                detail="Changes that were made since they were dropped are not captured.",
-                hint="Run `cdc-replay setup` for the publisher.",
-                rule="R1.19",
-            )
-        return catalog
-
-    def _add_catalog(self, catalog: PublisherCatalog) -> None:
-        """Keep a catalog that says something new; it is in force from the end of the pull before (R9.10)."""
-        if self._catalog is not None and same_definitions(self._catalog, catalog):
-            return
-        from_lsn = ZERO if self._catalog is None else self._log.end_lsn
-        text = catalog_to_json(dataclasses.replace(catalog, lsn=from_lsn))
-        self._versions.append(CatalogVersion(from_lsn, catalog.lsn, text))
-        self._log.add_catalog(self._versions[-1])
-        self._catalog = catalog
 
 
 class _Peeked:

@@ -12,9 +12,9 @@ at the end of a transaction, or where the first peek ended as well (R1.23).
 | TRUNCATE of a member that has no leaf                          | the catalog: it may have none          |
 | COMMIT PREPARED of a transaction that named a member           | what second peeks keep of it, see below|
 
-Whether a relation is a partition, and a member has a leaf, is asked of the catalog of before the range and of
-the one of after it. A partition that is attached, truncated with its root and detached again between two
-pulls escapes that.
+Whether a relation is a partition, and a member has a leaf, is asked of the catalogs from before the range to
+after it. Without event triggers (`definitions`) only these two are known: a partition that is attached,
+truncated with its root and detached again between two pulls escapes that.
 
 A prepared transaction's T is kept beside its content, in a folder per root publication, and for the same
 reason: the slot sends it once (R9.8). It comes out at COMMIT PREPARED, when that range is peeked.
@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from cdc_replay.capture.origins import read_local_changes
@@ -59,17 +60,27 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The transactions of one pull, and the catalogs of before and after them; `before` may be unknown."""
+    """The transactions of one pull, and the catalogs of before and after them; `before` may be unknown.
+
+    `between` gives those of between the two, as far as they are known; they are many after many commands.
+    """
 
     after: Lsn
     upto: Lsn
     before: PublisherCatalog | None
     now: PublisherCatalog
+    between: Callable[[], Iterable[PublisherCatalog]]
+
+    @property
+    def ends(self) -> tuple[PublisherCatalog, ...]:
+        """Those of before and after, if they are known."""
+        return (self.now,) if self.before is None else (self.before, self.now)
 
     @property
     def catalogs(self) -> tuple[PublisherCatalog, ...]:
-        """Those that are known."""
-        return (self.now,) if self.before is None else (self.before, self.now)
+        """Those that are known, in order."""
+        first, *last = self.ends
+        return (first, *self.between(), *last)
 
 
 class SecondPeeks:
@@ -91,7 +102,7 @@ class SecondPeeks:
         found = [
             self._peek(name, pull, first.truncated)
             for name in ROOT_PUBLICATIONS
-            if (may_name_roots and any(_members(catalog, name) for catalog in pull.catalogs))
+            if (may_name_roots and any(_members(catalog, name) for catalog in pull.ends))
             or self._waits(name, first.decided)
         ]
         return Roots(
@@ -151,13 +162,14 @@ def add_roots(
 
 def names_a_partition(pull: Range, truncated: Set[RelationId]) -> bool:
     """Whether one of these relations is, or may have been, a partition below a member."""
-    if pull.before is None:
+    if pull.before is None or not truncated:
         return bool(truncated)
-    return any(_may_be_below_a_member(pull, relation) for relation in truncated)
+    catalogs = pull.catalogs
+    return any(_may_be_below_a_member(catalogs, relation) for relation in truncated)
 
 
-def _may_be_below_a_member(pull: Range, relation: RelationId) -> bool:
-    known = [catalog for catalog in pull.catalogs if relation in catalog.tables]
+def _may_be_below_a_member(catalogs: Sequence[PublisherCatalog], relation: RelationId) -> bool:
+    known = [catalog for catalog in catalogs if relation in catalog.tables]
     return not known or any(
         _is_member(catalog, name, ancestor)
         for catalog in known
@@ -168,11 +180,15 @@ def _may_be_below_a_member(pull: Range, relation: RelationId) -> bool:
 
 def has_unseen_root(pull: Range) -> bool:
     """Whether a member may have been truncated without a T on a leaf: it had no leaf at some time."""
-    members = {table.id for catalog in pull.catalogs for table in _all_members(catalog)}
+    members = {table.id for catalog in pull.ends for table in _all_members(catalog)}
     if pull.before is None or not members:
         return bool(members)
-    before, now = (_with_captured_leaves(catalog) for catalog in pull.catalogs)
-    return any(before.get(member, frozenset()).isdisjoint(now.get(member, ())) for member in members)
+    leaves = [_with_captured_leaves(catalog) for catalog in pull.catalogs]
+    return any(
+        before.get(member, frozenset()).isdisjoint(after.get(member, ()))
+        for before, after in itertools.pairwise(leaves)
+        for member in members
+    )
 
 
 def _with_captured_leaves(catalog: PublisherCatalog) -> dict[RelationId, frozenset[RelationId]]:

@@ -12,7 +12,7 @@ streamed or not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -51,6 +51,7 @@ def _table_of(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
 _DATA: Final = _table_of("IUDTM")
 _ROW_CHANGES: Final = _table_of("IUD")
 _WITH_XID: Final = _table_of(IN_STREAM)
+_MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _STREAM_START: Final = ord(MessageType.STREAM_START.value)
 _STREAM_STOP: Final = ord(MessageType.STREAM_STOP.value)
 _XID_END: Final = 1 + 4
@@ -157,6 +158,11 @@ class Chunk:
     def message(self, position: int) -> bytes:
         """One message."""
         return bytes(self.data[position].as_buffer())
+
+    def has_message(self, start: int, stop: int, accept: Callable[[bytes], bool]) -> bool:
+        """Whether one of the logical messages in `[start, stop)` is accepted."""
+        places = np.flatnonzero(self.kinds[start:stop] == _MESSAGE) + start
+        return any(accept(self.message(place)) for place in places.tolist())
 
     def body(self, runs: Sequence[Run]) -> pa.RecordBatch:
         """The messages of `runs` as rows of `BODY_SCHEMA`.

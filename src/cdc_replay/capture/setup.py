@@ -1,11 +1,15 @@
 """Prepare a publisher for capture, and undo it. Running it again changes nothing that is right already.
 
-    checks → capture publications → slot → change log
+    checks → capture publications → event triggers → slot → change log
 
 The order matters: a publication that does not exist at a change blocks or loses it (R1.19), so the
 publications are there before the slot; the log starts where the slot does. A setup that dies in between is
 completed by the next one: a slot without a log has delivered nothing that anybody has kept, so the log
 starts at the slot's position.
+
+The event triggers are wanted, not needed: where the role may not create them the rest is set up, and a
+warning says so. When they or the log are new, all definitions are written into the stream, which makes them
+exact from that position on (R9.11).
 
 Root publications that a slot was made without can be added: they are read only by pulls with a TRUNCATE of a
 partition, and from behind their creation on nothing is missing. A TRUNCATE before it stops the capture,
@@ -18,6 +22,15 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cdc_replay.capture.event_trigger import (
+    execute_plan,
+    foreign_event_triggers,
+    is_installed,
+    plan_event_triggers,
+    plan_removal,
+    remove_event_triggers,
+    tell_everything,
+)
 from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
@@ -54,7 +67,8 @@ logger = logging.getLogger(__name__)
 class SetupRequest:
     """A publisher as the configuration wants it; `publications` are those of all its subscriptions.
 
-    `origin_none`: one of them asks for `origin = none`.
+    `origin_none`: one of them asks for `origin = none`. `event_trigger`: definitions are to be exact by
+    position, where the role may create event triggers.
     """
 
     publisher: str
@@ -64,6 +78,7 @@ class SetupRequest:
     publications: tuple[str, ...]
     two_phase: bool = False
     origin_none: bool = False
+    event_trigger: bool = False
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
@@ -74,7 +89,8 @@ class SetupRequest:
 class SetupOutcome:
     """What was done, as SQL; `from_lsn` is where the log starts, None if it was a dry run without a slot.
 
-    Statements are in order; after a dry run they are those that would have been executed.
+    Statements are in order; after a dry run they are those that would have been executed. `event_trigger`
+    says whether the event triggers are there now.
     """
 
     statements: tuple[str, ...]
@@ -82,6 +98,7 @@ class SetupOutcome:
     slot_created: bool
     log_created: bool
     from_lsn: Lsn | None
+    event_trigger: bool
 
 
 def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOutcome:
@@ -101,11 +118,14 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
         _check_log(connection, request, has_slot=not slot_created)
         warnings = _warnings(connection, catalog, request)
         statements = _refresh(connection, catalog, request, dry_run=dry_run)
+        triggers, refused = _event_triggers(connection, request, dry_run=dry_run)
+        statements, warnings = (*statements, *triggers), (*warnings, *refused)
         if slot_created:
             create = create_slot_statement(connection, request.slot, two_phase=request.two_phase)
             statements = (*statements, create.as_string(connection))
         from_lsn = None if dry_run else _slot_and_log(connection, request)
-    return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn)
+        has_triggers = is_installed(connection, request.slot)
+    return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn, has_triggers)
 
 
 def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False) -> tuple[str, ...]:
@@ -136,6 +156,8 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
             removed.append(f"replication slot {request.slot}")
         with translated_errors("cannot drop the capture publications"):
             removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
+        with translated_errors("cannot drop the event triggers"):
+            removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
     if remove_log and ChangeLog.remove(request.change_log):
         removed.append(f"change log {request.change_log}")
     return tuple(removed)
@@ -174,6 +196,26 @@ def _execute(connection: Connection, plan: PublicationPlan) -> None:
             connection.execute(statement)
 
 
+def _event_triggers(
+    connection: Connection, request: SetupRequest, *, dry_run: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Bring the event triggers to what is wanted; the statements, and a warning if that is not permitted."""
+    if request.event_trigger:
+        if (foreign := foreign_event_triggers(connection, request.slot)) is not None:
+            return (), (f"event triggers are not set up: {foreign} [R9.11]",)
+        plan = plan_event_triggers(connection, request.slot, request.publications)
+    else:
+        plan = plan_removal(connection, request.slot)
+    refused = None if dry_run else execute_plan(connection, plan)
+    if refused is None:
+        return tuple(statement.as_string(connection) for statement in plan), ()
+    warning = (
+        f"event triggers cannot be set up ({refused}): let a superuser run what `setup --dry-run` prints;"
+        " until then a changed definition takes effect from the beginning of the pull that finds it [R9.11]"
+    )
+    return (), (warning,)
+
+
 def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool) -> None:
     """Check that slot and log, where they are there already, belong together."""
     if not ChangeLog.exists(request.change_log):
@@ -195,6 +237,9 @@ def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
     if ChangeLog.exists(request.change_log):
         return ChangeLog.open(request.change_log).header.start_lsn
     start = check_slot(connection, request.slot).confirmed_flush
+    if is_installed(connection, request.slot):
+        # Before there is a log: a setup that dies here is completed by the next one.
+        tell_everything(connection)
     identity = system_identity(connection)
     header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start)
     ChangeLog.create(request.change_log, header)

@@ -17,6 +17,10 @@
 Transactions that end at or before the log's end are in it already and are left out (R1.30). Rows are
 numbered in their transaction after aborted subtransactions are left out, so a streamed transaction has the
 same rows as one that is not.
+
+A logical message of a streamed block has the id of the top transaction, whatever savepoint it was written in
+(R1.9). Those of others stay in the log where that was rolled back; where the messages of the event triggers
+are concerned, which decide what changes mean, the range has to be read without streaming.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.capture.catalog_messages import CatalogMessage, catalog_messages, is_of_triggers
 from cdc_replay.capture.open_transaction import OpenTransaction
 from cdc_replay.capture.origins import UNNAMED, LocalChanges
 from cdc_replay.capture.rows import (
@@ -46,7 +51,7 @@ from cdc_replay.capture.spool import limit_memory
 from cdc_replay.capture.stretches import Stretch, parts
 from cdc_replay.capture.truncates import truncated_in
 from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
-from cdc_replay.errors import InvalidMessage
+from cdc_replay.errors import DecodingFailed, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.pgoutput import messages as m
@@ -103,6 +108,10 @@ class Assembler:
         """The xids of prepared transactions whose outcome was sent, whether they waited or not."""
         self.truncated: set[RelationId] = set()
         """The relations that TRUNCATEs of this peek name, those of prepared transactions included."""
+        self.catalog_messages: list[CatalogMessage] = []
+        """What DDL of committed transactions changed, as far as event triggers tell of it."""
+        self.described: set[RelationId] = set()
+        """The relations that committed transactions have changed, and others that were described to these."""
         self.tally = Tally()
         self._after = after
         self._prepared = prepared
@@ -129,6 +138,7 @@ class Assembler:
 
         Raises:
             InvalidMessage: if the messages are not what pgoutput sends.
+            DecodingFailed: if a streamed transaction can only be understood without streaming.
         """
         self._chunk = chunk = Chunk.of(raw, in_stream=self._in_stream)
         yield from self._counted(self._taken(chunk))
@@ -156,6 +166,8 @@ class Assembler:
     def _take_data(self, start: int, stop: int) -> None:
         if (one := self._open) is not None:
             one.runs.append(Run(start, stop, one.relations))
+            if self._in_stream and not one.tells_of_ddl:
+                one.tells_of_ddl = self._chunk.has_message(start, stop, is_of_triggers)
             return
         for position in range(start, stop):
             if self._chunk.kinds[position] != _MESSAGE:
@@ -193,6 +205,8 @@ class Assembler:
             self._open.relations = self._open.relations.with_version(relation.id, relation.version)
         if not self._in_stream:
             self._global = self._global.with_version(relation.id, relation.version)
+            if self._open is None or not self._open.is_prepared:
+                self.described.add(relation.id)
 
     def _begin(self, message: m.Begin | m.BeginPrepare) -> None:
         is_prepared = isinstance(message, m.BeginPrepare)
@@ -225,12 +239,20 @@ class Assembler:
         one = self._end_of_stream(message.xid)
         # From here on the server takes the shapes that it sent in this stream as known to everybody (R1.16).
         self._global = self._global.with_all(one.relations)
+        self.described.update(map(RelationId, one.relations.versions))
         self._complete(one, message.end_lsn, message.commit_time)
 
     def _stream_abort(self, message: m.StreamAbort) -> None:
         if message.xid == message.subxid:
             self._abandon(message.xid)
         elif (one := self._streams.get(message.xid)) is not None:
+            if one.tells_of_ddl:
+                raise DecodingFailed(
+                    f"streamed transaction {one.xid} has DDL and a savepoint that was rolled back, and its"
+                    " logical messages do not say whether they are of that one",
+                    hint="It can be decoded without streaming.",
+                    rule="R1.9",
+                )
             one.aborted.add(message.subxid)
             # The subtransaction may have made the shapes: the server describes all of them again (R1.16).
             one.relations = RelationVersions()
@@ -367,6 +389,7 @@ class Assembler:
             self.tally.transactions += first.true_count
             self.tally.messages += batch.num_rows
             self.tally.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
+            self.catalog_messages += catalog_messages(batch)
             yield batch
 
 

@@ -1,13 +1,13 @@
-"""The publisher's catalog over time: its JSON form, and which version is in force where.
+"""The JSON form of the publisher's catalog.
 
 The JSON form is what the change log keeps, so it is stable: format 1 is read for as long as there are logs
 of it. Keys are those of the values in `model/publication.py`; sets are sorted lists; enums are PostgreSQL's
 own words and characters; the position is in PostgreSQL's form; tables are in order of oid, publications in
-order of name. So equal catalogs have equal texts.
+order of name. So equal catalogs have equal texts. The oid of a publication is missing in older texts.
 
     {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
      "publications": [
-        {"name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
+        {"oid", "name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
          "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […]}]}],
      "tables": [
         {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
@@ -18,14 +18,12 @@ order of name. So equal catalogs have equal texts.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import json
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import (
     Generated,
     Membership,
@@ -41,38 +39,6 @@ from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 FORMAT: Final = 1
 
 _Json: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogHistory:
-    """The versions of a catalog that a change log knows, in ascending order of their positions."""
-
-    versions: tuple[PublisherCatalog, ...]
-
-    def at(self, lsn: Lsn) -> PublisherCatalog:
-        """The last version whose position is at or before `lsn`; before all of them, the first.
-
-        Raises:
-            ChangeLogDamaged: if there is no version at all.
-        """
-        return self.versions[self._index(lsn)]
-
-    def within(self, window: Window) -> tuple[PublisherCatalog, ...]:
-        """The versions that `at` gives for the positions from `window.after` to `window.upto`.
-
-        Raises:
-            ChangeLogDamaged: if there is no version at all.
-        """
-        return self.versions[self._index(window.after) : self._index(window.upto) + 1]
-
-    def _index(self, lsn: Lsn) -> int:
-        if not self.versions:
-            raise ChangeLogDamaged(
-                "the change log holds no version of the publisher's catalog",
-                hint="Run `cdc-replay capture` for the publisher.",
-                rule="R9.10",
-            )
-        return max(bisect.bisect_right(self.versions, lsn, key=lambda version: version.lsn) - 1, 0)
 
 
 def same_definitions(a: PublisherCatalog, b: PublisherCatalog) -> bool:
@@ -126,6 +92,7 @@ def catalog_from_json(text: str) -> PublisherCatalog:
 
 def _publication_json(publication: Publication) -> _Json:
     return {
+        "oid": publication.oid,
         "name": publication.name,
         "all_tables": publication.all_tables,
         "via_root": publication.via_root,
@@ -146,6 +113,7 @@ def _publication(read: _Json) -> Publication:
         schemas=frozenset(read["schemas"]),
         memberships={membership.relation: membership for membership in memberships},
         publish_generated=read["publish_generated"],
+        oid=read.get("oid", 0),
     )
 
 

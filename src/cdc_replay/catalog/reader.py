@@ -1,5 +1,8 @@
 """What the publisher says: its system catalogs → `PublisherCatalog`.
 
+The queries are values (`CatalogRows`), because the publisher's event triggers ask the same ones about the
+objects of a DDL command (`capture.event_trigger`), and `delta` makes the same values of their rows.
+
 Five statements under one snapshot, whatever the number of tables. They read what 15 to 18 have in common;
 the one column that only 18 has (`pg_publication.pubgencols`) is reached through `to_jsonb`, which has no
 opinion about absent columns.
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, LiteralString, TypeAlias
 
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from cdc_replay.model.lsn import Lsn
@@ -32,7 +37,9 @@ from cdc_replay.model.publication import (
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 from cdc_replay.postgres.connection import Connection, translated_errors
 
-_Row: TypeAlias = tuple[Any, ...]
+CatalogRow: TypeAlias = Sequence[Any]
+"""A tuple of the reader, or a JSON array of a catalog message, which has the same elements."""
+
 _Names: TypeAlias = Mapping[int, str]
 
 # A standby has no flush position of its own; what it has replayed is what it can decode (R1.21).
@@ -41,13 +48,39 @@ _POSITION: Final = """
         else pg_current_wal_flush_lsn()::text end
 """
 
+
+@dataclass(frozen=True, slots=True)
+class CatalogRows:
+    """One kind of catalog rows: what a row consists of, where it comes from, and in which order.
+
+    `row` is a list of expressions, so that it is as good inside of `select …` as of `json_build_array(…)`;
+    `source` has a condition `{only}` over the aliases of its tables.
+    """
+
+    row: LiteralString
+    source: LiteralString
+    order: LiteralString
+
+    def select(self, only: sql.Composable) -> sql.Composed:
+        """The rows as tuples, in order."""
+        source = sql.SQL(self.source).format(only=only)
+        return sql.SQL("select {} {} order by {}").format(sql.SQL(self.row), source, sql.SQL(self.order))
+
+    def select_json(self, only: sql.Composable) -> sql.Composed:
+        """One JSON array of the rows as JSON arrays, in order."""
+        source = sql.SQL(self.source).format(only=only)
+        return sql.SQL(
+            "select coalesce(json_agg(json_build_array({}) order by {}), '[]') {}"
+        ).format(sql.SQL(self.row), sql.SQL(self.order), source)  # fmt: skip
+
+
 # R2.1. An unlogged table is never published, but it can be a partition or the root of tables that are.
 # R1.8: the identity of a table is an index that is unique, valid, immediate and not partial, or nothing.
-_TABLES: Final = """
-    select c.oid, n.nspname, c.relname, c.relkind = 'p', c.relpersistence = 'p', i.inhparent, c.relreplident,
-        (identity.indkey::int2[])[0:identity.indnkeyatts - 1], (pk.indkey::int2[])[0:pk.indnkeyatts - 1],
-        c.relnatts
-    from pg_class c
+TABLES: Final = CatalogRows(
+    row="""c.oid::bigint, n.nspname, c.relname, c.relkind = 'p', c.relpersistence = 'p', i.inhparent::bigint,
+        c.relreplident, (identity.indkey::int2[])[0:identity.indnkeyatts - 1],
+        (pk.indkey::int2[])[0:pk.indnkeyatts - 1], c.relnatts""",
+    source="""from pg_class c
     join pg_namespace n on n.oid = c.relnamespace
     left join pg_inherits i on i.inhrelid = c.oid and c.relispartition and not i.inhdetachpending
     left join pg_index pk on pk.indrelid = c.oid and pk.indisprimary
@@ -57,39 +90,47 @@ _TABLES: Final = """
         and case c.relreplident when 'd' then identity.indisprimary when 'i' then identity.indisreplident end
     where c.relkind in ('r', 'p') and c.oid >= 16384
         and (c.relpersistence = 'p' or c.relpersistence = 'u' and (c.relkind = 'p' or c.relispartition))
-    order by c.oid
-"""
+        and {only}""",
+    order="c.oid",
+)
+"""Publishable tables `c`."""
 
-_COLUMNS: Final = """
-    select a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod),
+COLUMNS: Final = CatalogRows(
+    row="""a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
+        format_type(a.atttypid, a.atttypmod),
         case when a.attcollation <> t.typcollation
             then quote_ident(collation_schema.nspname) || '.' || quote_ident(l.collname) end,
-        a.attgenerated, case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end
-    from pg_attribute a
+        a.attgenerated, case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end""",
+    source="""from pg_attribute a
     join pg_type t on t.oid = a.atttypid
     left join pg_collation l on l.oid = a.attcollation
     left join pg_namespace collation_schema on collation_schema.oid = l.collnamespace
     left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-    where a.attrelid = any(%s) and a.attnum > 0 and not a.attisdropped
-    order by a.attrelid, a.attnum
-"""
+    where a.attnum > 0 and not a.attisdropped and {only}""",
+    order="a.attrelid, a.attnum",
+)
+"""Live columns `a`."""
 
-_PUBLICATIONS: Final = """
-    select p.oid, p.pubname, p.puballtables, p.pubviaroot,
+PUBLICATIONS: Final = CatalogRows(
+    row="""p.oid::bigint, p.pubname, p.puballtables, p.pubviaroot,
         p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
         array(select n.nspname::text from pg_publication_namespace m join pg_namespace n on n.oid = m.pnnspid
             where m.pnpubid = p.oid),
-        coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)
-    from pg_publication p
-    order by p.pubname
-"""
+        coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)""",
+    source="from pg_publication p where {only}",
+    order="p.pubname",
+)
+"""Publications `p`."""
 
-_MEMBERSHIPS: Final = """
-    select prpubid, prrelid, prqual::text, pg_get_expr(prqual, prrelid), prattrs::int2[]
-    from pg_publication_rel
-    where prrelid = any(%s)
-    order by prpubid, prrelid
-"""
+MEMBERSHIPS: Final = CatalogRows(
+    row="""m.prpubid::bigint, m.prrelid::bigint, m.prqual::text, pg_get_expr(m.prqual, m.prrelid),
+        m.prattrs::int2[]""",
+    source="from pg_publication_rel m where {only}",
+    order="m.prpubid, m.prrelid",
+)
+"""Tables `m` that publications list."""
+
+_EVERYTHING: Final = sql.SQL("true")
 
 
 def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCatalog:
@@ -104,20 +145,23 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCat
     """
     with translated_errors("cannot read the publisher's catalog"), _one_snapshot(connection):
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
-        tables = connection.execute(_TABLES).fetchall()
+        tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
-        columns = connection.execute(_COLUMNS, (relations,)).fetchall()
-        publications = connection.execute(_PUBLICATIONS).fetchall()
-        memberships = connection.execute(_MEMBERSHIPS, (relations,)).fetchall()
-    columns_of = {relation: tuple(rows) for relation, rows in groupby(columns, key=lambda row: row[0])}
-    found = {RelationId(row[0]): _table(row, columns_of.get(row[0], ())) for row in tables}
-    members = _memberships(memberships, found)
+        columns = connection.execute(COLUMNS.select(_one_of("a.attrelid")), (relations,)).fetchall()
+        publications = connection.execute(PUBLICATIONS.select(_EVERYTHING)).fetchall()
+        memberships = connection.execute(MEMBERSHIPS.select(_one_of("m.prrelid")), (relations,)).fetchall()
+    found = tables_of(tables, columns)
+    members = memberships_of(memberships, found)
     return PublisherCatalog(
         lsn=position,
         server_version=connection.info.server_version,
-        publications={row[1]: _publication(row, members.get(row[0], {})) for row in publications},
+        publications={row[1]: publication_of(row, members.get(row[0], {})) for row in publications},
         tables=found,
     )
+
+
+def _one_of(column: LiteralString) -> sql.Composed:
+    return sql.SQL("{} = any(%s)").format(sql.SQL(column))
 
 
 @contextlib.contextmanager
@@ -132,7 +176,13 @@ def _one_snapshot(connection: Connection) -> Iterator[None]:
         yield
 
 
-def _table(row: _Row, columns: Sequence[_Row]) -> Table:
+def tables_of(rows: Iterable[CatalogRow], columns: Iterable[CatalogRow]) -> dict[RelationId, Table]:
+    """The tables of rows of `TABLES` and `COLUMNS`, the latter in order."""
+    columns_of = {relation: tuple(found) for relation, found in groupby(columns, key=lambda row: row[0])}
+    return {RelationId(row[0]): _table(row, columns_of.get(row[0], ())) for row in rows}
+
+
+def _table(row: CatalogRow, columns: Sequence[CatalogRow]) -> Table:
     (
         oid,
         schema,
@@ -164,7 +214,7 @@ def _named(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ...]:
     return tuple(names[attnum] for attnum in attnums or ())
 
 
-def _column(row: _Row) -> TableColumn:
+def _column(row: CatalogRow) -> TableColumn:
     _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql = row
     return TableColumn(
         attnum=attnum,
@@ -178,8 +228,9 @@ def _column(row: _Row) -> TableColumn:
     )
 
 
-def _publication(row: _Row, memberships: Mapping[RelationId, Membership]) -> Publication:
-    _, name, all_tables, via_root, insert, update, delete, truncate, schemas, publish_generated = row
+def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]) -> Publication:
+    """The publication of a row of `PUBLICATIONS`."""
+    oid, name, all_tables, via_root, insert, update, delete, truncate, schemas, publish_generated = row
     published = zip(PublishAction, (insert, update, delete, truncate), strict=True)
     return Publication(
         name=name,
@@ -189,21 +240,25 @@ def _publication(row: _Row, memberships: Mapping[RelationId, Membership]) -> Pub
         schemas=frozenset(schemas),
         memberships=memberships,
         publish_generated=publish_generated,
+        oid=oid,
     )
 
 
-def _memberships(
-    rows: Iterable[_Row], tables: Mapping[RelationId, Table]
+def memberships_of(
+    rows: Iterable[CatalogRow], tables: Mapping[RelationId, Table]
 ) -> dict[int, dict[RelationId, Membership]]:
-    """The memberships by the publication's oid and the table."""
+    """Rows of `MEMBERSHIPS` by the publication's oid and the table; those of unknown tables are left out."""
     found: dict[int, dict[RelationId, Membership]] = {}
-    for publication, relation, node_tree, sql, attnums in rows:
-        if node_tree is not None and sql is None:
+    for publication, relation, node_tree, text, attnums in rows:
+        if relation not in tables:
+            continue
+        if node_tree is not None and text is None:
             continue  # pg_get_expr no longer finds the table: it was dropped after the snapshot was taken
         names = {column.attnum: column.name for column in tables[relation].columns}
         found.setdefault(publication, {})[RelationId(relation)] = Membership(
             relation=RelationId(relation),
-            row_filter=None if node_tree is None else RowFilter(node_tree, sql),
-            columns=None if attnums is None else frozenset(_named(attnums, names)),
+            row_filter=None if node_tree is None else RowFilter(node_tree, text),
+            # A message of a transaction with an old snapshot may know a column here, and not in the table.
+            columns=None if attnums is None else frozenset(names[each] for each in attnums if each in names),
         )
     return found

@@ -32,6 +32,7 @@ from cdc_replay.changelog.segment import RESTORE, Segment, SegmentWriter, plan_r
 from cdc_replay.changelog.side_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
+    CatalogVersion,
     catalog_rows,
     catalogs_of,
     read_rows,
@@ -173,6 +174,16 @@ def compact_catalogs(table: DurableTable) -> Compacted:
         ChangeLogDamaged, ChangeLogConflict: as for `compact_relations`.
     """
     return _compact_side_table(table, CATALOG_SCHEMA, lambda rows: catalog_rows(catalogs_of(rows)))
+
+
+def replace_catalogs(table: DurableTable, versions: Sequence[CatalogVersion]) -> None:
+    """Write the catalogs anew, with these only.
+
+    Raises:
+        ChangeLogConflict: if another process replaces or merges them.
+    """
+    added = [write_rows(table, CATALOG_SCHEMA, catalog_rows(versions))] if versions else []
+    table.replace(table.segments(), added, Position(_SIDE_TABLE_APPLICATION, table.version + 1))
 
 
 def _compact_side_table(

@@ -2,11 +2,11 @@
 
     <uri>/changes      Delta table of messages (`model.change.LOG`); header and end LSN are in its commits
     <uri>/relations    Delta table: the shapes that relations have had, by version
-    <uri>/catalogs     Delta table: the publisher's catalog, by the position from which it is in force
+    <uri>/catalogs     Delta table: the publisher's catalog, and what commands changed of it, by position
     <uri>/prepared     content of prepared transactions whose outcome is not known yet; beside it, in
                        `prepared_roots`, their TRUNCATEs of partitioned tables
 
-A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalog`,
+A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalogs`,
 then `commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers open the
 log and see it as of that moment; segments are never changed, so they need no lock. The log holds what is in
 `(start, end]`.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
 from cdc_replay.changelog.compaction import (
@@ -28,13 +28,19 @@ from cdc_replay.changelog.compaction import (
     compact_catalogs,
     compact_relations,
     delete_removed,
+    replace_catalogs,
 )
 from cdc_replay.changelog.content import (
     LoggedCommit,
+    LoggedDefinitions,
+    LoggedMessage,
     LoggedRelations,
     LogSummary,
+    end_without,
     log_summary,
     logged_commits,
+    logged_definitions,
+    logged_messages,
     logged_relations,
 )
 from cdc_replay.changelog.header import LogHeader
@@ -67,6 +73,7 @@ from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing, ChangeLogPruned
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import Relation
+from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,11 +267,29 @@ class ChangeLog:
         with writing(self.uri):
             append_rows(table, RELATION_SCHEMA, relation_rows(new))
 
-    def add_catalog(self, version: CatalogVersion) -> None:
-        """Add a catalog; for a `from_lsn` that has one, the one that was read later counts."""
+    def add_catalogs(self, versions: Sequence[CatalogVersion]) -> None:
+        """Add catalogs; for an owner and a `from_lsn` that have one, the one that was read later counts."""
+        if not versions:
+            return
         table = self._catalogs()
         with writing(self.uri):
-            append_rows(table, CATALOG_SCHEMA, catalog_rows([version]))
+            append_rows(table, CATALOG_SCHEMA, catalog_rows(versions))
+
+    def forget_catalogs_behind_end(self) -> tuple[CatalogVersion, ...]:
+        """Remove what a pull has left that died before its commit; returns all that stays, in order.
+
+        It would be written again, unless the server has become another one meanwhile that never had it.
+
+        Raises:
+            ChangeLogDamaged: if they cannot be read.
+            ChangeLogConflict: if another process does the same.
+        """
+        versions = self.catalogs()
+        known = tuple(each for each in versions if each.known_from <= self.end_lsn)
+        if len(known) < len(versions):
+            with writing(self.uri):
+                replace_catalogs(self._catalogs(), known)
+        return known
 
     def relations(self) -> Mapping[int, Relation]:
         """All shapes by version.
@@ -275,7 +300,7 @@ class ChangeLog:
         return relations_of(read_rows(self._relations(), RELATION_SCHEMA))
 
     def catalogs(self) -> tuple[CatalogVersion, ...]:
-        """The publisher's catalogs in the order in which they came into force.
+        """The publisher's catalogs in the order in which they came into force for all transactions.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
@@ -312,6 +337,17 @@ class ChangeLog:
         """
         return logged_relations(self.segments(window), window)
 
+    def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
+        """Which relation versions the changes of `window` have under which catalog versions (R9.10).
+
+        `catalogs` are (owner, from LSN) of the versions, as for `pgoutput.catalog_versions`. Reads small
+        columns, and the messages of TRUNCATEs.
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        return logged_definitions(self.segments(window), window, CatalogVersions.of(catalogs))
+
     def summary(self, window: Window) -> LogSummary:
         """Counts of the messages and transactions in `window`; reads small columns only.
 
@@ -319,6 +355,22 @@ class ChangeLog:
             ChangeLogDamaged: as for `segments`.
         """
         return log_summary(self.segments(window), window)
+
+    def logical_messages(self, window: Window, prefix: str) -> Iterator[LoggedMessage]:
+        """The transactional logical messages of `window` with this prefix, in order.
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        return logged_messages(self.segments(window), window, prefix)
+
+    def end_without(self, window: Window, versions: Set[int]) -> Lsn:
+        """Up to where `window` can be applied without a change of these relation versions.
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        return end_without(self.segments(window), window, versions)
 
     def prunable(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
         """The first segments of the log, as long as they lie wholly at or before `upto`.

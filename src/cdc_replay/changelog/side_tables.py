@@ -1,9 +1,10 @@
 """What replay must know beside the messages: relation shapes and the publisher's catalog over time.
 
 Both are small Delta tables of their own. Their rows are written *before* the commit that makes the messages
-visible that need them, and they are idempotent: a relation's version is a hash of its content, and of two
-catalogs for the same position the one that was read later counts. So a crash between the two commits costs a
-row that the next pull writes again or supersedes, and a reader that sees a message always finds its shape.
+visible that need them, and they are idempotent: a relation's version is a hash of its content, what a command
+changed has the position of its message, and of two catalogs for the same position the one that was read later
+counts. So a crash between the two commits costs a row that the next pull writes again or supersedes, and a
+reader that sees a message always finds its shape.
 """
 
 from __future__ import annotations
@@ -47,21 +48,31 @@ RELATION_SCHEMA: Final = pa.schema(
 """One row per shape that a relation has had."""
 
 CATALOG_SCHEMA: Final = pa.schema(
-    [("from_lsn", pa.int64()), ("read_lsn", pa.int64()), ("catalog", pa.string())]
+    [("from_lsn", pa.int64()), ("read_lsn", pa.int64()), ("catalog", pa.string()), ("owner", pa.int64())]
 )
-"""One row per reading of the publisher's catalog that differed from the one before."""
+"""One row per reading of the publisher's catalog that said something new, and one per message of its event
+triggers. Files of older logs do not have the last column."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogVersion:
-    """The publisher's catalog, serialised, in force for commit LSNs from `from_lsn` on.
+    """What is known of the publisher's definitions from a position on (R9.10).
 
-    `read_lsn` is the publisher's WAL position when it was read.
+    Without `owner` the text is a whole catalog, in force from `from_lsn` on; `read_lsn` is the publisher's
+    WAL position when it was read. With `owner` it is what one command has changed, in force from its message
+    at `from_lsn` on for the transaction whose commit ends at `owner`, and from there on for all others;
+    `read_lsn` is that position too.
     """
 
     from_lsn: Lsn
     read_lsn: Lsn
     text: str
+    owner: Lsn | None = None
+
+    @property
+    def known_from(self) -> Lsn:
+        """Where it begins to be in force for all transactions."""
+        return self.from_lsn if self.owner is None else self.owner
 
 
 def relation_rows(relations: Iterable[Relation]) -> list[dict[str, Any]]:
@@ -99,18 +110,32 @@ def relations_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
 def catalog_rows(versions: Iterable[CatalogVersion]) -> list[dict[str, Any]]:
     """Rows of `CATALOG_SCHEMA`."""
     return [
-        {"from_lsn": one.from_lsn.value, "read_lsn": one.read_lsn.value, "catalog": one.text}
+        {
+            "from_lsn": one.from_lsn.value,
+            "read_lsn": one.read_lsn.value,
+            "catalog": one.text,
+            "owner": None if one.owner is None else one.owner.value,
+        }
         for one in versions
     ]
 
 
 def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogVersion, ...]:
-    """The catalogs of such rows in order, one per `from_lsn`: the one that was read last."""
-    ordered = sorted(rows, key=lambda row: (row["from_lsn"], row["read_lsn"]))
-    last = {row["from_lsn"]: row for row in ordered}
-    return tuple(
-        CatalogVersion(Lsn(row["from_lsn"]), Lsn(row["read_lsn"]), row["catalog"]) for row in last.values()
+    """The catalogs of such rows in the order in which all transactions see them.
+
+    One per owner and `from_lsn`: the one that was read last.
+    """
+    last = {(row["owner"], row["from_lsn"]): row for row in sorted(rows, key=lambda row: row["read_lsn"])}
+    versions = (
+        CatalogVersion(
+            Lsn(row["from_lsn"]),
+            Lsn(row["read_lsn"]),
+            row["catalog"],
+            None if row["owner"] is None else Lsn(row["owner"]),
+        )
+        for row in last.values()
     )
+    return tuple(sorted(versions, key=lambda one: (one.known_from, one.owner is None, one.from_lsn)))
 
 
 def append_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -144,12 +169,20 @@ def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
                 content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise fault(file, None, error) from error
-        if content.num_rows != segment.rows or not content.schema.equals(schema):
+        if content.num_rows != segment.rows or not _is_of(content.schema, schema):
             raise ChangeLogDamaged(
                 f'file "{file.uri}" of the change log does not hold what was written to it',
                 detail=f"It has {content.num_rows} rows of {content.schema.names}, expected were"
                 f" {segment.rows} of {schema.names}.",
                 hint=RESTORE,
             )
-        rows.extend(content.to_pylist())
+        absent = dict.fromkeys(schema.names)
+        rows.extend(absent | row for row in content.to_pylist())
     return rows
+
+
+def _is_of(found: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether a file has these columns; one that older versions did not write may be absent."""
+    return bool(found.equals(schema)) or (
+        schema == CATALOG_SCHEMA and bool(found.equals(schema.remove(schema.get_field_index("owner"))))
+    )

@@ -53,7 +53,7 @@ class RowReader:
     @classmethod
     def of(cls, relations: Mapping[int, Relation]) -> RowReader:
         """A reader that knows these relations by version."""
-        return cls(ChangeDecoder.of(EVERYTHING, relations, [0]))
+        return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
 
     def read(self, group: RowGroup) -> Found:
         """What is in the row group, once every message of it has been decoded.

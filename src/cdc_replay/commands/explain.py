@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from cdc_replay.capture.event_trigger import is_installed
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.results import Result
 from cdc_replay.config import Config
@@ -15,6 +17,9 @@ from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFil
 from cdc_replay.postgres.connection import connect
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.publication.restrictions import check_publications, warnings_for
+
+BY_POSITION: Final = "exact by position: the publisher has the event triggers"
+BY_PULL: Final = "as each pull finds them: the publisher has no event triggers"
 
 _ROW_ACTIONS = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
 
@@ -42,13 +47,17 @@ class ExplainedTable:
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult(Result):
-    """What a subscription sees of its publisher as of `to_lsn`."""
+    """What a subscription sees of its publisher as of `to_lsn`.
+
+    `definitions` says from where in the stream on a changed definition is in force (R9.10, R9.11).
+    """
 
     subscription: str
     from_lsn: Lsn
     to_lsn: Lsn
     seconds: float
     publications: tuple[str, ...]
+    definitions: str
     tables: tuple[ExplainedTable, ...]
     warnings: tuple[str, ...]
 
@@ -64,6 +73,7 @@ def explain(config: Config, subscription: str) -> ExplainResult:
     publisher = config.publisher(found.publisher)
     with connect(config.dsn_of(publisher), purpose=f"explain {subscription}") as connection:
         catalog = read_catalog(connection)
+        is_exact = is_installed(connection, publisher.slot)
     check_publications(catalog, found.publications)
     return ExplainResult(
         subscription=subscription,
@@ -71,6 +81,7 @@ def explain(config: Config, subscription: str) -> ExplainResult:
         to_lsn=catalog.lsn,
         seconds=time.monotonic() - began,
         publications=found.publications,
+        definitions=BY_POSITION if is_exact else BY_PULL,
         tables=explain_tables(catalog, found.publications),
         warnings=warnings_for(catalog, found.publications),
     )

@@ -25,6 +25,7 @@ def setup(config: Config, publisher: str, *, dry_run: bool = False) -> SetupResu
         seconds=time.monotonic() - began,
         statements=outcome.statements,
         warnings=outcome.warnings,
+        event_trigger=outcome.event_trigger,
         dry_run=dry_run,
     )
 
@@ -44,4 +45,5 @@ def setup_request(config: Config, publisher: PublisherConfig) -> SetupRequest:
         publications=tuple(wanted),
         two_phase=publisher.two_phase,
         origin_none=config.wants_origin_none(publisher.name),
+        event_trigger=publisher.event_trigger,
     )

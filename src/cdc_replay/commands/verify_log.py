@@ -6,13 +6,14 @@ import logging
 import time
 from typing import Final
 
+from cdc_replay.catalog.delta import parse_delta
 from cdc_replay.catalog.history import catalog_from_json
 from cdc_replay.changelog import verify
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import RESTORE
 from cdc_replay.commands.results import VerifyLogResult
 from cdc_replay.config import Config
-from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,11 @@ class _Reporter:
 def _check_catalogs(change_log: ChangeLog) -> None:
     for version in change_log.catalogs():
         try:
-            catalog_from_json(version.text)
-        except ChangeLogDamaged as error:
+            if version.owner is None:
+                catalog_from_json(version.text)
+            else:
+                parse_delta(version.text)
+        except (ChangeLogDamaged, InvalidMessage) as error:
             raise ChangeLogDamaged(
                 f'the catalog that is in force from {version.from_lsn} on in change log "{change_log.uri}"'
                 " cannot be read",

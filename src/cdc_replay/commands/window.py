@@ -3,53 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_replay.catalog.history import CatalogHistory, catalog_from_json
+from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.decode import decode
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.model.relation import Relation
+from cdc_replay.model.relation import Relation, RelationId
+from cdc_replay.route.routes import Defined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def definitions(
-    change_log: ChangeLog, window: Window
-) -> tuple[tuple[Relation, ...], tuple[PublisherCatalog, ...]]:
-    """The relation versions that changes in the window have, and the catalogs in force at any of them."""
+def definitions(change_log: ChangeLog, window: Window) -> tuple[Defined, ...]:
+    """The relation versions that changes in the window have, each under the catalogs in force for them.
+
+    In the order of the catalogs' numbers. A TRUNCATE has no relation version (R1.1): where nothing else of
+    its relation is under that catalog, the last one stands for it.
+    """
+    history = catalog_history(change_log)
+    found = change_log.definitions_in(window, history.positions)
+    catalogs = _Catalogs(history, window, history.numbered({number for _, number in found.all}))
     known = change_log.relations()
-    found = change_log.relations_in(window)
-    relations = {known[version].id: known[version] for version in known}
-    # A TRUNCATE has no version: where nothing else of its relation is in the window, any one stands for it.
-    alone = found.truncated - {known[version].id for version in found.versions}
-    chosen = [known[version] for version in sorted(found.versions)]
-    # A transaction that began before the window sees the definitions of that time (R9.10).
-    since = window.after if found.first_lsn is None else min(window.after, found.first_lsn)
-    catalogs = catalog_history(change_log).within(Window(since, window.upto))
-    chosen += [_still_there(relations[each], catalogs) for each in sorted(alone) if each in relations]
-    return tuple(chosen), catalogs
+    changes = [
+        Defined(known[version], number, catalogs.of(known[version].id, number))
+        for version, number in sorted(found.changes)
+    ]
+    taken = {(each.relation.id, each.catalog_version) for each in changes}
+    alone = _truncates(sorted(found.truncates - taken), known.values(), catalogs)
+    return tuple(sorted((*changes, *alone), key=lambda each: each.catalog_version))
 
 
-def _still_there(relation: Relation, catalogs: Sequence[PublisherCatalog]) -> Relation:
-    """The relation of a TRUNCATE, whatever its version, with the columns that it has throughout."""
-    tables = [catalog.tables[relation.id] for catalog in catalogs if relation.id in catalog.tables]
-    live = [{column.name for column in table.columns} for table in tables]
-    columns = tuple(each for each in relation.columns if all(each.name in names for names in live))
-    return dataclasses.replace(relation, columns=columns)
+@dataclass(frozen=True)
+class _Catalogs:
+    """The catalogs in force, by number, and where else to look for a table."""
+
+    history: CatalogHistory
+    window: Window
+    in_force: Mapping[int, PublisherCatalog]
+
+    def of(self, relation: RelationId, number: int) -> PublisherCatalog:
+        """The catalog of that number; where it does not know the table, one that does, if there is any.
+
+        A table that was dropped before the publisher's catalog was read is in the version before. The rows of
+        CREATE TABLE AS are written before the message that tells of the table.
+        """
+        if relation in self.in_force[number].tables:
+            return self.in_force[number]
+        knowing = {each: found for each, found in self._nearby.items() if relation in found.tables}
+        earlier = [each for each in knowing if each < number]
+        if knowing:
+            return knowing[max(earlier) if earlier else min(knowing)]
+        older = (found for found in self.history.whole_catalogs(number) if relation in found.tables)
+        return next(older, self.in_force[number])
+
+    @functools.cached_property
+    def _nearby(self) -> Mapping[int, PublisherCatalog]:
+        return self.history.within(self.window)
+
+
+def _truncates(
+    truncates: Iterable[tuple[RelationId, int]], known: Iterable[Relation], catalogs: _Catalogs
+) -> Iterator[Defined]:
+    last = {relation.id: relation for relation in known}
+    for relation, number in truncates:
+        if relation in last:
+            catalog = catalogs.of(relation, number)
+            yield Defined(_as_in(catalog, last[relation]), number, catalog)
+
+
+def _as_in(catalog: PublisherCatalog, relation: Relation) -> Relation:
+    """The relation, whatever its version, without columns that the catalog does not know."""
+    if relation.id not in catalog.tables:
+        return relation
+    live = {column.name for column in catalog.tables[relation.id].columns}
+    return dataclasses.replace(
+        relation, columns=tuple(column for column in relation.columns if column.name in live)
+    )
 
 
 def catalog_history(change_log: ChangeLog) -> CatalogHistory:
-    """The publisher's catalogs, each at the position from which it is in force."""
-    return CatalogHistory(
-        tuple(
-            dataclasses.replace(catalog_from_json(version.text), lsn=version.from_lsn)
-            for version in change_log.catalogs()
-        )
-    )
+    """The publisher's catalogs, each where it is in force."""
+    return CatalogHistory(change_log.catalogs())
 
 
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:
@@ -59,5 +99,5 @@ def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) ->
         change_log.segments(window),
         window,
         change_log.relations(),
-        [version.from_lsn.value for version in change_log.catalogs()],
+        catalog_history(change_log).positions,
     )

@@ -90,7 +90,7 @@ CHANGES: Final = Frame(
         ("kind", "string"),  # ChangeKind
         ("relation_id", "bigint"),  # a TRUNCATE is one row per relation, all with the same seq
         ("relation_version", "bigint"),  # NULL for TRUNCATE
-        ("catalog_lsn", "bigint"),  # which PublisherCatalog version is in force (R9.10)
+        ("catalog_version", "bigint"),  # the number of the PublisherCatalog in force (R9.10)
         ("old_kind", "string"),  # K, O, or NULL when no old tuple was sent
         ("old", "array<string>"),
         ("old_kinds", "string"),

@@ -55,6 +55,8 @@ class Publication:
     memberships: Mapping[RelationId, Membership]
     publish_generated: bool = False
     """18: publish_generated_columns = stored (R6.9)."""
+    oid: int = 0
+    """`pg_publication.oid`, which stays when it is renamed; 0 in a catalog that was stored without it."""
 
 
 class Generated(enum.Enum):

@@ -26,6 +26,7 @@ from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.change import CHANGES, ChangeKind
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import Relation
+from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 from cdc_replay.pgoutput.kernels import HEADER_BYTES, Bytes, Fault, Int32s, Int64s, copy_values, locate_tuples
 from cdc_replay.pgoutput.messages import MessageType, Truncate, TupleKind
 from cdc_replay.pgoutput.reader import decode
@@ -74,20 +75,20 @@ class ChangeDecoder:
     versions: Int64s
     relation_ids: Int64s
     column_counts: Int64s
-    catalog_lsns: Int64s
+    catalogs: CatalogVersions
 
     @classmethod
     def of(
-        cls, window: Window, relations: Mapping[int, Relation], catalog_lsns: Sequence[int]
+        cls, window: Window, relations: Mapping[int, Relation], catalogs: Sequence[tuple[int, int]]
     ) -> ChangeDecoder:
-        """For `relations` by version, and the LSNs from which each version of the catalog is in force."""
+        """For `relations` by version, and the versions of the catalog, see `CatalogVersions.of`."""
         known = sorted(relations.items())
         return cls(
             window=window,
             versions=np.array([version for version, _ in known], dtype=np.int64),
             relation_ids=np.array([relation.id for _, relation in known], dtype=np.int64),
             column_counts=np.array([len(relation.columns) for _, relation in known], dtype=np.int64),
-            catalog_lsns=np.array(sorted(catalog_lsns), dtype=np.int64),
+            catalogs=CatalogVersions.of(catalogs),
         )
 
     def changes(self, log: pa.RecordBatch) -> pa.RecordBatch:
@@ -129,7 +130,7 @@ class ChangeDecoder:
                 index, position = bad
                 batch.refuse(rows[index], position - offsets[rows[index]], "value is not UTF-8", "R1.11")
         columns = batch.taken(rows) | {
-            "catalog_lsn": self._catalog_versions(batch.numbers("lsn")[rows]),
+            "catalog_version": self._catalog_versions(batch, rows),
             "old_kind": old.letters(),
             "old": old.value_lists(),
             "old_kinds": old.kind_texts(),
@@ -154,10 +155,8 @@ class ChangeDecoder:
         counts = self.column_counts[places]
         return np.stack([batch.kinds[rows].astype(np.int64), relation_ids, counts], axis=1)
 
-    def _catalog_versions(self, lsns: Int64s) -> pa.Array:
-        """The last version whose LSN is not above the change's, else the first (R9.10)."""
-        places = np.searchsorted(self.catalog_lsns, lsns, side="right") - 1
-        return pa.array(self.catalog_lsns[np.maximum(places, 0)])
+    def _catalog_versions(self, batch: _LogBatch, rows: Int64s) -> pa.Array:
+        return pa.array(self.catalogs.numbers(batch.numbers("commit_lsn")[rows], batch.numbers("lsn")[rows]))
 
     def _truncates(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
         messages = [batch.truncate(row) for row in rows]
@@ -167,7 +166,7 @@ class ChangeDecoder:
                 [relation for message in messages for relation in message.relations], pa.int64()
             ),
             "relation_version": pa.nulls(len(repeated), pa.int64()),
-            "catalog_lsn": self._catalog_versions(batch.numbers("lsn")[repeated]),
+            "catalog_version": self._catalog_versions(batch, repeated),
             "truncate_flags": pa.array(
                 [int(message.flags) for message in messages for _ in message.relations], pa.int32()
             ),

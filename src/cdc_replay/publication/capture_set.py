@@ -41,7 +41,7 @@ ROOT_DEPTHS: Final = 4
 """How many root publications there are: for roots, their partitions, and two levels below."""
 
 
-_CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
+CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
     PublishAction.INSERT: frozenset({PublishAction.INSERT, PublishAction.UPDATE}),
     PublishAction.UPDATE: frozenset({PublishAction.UPDATE}),
     PublishAction.DELETE: frozenset({PublishAction.DELETE}),
@@ -74,7 +74,7 @@ def capture_set(
     existing = catalog.existing(publications)
     return {
         action: _members(catalog, [publication for publication in existing if causes & publication.actions])
-        for action, causes in _CAUSES.items()
+        for action, causes in CAUSES.items()
     }
 
 

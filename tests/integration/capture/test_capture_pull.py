@@ -257,7 +257,7 @@ def test_capture_before_setup_says_so(publisher: Database, tmp_path: Path) -> No
 
 
 def test_the_catalog_is_kept_when_it_has_changed(publisher: Database, set_up: SetUp) -> None:
-    """R9.10: each version is in force from the end of the pull before the one that read it."""
+    """R9.11: without event triggers each version is in force from the end of the pull before it was read."""
     publisher.run(TABLE)
     captured = set_up()
     publisher.run("insert into t values (1, 'x')")

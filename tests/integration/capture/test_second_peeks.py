@@ -280,9 +280,9 @@ def test_a_truncated_root_does_not_bring_back_columns_that_were_dropped(
     publisher.run("truncate shrinks, grows")
     captured.capture()
 
-    relations, _ = definitions(captured.log, Window(after, captured.log.end_lsn))
+    found = [each.relation for each in definitions(captured.log, Window(after, captured.log.end_lsn))]
 
-    assert {relation.name.name: relation.column_names for relation in relations} == {
+    assert {relation.name.name: relation.column_names for relation in found} == {
         "shrinks": ("id",),
         "grows": ("id",),
     }

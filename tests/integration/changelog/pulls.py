@@ -145,7 +145,7 @@ def _pull(log: ChangeLog, pull: Pull) -> None:
     segments = log.write(batches)
     log.add_relations({pull.shape: relation(pull.shape)} if batches else {})
     if pull.end in {PULLS[0].end, PULLS[3].end}:
-        log.add_catalog(CatalogVersion(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}"))
+        log.add_catalogs([CatalogVersion(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}")])
     log.commit(segments, Lsn(pull.end))
     if pull.decides is not None:
         log.prepared.forget([pull.decides])

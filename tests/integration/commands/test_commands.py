@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
-from cdc_replay.commands.explain import explain
+from cdc_replay.commands.explain import BY_POSITION, BY_PULL, explain
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
@@ -239,7 +240,10 @@ def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin)
     assert teardown(twin.config, "s").removed == ()
     removed = teardown(twin.config, "pub").removed
     assert removed[0] == f"replication slot {twin.slot}"
-    assert sorted(removed[1:]) == sorted(f"publication {name}" for name in OUR_PUBLICATIONS)
+    assert sorted(removed[1:]) == sorted(
+        [f"publication {name}" for name in OUR_PUBLICATIONS]
+        + [f"event trigger {name}" for name in EVENT_TRIGGERS]
+    )
     assert teardown(twin.config, "pub").removed == ()
     assert twin.publisher.rows("select pubname::text from pg_publication") == [("p",)]
     slots = "select slot_name::text from pg_replication_slots where database = current_database()"
@@ -275,6 +279,9 @@ def test_explain_says_what_is_filtered_how_and_where(twin: Twin) -> None:
     assert t.evaluated_by[0] == "(a > 5): Spark"
     assert t.evaluated_by[1].startswith("(lower(w) = 'x'::text): PostgreSQL, because ")
     assert found.warnings
+    assert found.definitions == BY_POSITION
+    twin.publisher.run("alter event trigger cdc_replay_drop disable")
+    assert explain(twin.config, "s").definitions == BY_PULL
 
 
 def test_status_reports_what_does_not_answer_instead_of_failing(twin: Twin) -> None:

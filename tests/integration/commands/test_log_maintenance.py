@@ -391,7 +391,7 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
 def test_a_stored_catalog_that_cannot_be_read_is_a_fault(history: History) -> None:
     from cdc_replay.changelog.side_tables import CatalogVersion
 
-    history.log.add_catalog(CatalogVersion(history.positions[2], history.positions[3], "{}"))
+    history.log.add_catalogs([CatalogVersion(history.positions[2], history.positions[3], "{}")])
     with pytest.raises(ChangeLogDamaged, match=f"{history.positions[2]}"):
         verify_log(history.config, "pub")
 

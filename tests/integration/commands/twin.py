@@ -46,6 +46,8 @@ class Twin:
     cluster: Cluster
     folder: Path
     pairs: dict[str, Pair] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+    """Further settings of the publisher in the configuration."""
     _databases: list[Database] = field(default_factory=list)
 
     def subscribe(
@@ -137,7 +139,12 @@ class Twin:
             drop_database(database)
 
     def _content(self) -> dict[str, Any]:
-        publisher = {"dsn": self.publisher.dsn, "slot": self.slot, "change_log": str(self.change_log)}
+        publisher: dict[str, object] = {
+            "dsn": self.publisher.dsn,
+            "slot": self.slot,
+            "change_log": str(self.change_log),
+        }
+        publisher |= self.options
         subscriptions = {
             name: {"publisher": "pub", "publications": list(pair.publications), "dsn": pair.ours.dsn}
             | dict(pair.options)

@@ -58,10 +58,10 @@ class Stream:
         """CHANGES rows, which are those of the reference reader."""
         assembly = self.assembly()
         log = assembly.log()
-        changes = ChangeDecoder.of(EVERYTHING, assembly.relations, [0]).changes(log)
+        changes = ChangeDecoder.of(EVERYTHING, assembly.relations, [(0, 0)]).changes(log)
         changes.validate(full=True)
         decoded: list[dict[str, Any]] = changes.to_pylist()
-        assert decoded == reference_changes(log, EVERYTHING, [0])
+        assert decoded == reference_changes(log, EVERYTHING, [(0, 0)])
         return decoded
 
 
@@ -164,14 +164,14 @@ def test_the_stage_yields_the_changes_of_the_window(
     assert len(groups) > 2
     commits = log.column("commit_lsn").to_pylist()
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
-    catalogs = [0, log.column("lsn").to_pylist()[10]]
+    catalogs = [(0, 0), (0, log.column("lsn").to_pylist()[10])]
 
     frame = decode(spark, groups, window, assembly.relations, catalogs)
 
     assert frame.columns == list(CHANGES.names)
     assert frame.schema == spark.createDataFrame([], CHANGES.ddl).schema
     expected = reference_changes(log, window, catalogs)
-    assert {change["catalog_lsn"] for change in expected} == set(catalogs)
+    assert {change["catalog_version"] for change in expected} == {0, 1}
     assert in_order([row.asDict() for row in frame.collect()]) == in_order(expected)
 
 
@@ -181,7 +181,7 @@ def in_order(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
-    frame = decode(spark, (), EVERYTHING, {}, [0])
+    frame = decode(spark, (), EVERYTHING, {}, [(0, 0)])
     assert frame.columns == list(CHANGES.names)
     assert frame.count() == 0
 
@@ -221,7 +221,7 @@ def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
         batches = [log_batch([good, good | {"seq": 1}]), log_batch([good | {"seq": 2}, bad])]
         groups = write_segment(tmp_path, damage, batches)
         with pytest.raises(PythonException) as failed:
-            decode(spark, groups, EVERYTHING, {TABLE.version: TABLE}, [0]).collect()
+            decode(spark, groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)]).collect()
         said = str(failed.value)
         assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
         assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
@@ -237,4 +237,4 @@ def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSessio
     batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
     groups = write_segment(tmp_path, "test", [batch])
     window = Window(Lsn(0), Lsn(100))
-    assert decode(spark, groups, window, {TABLE.version: TABLE}, [0]).count() == 1
+    assert decode(spark, groups, window, {TABLE.version: TABLE}, [(0, 0)]).count() == 1

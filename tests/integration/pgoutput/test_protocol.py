@@ -236,8 +236,8 @@ def sent(assembly: Assembly) -> list[tuple[int, list[bytes]]]:
 def test_the_columnar_decoder_gives_what_the_reference_reader_gives(read: Read) -> None:
     """The log is captured without the option `binary`: with it, values are refused (R1.4)."""
     log = read.assembly.log()
-    catalog_lsns = [0, log.column("lsn")[log.num_rows // 2].as_py()]
-    decoder = ChangeDecoder.of(EVERYTHING, read.assembly.relations, catalog_lsns)
+    catalogs = [(0, 0), (0, log.column("lsn")[log.num_rows // 2].as_py())]
+    decoder = ChangeDecoder.of(EVERYTHING, read.assembly.relations, catalogs)
     if read.form.binary:
         with pytest.raises(InvalidMessage, match=r"value in binary format, .* at offset 8, row 0"):
             decoder.changes(log)
@@ -245,7 +245,7 @@ def test_the_columnar_decoder_gives_what_the_reference_reader_gives(read: Read) 
     changes = decoder.changes(log)
     changes.validate(full=True)
     assert changes.num_rows > 6 * BIG
-    assert changes.to_pylist() == reference_changes(log, EVERYTHING, catalog_lsns)
+    assert changes.to_pylist() == reference_changes(log, EVERYTHING, catalogs)
 
 
 def changes_of(wire: Wire, name: str, form: Form) -> list[m.Message]:

@@ -51,11 +51,12 @@ def insert(value: str, table: int = TABLE) -> bytes:
     return b"I" + struct.pack(">IchcI", table, b"N", 1, b"t", len(value)) + value.encode()
 
 
-def logical_message(content: str, *, transactional: bool = True) -> bytes:
+def logical_message(content: str, *, transactional: bool = True, prefix: str = "p") -> bytes:
     return (
         b"M"
         + struct.pack(">Bq", transactional, 0)
-        + b"p\0"
+        + prefix.encode()
+        + b"\0"
         + struct.pack(">I", len(content))
         + content.encode()
     )

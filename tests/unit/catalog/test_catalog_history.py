@@ -1,62 +1,19 @@
-"""Versions of the publisher's catalog: their JSON form and where each is in force."""
+"""The JSON form of the publisher's catalog."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 
 from cdc_replay.catalog.history import (
-    CatalogHistory,
     catalog_from_json,
     catalog_to_json,
     same_definitions,
 )
 from cdc_replay.errors import ChangeLogDamaged
-from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
 from fixtures.catalogs import catalog, listed, publication, table
-
-FIRST, SECOND, THIRD = (catalog(lsn=lsn) for lsn in (100, 200, 300))
-HISTORY = CatalogHistory((FIRST, SECOND, THIRD))
-
-
-@pytest.mark.parametrize(
-    ("lsn", "expected"),
-    [(0, FIRST), (100, FIRST), (199, FIRST), (200, SECOND), (299, SECOND), (300, THIRD), (9999, THIRD)],
-)
-def test_the_version_in_force_is_the_last_one_at_or_before(lsn: int, expected: PublisherCatalog) -> None:
-    """Before all of them the first is in force: nothing older is known."""
-    assert HISTORY.at(Lsn(lsn)) is expected
-
-
-@pytest.mark.parametrize(
-    ("after", "upto", "expected"),
-    [
-        (0, 50, (FIRST,)),
-        (0, 100, (FIRST,)),
-        (150, 199, (FIRST,)),
-        (150, 200, (FIRST, SECOND)),
-        (200, 299, (SECOND,)),
-        (50, 400, (FIRST, SECOND, THIRD)),
-        (300, 400, (THIRD,)),
-    ],
-)
-def test_a_window_has_every_version_that_is_in_force_in_it(
-    after: int, upto: int, expected: tuple[PublisherCatalog, ...]
-) -> None:
-    assert HISTORY.within(Window(Lsn(after), Lsn(upto))) == expected
-
-
-def test_every_change_of_a_window_has_its_version_among_those_of_the_window() -> None:
-    positions = range(90, 310, 10)
-    for after in positions:
-        for upto in range(after + 10, 320, 10):
-            versions = HISTORY.within(Window(Lsn(after), Lsn(upto)))
-            assert all(HISTORY.at(Lsn(lsn)) in versions for lsn in range(after + 1, upto + 1))
-
-
-def test_a_history_without_versions_says_so() -> None:
-    with pytest.raises(ChangeLogDamaged, match="no version of the publisher's catalog"):
-        CatalogHistory(()).at(Lsn(1))
 
 
 def full(lsn: int = 0x16_B374_D848) -> PublisherCatalog:
@@ -89,11 +46,10 @@ def test_equal_catalogs_have_equal_texts() -> None:
 
 def test_the_json_form_is_the_documented_one() -> None:
     """Logs of format 1 exist: this text must always be read as this catalog."""
-    written = catalog(
-        table(7, "s.t", "id"), publications=[publication("p", listed(7, "id > 1", "id"), publish="insert")]
-    )
+    p = publication("p", listed(7, "id > 1", "id"), publish="insert")
+    written = catalog(table(7, "s.t", "id"), publications=[dataclasses.replace(p, oid=9)])
     text = (
-        '{"format":1,"lsn":"0/64","server_version":180006,"publications":[{"name":"p","all_tables":false,'
+        '{"format":1,"lsn":"0/64","server_version":180006,"publications":[{"oid":9,"name":"p","all_tables":false,'
         '"via_root":false,"actions":["insert"],"schemas":[],"publish_generated":false,"memberships":['
         '{"relation":7,"row_filter":{"node_tree":"{id > 1}","sql":"id > 1"},"columns":["id"]}]}],"tables":['
         '{"id":7,"schema":"s","name":"t","is_partitioned":false,"parent":null,"replica_identity":"d",'
@@ -104,6 +60,9 @@ def test_the_json_form_is_the_documented_one() -> None:
 
     assert catalog_to_json(written) == text
     assert catalog_from_json(text) == written
+    # Written before the oids of publications were kept.
+    old = catalog_from_json(text.replace('"oid":9,', ""))
+    assert old.publication("p") == p
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class SmallLog:
         uri = str(folder / "log")
         log = ChangeLog.create(uri, LogHeader("7000000000000000001", 1, "slot", Lsn(START)))
         log.add_relations({TABLE.version: TABLE})
-        log.add_catalog(CatalogVersion(Lsn(0), Lsn(90), "{}"))
+        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(90), "{}")])
         return cls(uri, log)
 
     def pull(self, end_lsn: int, *batches: pa.RecordBatch) -> tuple[Segment, ...]:

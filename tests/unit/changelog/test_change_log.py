@@ -13,7 +13,9 @@ from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
-from cdc_replay.changelog.side_tables import CatalogVersion
+from cdc_replay.changelog.side_tables import CATALOG_SCHEMA, CatalogVersion, write_rows
+from cdc_replay.changelog.storage import Location
+from cdc_replay.changelog.table import DurableTable
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
@@ -148,9 +150,54 @@ def test_relations_are_kept_once_per_version(log: ChangeLog, uri: str) -> None:
 def test_of_two_catalogs_for_one_position_the_later_reading_counts(log: ChangeLog) -> None:
     """The first was written by a pull that died before its commit."""
     for read_lsn, text in ((90, "died"), (95, "committed")):
-        log.add_catalog(CatalogVersion(Lsn(0), Lsn(read_lsn), text))
-    log.add_catalog(CatalogVersion(Lsn(120), Lsn(130), "next"))
+        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(read_lsn), text)])
+    log.add_catalogs([CatalogVersion(Lsn(120), Lsn(130), "next")])
     assert [version.text for version in log.catalogs()] == ["committed", "next"]
+
+
+def test_what_commands_changed_is_kept_by_position_and_transaction(log: ChangeLog, uri: str) -> None:
+    """R9.10: in the order in which all transactions see it; written again, it is there once."""
+    commands = [
+        CatalogVersion(Lsn(105), Lsn(120), "of a long one", Lsn(120)),
+        CatalogVersion(Lsn(107), Lsn(110), "of a short one", Lsn(110)),
+    ]
+    for _ in range(2):
+        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(90), "whole"), *commands])
+
+    assert [version.text for version in log.catalogs()] == ["whole", "of a short one", "of a long one"]
+    assert ChangeLog.open(uri).catalogs()[1:] == (commands[1], commands[0])
+
+
+def test_definitions_behind_the_end_are_of_a_pull_that_died(log: ChangeLog, uri: str) -> None:
+    append(log, 110, transaction(110))
+    kept = [
+        CatalogVersion(Lsn(0), Lsn(115), "read behind the end, in force before"),
+        CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110)),
+        CatalogVersion(Lsn(110), Lsn(130), "in force from the end on"),
+    ]
+    log.add_catalogs([*kept, CatalogVersion(Lsn(108), Lsn(120), "command", Lsn(120))])
+    log.add_catalogs([CatalogVersion(Lsn(115), Lsn(115), "whole")])
+
+    assert log.forget_catalogs_behind_end() == tuple(kept)
+    assert ChangeLog.open(uri).catalogs() == tuple(kept)
+    version = DeltaTable(f"{uri}/catalogs").version()
+    assert log.forget_catalogs_behind_end() == tuple(kept)
+    assert DeltaTable(f"{uri}/catalogs").version() == version
+
+
+def test_catalogs_of_an_older_log_can_be_read_and_added_to(log: ChangeLog, uri: str) -> None:
+    """Its files do not have the column that says whose a command was."""
+    table = DurableTable.open(Location.of(f"{uri}/catalogs"))
+    older = pa.schema([field for field in CATALOG_SCHEMA if field.name != "owner"])
+    rows = [{"from_lsn": 0, "read_lsn": 90, "catalog": "old"}]
+    table.commit([write_rows(table, older, rows)])
+    log.add_catalogs([CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110))])
+
+    assert log.catalogs() == (
+        CatalogVersion(Lsn(0), Lsn(90), "old"),
+        CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110)),
+    )
+    assert ChangeLog.open(uri).catalogs() == log.catalogs()
 
 
 def test_any_delta_reader_can_read_it(log: ChangeLog, uri: str) -> None:

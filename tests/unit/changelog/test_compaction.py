@@ -214,10 +214,10 @@ def test_a_segment_that_cannot_be_read_is_not_merged_away(small: SmallLog) -> No
 def test_side_tables_of_many_files_become_one(small: SmallLog) -> None:
     relations, catalogs = small.log.relations(), small.log.catalogs()
     for number in range(1, 60):
-        small.log.add_catalog(CatalogVersion(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}'))
+        small.log.add_catalogs([CatalogVersion(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}')])
         if number % 10 == 0:
             # The catalog of a pull that died, read again.
-            small.log.add_catalog(CatalogVersion(Lsn(100 + number), Lsn(101 + number), "{}"))
+            small.log.add_catalogs([CatalogVersion(Lsn(100 + number), Lsn(101 + number), "{}")])
         small.log.add_relations({number: dataclasses.replace(TABLE, version=number)})
     relations, catalogs = small.log.relations(), small.log.catalogs()
     assert len(relations) == len(catalogs) == 60

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import connection_from_environment, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
@@ -39,6 +40,7 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert not publisher.two_phase
     assert publisher.max_changes_per_pull == 1_000_000
     assert publisher.max_retained_wal is None
+    assert publisher.event_trigger
     subscription = config.subscription("nsw").subscription
     assert subscription.publications == ("p1", "p2")
     assert subscription.copy_data
@@ -47,6 +49,14 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     (group,) = config.groups.values()
     assert (group.name, group.subscriptions, group.schedule) == ("shop", ("nsw",), None)
     assert group.spark_conn_id == "spark_default"
+
+
+def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:
+    """`setup` is then told so."""
+    config = load_config(write(tmp_path, MINIMAL.replace("./log", "./log\n    event_trigger: false")))
+
+    assert not config.publisher("shop").event_trigger
+    assert not setup_request(config, config.publisher("shop")).event_trigger
 
 
 def test_the_example_file_is_valid() -> None:

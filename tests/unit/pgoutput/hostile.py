@@ -237,7 +237,7 @@ class _Batch:
         assert list(zip(*columns, strict=True)) == list(values)
 
     def decoded(self, log: pa.RecordBatch) -> pa.RecordBatch:
-        return ChangeDecoder.of(EVERYTHING, tables(), [0]).changes(log)
+        return ChangeDecoder.of(EVERYTHING, tables(), [(0, 0)]).changes(log)
 
 
 _SIDES: Final = ("old_kinds", "old", "new_kinds", "new")

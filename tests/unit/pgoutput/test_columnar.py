@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import struct
 import subprocess
@@ -40,7 +41,7 @@ DELETE = m.Delete(None, TABLE.id, m.OldTuple.KEY, ROW)
 
 
 def decoder(
-    *relations: Relation, window: Window = EVERYTHING, catalogs: tuple[int, ...] = (0,)
+    *relations: Relation, window: Window = EVERYTHING, catalogs: tuple[tuple[int, int], ...] = ((0, 0),)
 ) -> ChangeDecoder:
     return ChangeDecoder.of(window, {known.version: known for known in relations or (TABLE,)}, catalogs)
 
@@ -86,19 +87,34 @@ def logs(draw: st.DrawFn) -> tuple[list[dict[str, object]], dict[int, Relation]]
     return rows, {table.version: table for table in tables}
 
 
-@given(logs(), st.integers(99, 104), st.integers(99, 104), st.sets(st.integers(0, 60), min_size=1))
+VERSIONS = st.tuples(
+    st.sets(st.tuples(st.just(0), st.integers(0, 60)), min_size=1),
+    st.sets(st.tuples(st.integers(98, 106), st.integers(0, 60))),
+)
+"""For all transactions, and for single ones."""
+
+
+@given(logs(), st.integers(99, 104), st.integers(99, 104), VERSIONS, st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
 def test_changes_are_those_of_the_reference_reader(
-    log: tuple[list[dict[str, object]], dict[int, Relation]], after: int, upto: int, catalogs: set[int]
+    log: tuple[list[dict[str, object]], dict[int, Relation]],
+    after: int,
+    upto: int,
+    versions: tuple[set[tuple[int, int]], set[tuple[int, int]]],
+    order: random.Random,
 ) -> None:
-    """Of the window (after, upto], each with the last catalog version that is not above its LSN (R9.10)."""
+    """Of the window (after, upto], each with the last catalog version that is not above its LSN (R9.10).
+
+    Versions for its own transaction go before those for all.
+    """
     rows, relations = log
-    window, catalog_lsns = Window(Lsn(after), Lsn(upto)), sorted(catalogs)
+    window, catalogs = Window(Lsn(after), Lsn(upto)), sorted(set().union(*versions))
+    order.shuffle(catalogs)
     batch = log_batch(rows)
-    changes = ChangeDecoder.of(window, relations, catalog_lsns).changes(batch)
+    changes = ChangeDecoder.of(window, relations, catalogs).changes(batch)
     changes.validate(full=True)
     assert changes.schema == CHANGES_SCHEMA
-    assert changes.to_pylist() == reference_changes(batch, window, catalog_lsns)
+    assert changes.to_pylist() == reference_changes(batch, window, catalogs)
 
 
 @given(logs(), st.data())
@@ -110,8 +126,8 @@ def test_a_part_of_a_batch_decodes_as_the_part_that_it_is(
     rows, relations = log
     start = data.draw(st.integers(0, len(rows)))
     part = log_batch(rows).slice(start, data.draw(st.integers(0, len(rows))))
-    changes = ChangeDecoder.of(EVERYTHING, relations, [0]).changes(part)
-    assert changes.to_pylist() == reference_changes(part, EVERYTHING, [0])
+    changes = ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]).changes(part)
+    assert changes.to_pylist() == reference_changes(part, EVERYTHING, [(0, 0)])
 
 
 SIZES = (0, 1, 127, 128, 65_536, 3_000_000)
@@ -159,7 +175,7 @@ def test_rows_of_any_width_with_values_of_any_size_are_those_of_the_reference_re
     batch = log_batch(rows)
     changes = decoder(*tables.values()).changes(batch)
     changes.validate(full=True)
-    assert changes.to_pylist() == reference_changes(batch, EVERYTHING, [0])
+    assert changes.to_pylist() == reference_changes(batch, EVERYTHING, [(0, 0)])
 
 
 def test_a_truncate_is_a_row_per_relation_in_its_place() -> None:

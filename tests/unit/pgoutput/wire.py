@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -217,14 +216,16 @@ def log_batch(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
 
 
 def reference_changes(
-    log: pa.RecordBatch, window: Window, catalog_lsns: Sequence[int]
+    log: pa.RecordBatch, window: Window, catalogs: Sequence[tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """The CHANGES rows of well-formed LOG rows, through the reference reader."""
+    """The CHANGES rows of well-formed LOG rows, through the reference reader.
+
+    `catalogs` are (owner, from LSN) of the catalog versions.
+    """
     changes = []
     for row in log.to_pylist():
         if Lsn(row["commit_lsn"]) not in window:
             continue
-        place = bisect.bisect_right(catalog_lsns, row["lsn"]) - 1
         kept = (
             "commit_lsn",
             "commit_time",
@@ -236,7 +237,7 @@ def reference_changes(
             "relation_version",
         )
         change = {key: row[key] for key in kept} | {
-            "catalog_lsn": catalog_lsns[max(place, 0)],
+            "catalog_version": catalog_version(catalogs, row["commit_lsn"], row["lsn"]),
             "truncate_flags": None,
         }
         match decode(row["message"]):
@@ -267,3 +268,16 @@ def _side(side: str, row: m.TupleData | None) -> dict[str, Any]:
         side: [None if value is None else value.decode() for value in row.values],
         f"{side}_kinds": "".join(kind.value for kind in row.kinds),
     }
+
+
+def catalog_version(catalogs: Sequence[tuple[int, int]], commit_lsn: int, lsn: int) -> int:
+    """The place of the version that is in force for a change (R9.10): one of its own first."""
+    for owner in (commit_lsn, 0):
+        before = [
+            (from_lsn, place)
+            for place, (of, from_lsn) in enumerate(catalogs)
+            if of == owner and from_lsn <= lsn
+        ]
+        if before:
+            return max(before)[1]
+    return min((from_lsn, place) for place, (of, from_lsn) in enumerate(catalogs) if of == 0)[1]

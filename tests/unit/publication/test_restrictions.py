@@ -141,6 +141,22 @@ def test_updates_without_insert_or_delete_are_warned_of() -> None:
     ]
 
 
+def test_inserts_and_updates_without_deletes_are_warned_of_once_per_tree() -> None:
+    """R11.5: R4.1 and R2.15 through the root; the initial copy brings nothing that inserts would not."""
+    assert warned(
+        publication("p", listed(ROOT, "a > 1"), via_root=True, publish="insert, update"),
+    ) == [
+        (
+            'table "s.root": delete not published, but an update by which a row starts or ceases to match the'
+            " row filter is still sent as insert or delete [R4.1]"
+        ),
+        (
+            'table "s.root": delete not published, so of an update that moves a row to another partition that'
+            " part is lost [R2.15]"
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     ("server_version", "consequence"),
     [

@@ -1,0 +1,76 @@
+"""The publisher's catalog as it is read, and which transactions it was read with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from cdc_replay.capture.publications import OUR_PUBLICATIONS
+from cdc_replay.capture.slot import WAL_POSITIONS
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.errors import PublicationMissing
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.postgres.connection import Connection
+
+_SNAPSHOT: Final = "select pg_current_snapshot()::text"
+_XIDS: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`pg_current_snapshot()`: transaction ids of 64 bits."""
+
+    xmin: int
+    xmax: int
+    in_progress: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `xmin:xmax:xip,…`."""
+        xmin, xmax, in_progress = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, in_progress.split(",")))))
+
+    def sees(self, xid: int) -> bool:
+        """Whether it sees the committed transaction with this id, of 32 bits; ids are of about one time."""
+        distance = (xid - self.xmax + _XIDS // 2) % _XIDS - _XIDS // 2
+        whole = self.xmax + distance
+        return whole < self.xmin or (whole < self.xmax and whole not in self.in_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The publisher's catalog; its position is behind every commit that its snapshot sees."""
+
+    catalog: PublisherCatalog
+    snapshot: Snapshot
+
+    @classmethod
+    def of(cls, connection: Connection) -> Self:
+        """Read it now.
+
+        Raises:
+            PublicationMissing: if a capture publication was dropped.
+            MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
+        """
+        with connection.transaction():
+            connection.execute("set transaction isolation level repeatable read, read only")
+            # format_type and pg_get_expr leave out the schemas that are in the search path.
+            connection.execute("set local search_path = ''")
+            ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
+            # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
+            ((inserted, _, _),) = connection.execute(WAL_POSITIONS).fetchall()
+            catalog = read_catalog(connection, Lsn.parse(inserted))
+        _check_publications(catalog)
+        return cls(catalog, Snapshot.parse(snapshot))
+
+
+def _check_publications(catalog: PublisherCatalog) -> None:
+    missing = [name for name in OUR_PUBLICATIONS if name not in catalog.publications]
+    if missing:
+        raise PublicationMissing(
+            f"capture publications are missing: {', '.join(missing)}",
+            detail="Changes that were made since they were dropped are not captured.",
+            hint="Run `cdc-replay setup` for the publisher.",
+            rule="R1.19",
+        )

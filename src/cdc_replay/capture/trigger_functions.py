@@ -1,0 +1,275 @@
+"""The functions behind the event triggers (`event_trigger`), composed from the reader's own queries.
+
+What a command touched is found in the catalogs. `pg_event_trigger_ddl_commands` names the objects that it
+made or altered, `pg_event_trigger_dropped_objects` those that went with it; relatives of a table, which it
+altered as well without being named, have catalog rows that this transaction wrote: their xmin is not older
+than the transaction's own xid. (A frozen row that is older than half of all xids can look like one, and rows
+of transactions that began later do: both cost a few bytes.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, LiteralString
+
+from psycopg import sql
+
+from cdc_replay.capture.follow_publications import follow
+from cdc_replay.catalog.delta import CATALOG_PREFIX, DELTA_FORMAT, REWRITE_PREFIX
+from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES
+from cdc_replay.postgres.connection import PINNED_SETTINGS
+
+SCHEMA: Final = "cdc_replay_capture"
+"""Of the functions."""
+
+FUNCTIONS: Final = ("tell_definitions", "tell_rewrite", "follow", "subscribed")
+
+_PINNED: Final = {
+    "search_path": "pg_catalog, pg_temp",
+    "quote_all_identifiers": "off",
+    **{
+        name: PINNED_SETTINGS[name]
+        for name in ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output")
+    },
+    **dict.fromkeys(
+        ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit"), "off"
+    ),
+}
+"""What decides about the text of expressions, as in the sessions of the reader.
+
+The temporary schema comes last; it would be the first if it were not named. What a command touches is little,
+and is best found by way of indexes, which the planner cannot know.
+"""
+
+_TOUCHED_BY_DDL: Final = """
+        select array_agg(classid), array_agg(objid) into classes, objects
+        from pg_event_trigger_ddl_commands()
+        where objid is not null and schema_name is distinct from 'pg_temp';
+        if objects is null then
+            return;
+        end if;
+        with recursive
+        command as (
+            select classid, objid from unnest(classes, objects) as command (classid, objid)
+        ),
+        inside as (
+            table command
+            union
+            select d.classid, d.objid from command
+            join pg_depend d on (d.refclassid, d.refobjid) = (command.classid, command.objid)
+            where command.classid in ('pg_namespace'::regclass, 'pg_extension'::regclass)
+        ),
+        types as (
+            select objid as oid from inside where classid = 'pg_type'::regclass
+            union
+            select c.reltype from inside join pg_class c on c.oid = objid
+            where classid = 'pg_class'::regclass and c.reltype <> 0
+        ),
+        altered as (
+            select classid, objid from inside
+            where classid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_collation'::regclass)
+            union
+            select 'pg_type'::regclass, unnest(array[t.oid, t.typarray]) from types join pg_type t using (oid)
+        ),
+        dependent as (
+            select d.classid, d.objid from altered
+            join pg_depend d on (d.refclassid, d.refobjid) = (altered.classid, altered.objid)
+            where command_is_alter
+        ),
+        named as (
+            select objid as oid from inside where classid = 'pg_class'::regclass
+            union
+            select i.indrelid from inside join pg_index i on i.indexrelid = objid
+            where classid = 'pg_class'::regclass and i.indisunique
+            union
+            select m.prrelid from (table inside union table dependent) o
+            join pg_publication_rel m on m.oid = objid
+            where classid = 'pg_publication_rel'::regclass
+            union
+            select objid from dependent where classid = 'pg_class'::regclass
+            union
+            select d.adrelid from dependent join pg_attrdef d on d.oid = objid
+            where classid = 'pg_attrdef'::regclass
+        ),
+        below as (
+            table named
+            union
+            select i.inhrelid from below join pg_inherits i on i.inhparent = below.oid
+        ),
+        above as (
+            table named
+            union
+            select i.inhparent from above join pg_inherits i on i.inhrelid = above.oid
+        ),
+        relative as (
+            select oid from (table below union table above) r
+            where exists (select from pg_class c where c.oid = r.oid and age(c.xmin) <= 0)
+                or exists (select from pg_attribute a where a.attrelid = r.oid and age(a.xmin) <= 0)
+                or exists (select from pg_attrdef d where d.adrelid = r.oid and age(d.xmin) <= 0)
+                or exists (select from pg_index i where i.indrelid = r.oid and age(i.xmin) <= 0)
+                or exists (select from pg_inherits i where i.inhrelid = r.oid and age(i.xmin) <= 0)
+        )
+        select
+            array(
+                select c.oid from (table named union table relative) t join pg_class c using (oid)
+                where c.relkind in ('r', 'p') and c.oid >= 16384
+                    and (c.relpersistence = 'p'
+                        or c.relpersistence = 'u' and (command_is_alter or c.relispartition))
+            ),
+            array(
+                select objid from inside where classid = 'pg_publication'::regclass
+                union
+                select m.prpubid from inside join pg_publication_rel m on m.oid = objid
+                where classid = 'pg_publication_rel'::regclass
+                union
+                select m.pnpubid from inside join pg_publication_namespace m on m.oid = objid
+                where classid = 'pg_publication_namespace'::regclass
+                union
+                select m.pnpubid from command join pg_publication_namespace m on m.pnnspid = objid
+                where classid = 'pg_namespace'::regclass
+            )
+        into touched_tables, touched_publications"""
+
+# Of an index that is gone nothing says whose it was: so the tables whose replica identity was one. (One that
+# goes with something else, goes with its table or with a column that is told of.)
+_TOUCHED_BY_DROP: Final = """
+        with dropped as materialized (
+            select objid, original, object_type, address_names, address_args
+            from pg_event_trigger_dropped_objects() where not is_temporary
+        )
+        select
+            array(
+                select objid from dropped where object_type in ('table', 'table column')
+                union
+                select c.oid from dropped
+                join pg_namespace n on n.nspname = address_names[1]
+                join pg_class c on c.relnamespace = n.oid and c.relname = address_names[2]
+                where object_type in ('table constraint', 'publication relation') and c.relkind in ('r', 'p')
+                union
+                select c.oid from pg_class c
+                where c.relreplident = 'i' and c.relkind in ('r', 'p')
+                    and exists (select from dropped where object_type = 'index' and original)
+                    and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)
+            ),
+            array(
+                select objid from dropped where object_type = 'publication'
+                union
+                select p.oid from dropped join pg_publication p on p.pubname = address_args[1]
+                where object_type in ('publication relation', 'publication namespace')
+            )
+        into touched_tables, touched_publications"""
+
+_MESSAGE: Final = """json_build_object(
+            'format', {format},
+            'whole', {whole},
+            'touched_tables', {tables}::bigint[],
+            'touched_publications', {publications}::bigint[],
+            'partitions', array(
+                select i.inhrelid::bigint from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                where i.inhparent = any({tables}) and i.inhrelid <> all({tables})
+                    and c.relispartition and not i.inhdetachpending
+                order by 1
+            ),
+            'tables', ({table_rows}),
+            'columns', ({column_rows}),
+            'publications', ({publication_rows}),
+            'memberships', ({membership_rows})
+        )"""
+
+_TELL_DEFINITIONS: Final = """
+declare
+    command_is_alter constant boolean := tg_tag like 'ALTER %';
+    classes oid[];
+    objects oid[];
+    touched_tables oid[];
+    touched_publications oid[];
+begin
+    if tg_event = 'ddl_command_end' then
+{by_ddl};
+    else
+{by_drop};
+    end if;
+    if touched_tables <> '{{}}' or touched_publications <> '{{}}' then
+        perform pg_logical_emit_message(true, {prefix}, convert_to({message}::text, 'UTF8'));
+    end if;
+exception when others then
+    raise warning 'cdc-replay could not record what % changed: %', tg_tag, sqlerrm
+        using hint = 'The definitions are read again at the next capture.', errcode = sqlstate;
+end
+"""
+
+# 2: a default that is computed per row, 4: another type; 1 and 8, persistence and access method, keep values.
+_TELL_REWRITE: Final = """
+begin
+    if pg_event_trigger_table_rewrite_reason() & 6 <> 0 then
+        perform pg_logical_emit_message(true, {prefix}, convert_to(json_build_object(
+            'format', {format}, 'relations', json_build_array(c.oid::bigint))::text, 'UTF8'))
+        from pg_class c
+        where c.oid = pg_event_trigger_table_rewrite_oid() and c.relkind = 'r' and c.relpersistence = 'p';
+    end if;
+exception when others then
+    raise warning 'cdc-replay could not record that % rewrites a table: %', tg_tag, sqlerrm
+        using hint = 'Copy the table again with cdc-replay snapshot --table.', errcode = sqlstate;
+end
+"""
+
+
+def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
+    """The statements that create the functions, or replace them; `publications` are those subscribed to."""
+    return (
+        _function("tell_definitions", _tell_definitions()),
+        _function("tell_rewrite", sql.SQL(_TELL_REWRITE).format(format=DELTA_FORMAT, prefix=REWRITE_PREFIX)),
+        sql.SQL(
+            "create or replace function {}() returns name[] language sql stable return {}::name[]"
+        ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications)),
+        _function("follow", follow(sql.Identifier(SCHEMA, "subscribed")), definer=True),
+    )
+
+
+def _tell_definitions() -> sql.Composed:
+    return sql.SQL(_TELL_DEFINITIONS).format(
+        by_ddl=sql.SQL(_TOUCHED_BY_DDL),
+        by_drop=sql.SQL(_TOUCHED_BY_DROP),
+        prefix=CATALOG_PREFIX,
+        message=_message(sql.SQL("touched_tables"), sql.SQL("touched_publications"), only=_TOUCHED),
+    )
+
+
+def _function(name: str, body: sql.Composed, *, definer: bool = False) -> sql.Composed:
+    settings = sql.SQL(" ").join(
+        sql.SQL("set {} = {}").format(sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value)
+        for setting, value in _PINNED.items()
+    )
+    return sql.SQL(
+        "create or replace function {}() returns event_trigger language plpgsql{} {}"
+        " as $cdc_replay${}$cdc_replay$"
+    ).format(sql.Identifier(SCHEMA, name), sql.SQL(" security definer" if definer else ""), settings, body)
+
+
+def _message(
+    tables: sql.Composable, publications: sql.Composable, *, only: Mapping[str, LiteralString]
+) -> sql.Composed:
+    rows = {"table": TABLES, "column": COLUMNS, "publication": PUBLICATIONS, "membership": MEMBERSHIPS}
+    return sql.SQL(_MESSAGE).format(
+        format=DELTA_FORMAT,
+        whole=sql.SQL("false" if only else "true"),
+        tables=tables,
+        publications=publications,
+        **{f"{kind}_rows": each.select_json(sql.SQL(only.get(kind, "true"))) for kind, each in rows.items()},
+    )
+
+
+_TOUCHED: Final[Mapping[str, LiteralString]] = {
+    "table": "c.oid = any(touched_tables)",
+    "column": "a.attrelid = any(touched_tables)",
+    "publication": "p.oid = any(touched_publications)",
+    "membership": "(m.prrelid = any(touched_tables) or m.prpubid = any(touched_publications))",
+}
+
+TELL_EVERYTHING: Final = sql.SQL(
+    "select pg_logical_emit_message(true, {prefix}, convert_to({message}::text, 'UTF8'))"
+).format(
+    prefix=CATALOG_PREFIX,
+    message=_message(sql.SQL("'{{}}'").format(), sql.SQL("'{{}}'").format(), only={}),
+)
+"""Writes a message with all definitions."""

@@ -1,0 +1,145 @@
+"""What the log says of the publisher's definitions, with event triggers (R9.10, R9.11)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
+from cdc_replay.capture.pull import current_position
+from cdc_replay.capture.setup import setup_publisher
+from cdc_replay.catalog.difference import differences
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.catalog.versions import CatalogHistory
+from cdc_replay.model.publication import PublishAction
+from fixtures.captured import Captured
+from fixtures.postgres import Database
+
+TABLE = "create table t (id int primary key, a int)"
+
+
+@pytest.fixture
+def captured(publisher: Database, set_up: Callable[..., Captured]) -> Captured:
+    """A publisher with a table, a publication of it, event triggers, and a first pull in the log."""
+    publisher.run(f"{TABLE}; create publication p for table t")
+    found = set_up(max_changes_per_pull=20)
+    setup_publisher(dataclasses.replace(found.request, event_trigger=True))
+    publisher.run("insert into t values (1)")
+    found.capture()
+    return found
+
+
+def check_known(captured: Captured) -> None:
+    """The log ends with the definitions of now."""
+    history = CatalogHistory(captured.log.catalogs())
+    with captured.database.connect() as connection:
+        now = read_catalog(connection)
+    assert differences(history.at(captured.log.end_lsn), now) == ()
+
+
+def test_the_log_always_ends_with_the_definitions_of_then(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many commands, in however many pulls; readers need not go back to the first whole catalog."""
+    for number in range(8):
+        captured.database.run(f"create table t{number} (id int primary key, a int)")
+        captured.database.run(f"alter publication p add table t{number} where (id > {number})")
+        captured.database.run(f"alter table t{number} add b text; alter table t rename a to a{number}")
+        captured.database.run(f"alter table t rename a{number} to a; insert into t values (1{number})")
+        if number % 3 == 2:
+            captured.database.run(f"drop table t{number - 1}; alter publication p set (publish = 'insert')")
+            captured.capture()
+            check_known(captured)
+    captured.capture()
+    check_known(captured)
+
+    versions = captured.log.catalogs()
+    wholes = [place for place, each in enumerate(versions) if each.owner is None]
+    assert len(wholes) > 1
+    behind = versions[wholes[-1] + 1 :]
+    assert sum(len(each.text) for each in behind) <= len(versions[wholes[-1]].text)
+    assert caplog.text == ""
+
+
+def test_a_capture_that_finds_no_command_adds_nothing(captured: Captured) -> None:
+    known = captured.log.catalogs()
+    captured.database.run("insert into t values (2)")
+    captured.capture()
+    captured.capture()
+
+    assert captured.log.catalogs() == known
+
+
+def test_open_and_late_commits_are_no_reason_to_doubt_the_messages(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture that begins in between sees what is visible, and reads what is flushed."""
+    with captured.database.connect() as writer:
+        writer.autocommit = False
+        writer.execute("alter publication p set (publish = 'insert')")
+        writer.execute("insert into t values (3)")
+        captured.database.run("create table other (id int); set synchronous_commit = off; drop table other")
+        captured.capture()
+        captured.database.run("set synchronous_commit = off; create table another (id int)")
+        writer.commit()
+    captured.capture()
+    check_known(captured)
+    with captured.database.connect() as writer:
+        writer.execute("begin")
+        writer.execute("alter publication p set (publish = 'update')")
+        writer.execute(f"prepare transaction '{captured.database.name}'".encode())
+        captured.capture()
+        history = CatalogHistory(captured.log.catalogs())
+        known = history.at(captured.log.end_lsn).publications["p"].actions
+        assert known == {PublishAction.INSERT}
+        writer.execute(f"commit prepared '{captured.database.name}'".encode())
+    captured.capture()
+    check_known(captured)
+    assert caplog.text == ""
+
+
+def test_without_the_triggers_any_more_the_catalog_that_is_read_counts(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages that were written before still decide where they are."""
+    captured.database.run("alter publication p set (publish = 'insert'); insert into t values (2)")
+    setup_publisher(captured.request)
+    captured.database.run("alter publication p set (publish = 'update')")
+    with caplog.at_level(logging.WARNING):
+        captured.capture(max_changes_per_pull=1_000_000)
+    check_known(captured)
+    first, *_, last = captured.log.catalogs()
+    assert (first.owner, last.owner, last.from_lsn) == (None, None, captured.log.end_lsn)
+
+    end = captured.log.end_lsn
+    captured.database.run("alter publication p set (publish = 'delete')")
+    captured.capture()
+    check_known(captured)
+    assert captured.log.catalogs()[-1].from_lsn == end
+    assert caplog.text == ""
+
+
+def test_a_capture_up_to_a_position_goes_on_to_where_definitions_are_new(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R9.11: somebody writes all the time, and nobody captures without a target."""
+    for name in EVENT_TRIGGERS:
+        captured.database.run(f"alter event trigger {name} disable")
+    captured.database.run("alter publication p set (publish = 'insert')")
+    for name in EVENT_TRIGGERS:
+        captured.database.run(f"alter event trigger {name} enable always")
+    target = current_position(captured.source.dsn)
+    captured.database.run("insert into t values (2)")
+    with caplog.at_level(logging.WARNING):
+        captured.capture(target)
+    assert captured.log.end_lsn > target
+    assert 'publication "p"' in caplog.text
+    check_known(captured)
+
+    target = current_position(captured.source.dsn)
+    captured.database.run("insert into t values (3)")
+    captured.capture(target)
+    assert captured.log.end_lsn == target

@@ -1,0 +1,402 @@
+"""The event triggers are installed, replaced and removed as wanted, and the capture publications follow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from cdc_replay.capture.event_trigger import EVENT_TRIGGERS, is_installed
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.setup import (
+    SetupRequest,
+    refresh_capture_publications,
+    setup_publisher,
+    teardown_publisher,
+)
+from cdc_replay.catalog.delta import CATALOG_PREFIX, apply_delta, parse_delta
+from cdc_replay.catalog.history import same_definitions
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import MissingPrivilege
+from cdc_replay.pgoutput.messages import LogicalMessage
+from cdc_replay.pgoutput.reader import decode
+from fixtures.catalogs import catalog as some_catalog
+from fixtures.catalogs import table
+from fixtures.postgres import Database
+
+TRACES = """
+    select evtname::text from pg_event_trigger where evtname like 'cdc_replay%'
+    union all select nspname::text from pg_namespace where nspname like 'cdc_replay%'
+    union all select proname::text from pg_proc where pronamespace::regnamespace::text like 'cdc_replay%'
+    order by 1
+"""
+
+
+@pytest.fixture
+def request_for(publisher: Database, tmp_path: Path) -> Iterator[Callable[..., SetupRequest]]:
+    """A request with event triggers for publications, by default `p`, that the test has created."""
+
+    def request(*publications: str) -> SetupRequest:
+        slot = f"slot_{publisher.name}"
+        log = str(tmp_path / "log")
+        return SetupRequest("test", publisher.dsn, slot, log, publications or ("p",), event_trigger=True)
+
+    yield request
+    publisher.run("drop role if exists cdc_replay_plain")
+
+
+RequestFor = Callable[..., SetupRequest]
+
+
+def messages(database: Database, slot: str) -> list[LogicalMessage]:
+    """Those that the slot has for the next capture."""
+    found = database.rows(
+        f"select data from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1',"
+        " 'publication_names', 'cdc_replay_capture_i', 'messages', 'true')"
+    )
+    decoded = [decode(message) for (message,) in found]
+    return [each for each in decoded if isinstance(each, LogicalMessage) and each.prefix == CATALOG_PREFIX]
+
+
+def installed(database: Database, slot: str) -> bool:
+    with database.connect() as connection:
+        return is_installed(connection, slot)
+
+
+def test_setup_installs_them_and_writes_all_definitions(publisher: Database, request_for: RequestFor) -> None:
+    """R9.11: the first message of the slot is the start state; what is not in it is gone."""
+    publisher.run("create table t (id int primary key); create publication p for table t where (id > 5)")
+    request = request_for()
+
+    outcome = setup_publisher(request)
+
+    assert outcome.event_trigger
+    assert installed(publisher, request.slot)
+    whole, *more = messages(publisher, request.slot)
+    assert not more
+    with publisher.connect() as connection:
+        now = read_catalog(connection)
+    unlike = some_catalog(table(7, "s.gone"), server_version=now.server_version)
+    assert same_definitions(apply_delta(unlike, parse_delta(whole.content)), now)
+
+
+def test_setup_again_leaves_them_alone(publisher: Database, request_for: RequestFor) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    setup_publisher(request_for())
+
+    assert setup_publisher(request_for()).statements == ()
+    assert len(messages(publisher, request_for().slot)) == 1
+
+
+def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    """Where the log begins, everything has been told."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+    ChangeLog.remove(request.change_log)
+
+    setup_publisher(request)
+
+    assert [parse_delta(each.content).whole for each in messages(publisher, request.slot)] == [True, True]
+
+
+def test_teardown_by_a_role_that_may_not_remove_them_says_so(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+    publisher.run("create role cdc_replay_plain login replication")
+    publisher.run(
+        "do $$ declare name text; begin"
+        " for name in select pubname from pg_publication where pubname like 'cdc_replay%' loop"
+        " execute format('drop publication %I', name); end loop; end $$"
+    )
+    plain = dataclasses.replace(request, dsn=publisher.cluster.dsn(publisher.name, "cdc_replay_plain"))
+
+    with pytest.raises(MissingPrivilege, match="cannot drop the event triggers: must be owner"):
+        teardown_publisher(plain)
+
+    assert len(teardown_publisher(request)) == len(EVENT_TRIGGERS)
+    assert publisher.rows(TRACES) == []
+
+
+OTHER_VERSION = "'created by cdc-replay for replication slot {slot}, definition 0'"
+
+
+@pytest.mark.parametrize(
+    "meddling",
+    [
+        f"comment on event trigger cdc_replay_ddl is {OTHER_VERSION}",
+        "alter event trigger cdc_replay_drop disable",
+        "drop event trigger cdc_replay_rewrite",
+    ],
+)
+def test_another_version_of_them_is_replaced_and_all_is_told_again(
+    publisher: Database, request_for: RequestFor, meddling: str
+) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+    publisher.run(meddling.format(slot=request.slot))
+
+    outcome = setup_publisher(request)
+
+    assert outcome.statements
+    assert installed(publisher, request.slot)
+    assert len(messages(publisher, request.slot)) == 2
+    assert setup_publisher(request).statements == ()
+
+
+def test_a_disabled_or_missing_one_counts_as_none(publisher: Database, request_for: RequestFor) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+    assert not installed(publisher, "another")
+    publisher.run("alter event trigger cdc_replay_ddl disable")
+    assert not installed(publisher, request.slot)
+    publisher.run("alter event trigger cdc_replay_ddl enable")
+    assert installed(publisher, request.slot)
+    publisher.run("drop event trigger cdc_replay_ddl")
+    assert not installed(publisher, request.slot)
+
+
+def test_they_are_removed_where_they_are_not_wanted_any_more(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+
+    outcome = setup_publisher(dataclasses.replace(request, event_trigger=False))
+
+    assert not outcome.event_trigger
+    assert publisher.rows(TRACES) == []
+
+
+def test_a_dry_run_shows_what_a_superuser_can_run(publisher: Database, request_for: RequestFor) -> None:
+    """Names with quotes and dollars are data, in the comments and in the list of publications."""
+    name = "p' $cdc_replay$ \"x"
+    with publisher.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        connection.execute(sql.SQL("create publication {} for table t").format(sql.Identifier(name)))
+    request = request_for(name)
+
+    outcome = setup_publisher(request, dry_run=True)
+
+    assert publisher.rows(TRACES) == []
+    assert not outcome.event_trigger
+    with publisher.connect() as connection:
+        for statement in outcome.statements:
+            connection.execute(statement.encode())
+        subscribed = connection.execute("select cdc_replay_capture.subscribed()").fetchall()
+    assert subscribed == [([name],)]
+    assert installed(publisher, request.slot)
+    assert setup_publisher(request).statements == ()
+
+
+def test_a_role_that_may_not_create_them_is_warned_and_all_else_is_set_up(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    """R9.11: without them definitions are as each pull finds them."""
+    publisher.run(
+        "create role cdc_replay_plain login replication;"
+        f"grant create on database {publisher.name} to cdc_replay_plain; set role cdc_replay_plain;"
+        "create schema mine; create table mine.t (id int primary key); create publication p for table mine.t"
+    )
+    request = dataclasses.replace(
+        request_for(), dsn=publisher.cluster.dsn(publisher.name, "cdc_replay_plain")
+    )
+
+    outcome = setup_publisher(request)
+
+    assert not outcome.event_trigger
+    assert outcome.slot_created
+    (warning,) = outcome.warnings
+    assert "event triggers cannot be set up (permission denied to create event trigger" in warning
+    assert publisher.rows(TRACES) == []
+    # An administrator does what the role may not; then there is nothing left to warn of.
+    setup_publisher(request_for())
+    outcome = setup_publisher(request)
+    assert (outcome.event_trigger, outcome.warnings, outcome.statements) == (True, (), ())
+    teardown_publisher(request_for())
+    publisher.run("drop owned by cdc_replay_plain")
+
+
+def test_teardown_leaves_nothing_of_them(publisher: Database, request_for: RequestFor) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    setup_publisher(request_for())
+
+    removed = teardown_publisher(request_for(), remove_log=True)
+
+    assert [f"event trigger {name}" for name in EVENT_TRIGGERS] == [
+        each for each in removed if each.startswith("event trigger")
+    ]
+    assert publisher.rows(TRACES) == []
+
+
+def test_teardown_keeps_what_others_have_put_into_the_schema(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    setup_publisher(request_for())
+    publisher.run("create table cdc_replay_capture.notes (a int)")
+
+    teardown_publisher(request_for(), remove_log=True)
+
+    assert publisher.rows(TRACES) == [("cdc_replay_capture",)]
+
+
+def test_those_of_another_slot_stay(publisher: Database, request_for: RequestFor) -> None:
+    """One database has one slot: a second one can neither replace nor remove them."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    request = request_for()
+    setup_publisher(request)
+    publisher.run(
+        "do $$ declare name text; begin"
+        " for name in select pubname from pg_publication where pubname like 'cdc_replay%' loop"
+        " execute format('drop publication %I', name); end loop; end $$"
+    )
+    before = publisher.rows(TRACES)
+    other = dataclasses.replace(request, slot=f"{request.slot}_2", change_log=f"{request.change_log}2")
+
+    outcome = setup_publisher(other)
+
+    assert not outcome.event_trigger
+    assert any(
+        f"created by cdc-replay for replication slot {request.slot}" in each for each in outcome.warnings
+    )
+    assert publisher.rows(TRACES) == before
+    teardown_publisher(other)
+    assert publisher.rows(TRACES) == before
+    assert teardown_publisher(request)
+    assert publisher.rows(TRACES) == []
+
+
+FOLLOWED = (
+    "alter publication p add table b",
+    "alter publication p add table b where (id > 1), s.c (id)",
+    "alter publication p set table b",
+    "alter publication p add tables in schema s",
+    "alter publication p set (publish = 'insert, update, delete, truncate')",
+    "alter publication p set (publish = 'update')",
+    "drop publication p; create publication p for table b, tables in schema s",
+    "alter publication other rename to p2",
+    "drop publication p; create publication p for all tables",
+    "alter publication every set (publish = 'insert, delete')",
+    "alter publication rooted set (publish = 'insert, truncate')",
+    "alter publication rooted add table middle",
+    "alter publication rooted set table middle",
+    "alter publication p set table root; alter publication p set (publish_via_partition_root = true)",
+    "alter publication p owner to current_user",
+)
+
+
+def covered(database: Database) -> set[tuple[object, ...]]:
+    """Capture publication, kind of member, member."""
+    return set(
+        database.rows(
+            """
+            select p.pubname::text, 'table', prrelid::regclass::text from pg_publication_rel
+            join pg_publication p on p.oid = prpubid where pubname like 'cdc_replay%'
+            union all
+            select p.pubname::text, 'schema', pnnspid::regnamespace::text from pg_publication_namespace
+            join pg_publication p on p.oid = pnpubid where pubname like 'cdc_replay%'
+            union all
+            select p.pubname::text, 'all', '' from pg_publication p
+            where puballtables and pubname like 'cdc_replay%'
+            """
+        )
+    )
+
+
+@pytest.mark.parametrize("command", FOLLOWED)
+def test_the_capture_publications_follow_in_the_same_transaction(
+    publisher: Database, request_for: RequestFor, command: str
+) -> None:
+    """R9.10: what `refresh` would add is there already; R2.17: what it would remove may be left."""
+    publisher.run("""
+        create schema s;
+        create table a (id int primary key); create table b (id int primary key);
+        create table s.c (id int primary key);
+        create table root (id int primary key) partition by range (id);
+        create table middle partition of root for values from (0) to (9) partition by range (id);
+        create table leaf partition of middle for values from (0) to (5);
+        create publication p for table a with (publish = 'insert');
+        create publication every for all tables with (publish = 'delete');
+        create publication other for table b;
+        create publication rooted for table root with (publish = 'insert', publish_via_partition_root = true);
+    """)
+    request = request_for("p", "p2") if "p2" in command else request_for("p", "every", "rooted")
+    if "p2" in command:
+        publisher.run("create publication p2")
+    setup_publisher(request)
+    if "p2" in command:
+        publisher.run("drop publication p2")
+
+    publisher.run(command)
+
+    followed = covered(publisher)
+    refresh_capture_publications(request)
+    wanted = covered(publisher)
+    all_tables = {name for name, kind, _ in followed if kind == "all"}
+    missing = {each for each in wanted - followed if each[0] not in all_tables}
+    assert not missing
+    assert not refresh_capture_publications(request)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "alter publication p set (publish_generated_columns = stored)",
+        "alter publication p set table g (id, twice)",
+        "alter publication other set (publish_generated_columns = stored, publish = 'update')",
+    ],
+)
+def test_generated_columns_are_followed(publisher: Database, request_for: RequestFor, command: str) -> None:
+    """R6.9: one setting for all that are read together."""
+    if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
+        pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
+    publisher.run(
+        "create table g (id int primary key, twice int generated always as (id * 2) stored);"
+        "create publication p for table g; create publication other for all tables with (publish = 'insert')"
+    )
+    setup_publisher(request_for("p", "other"))
+
+    publisher.run(command)
+
+    settings = (
+        "select pubname::text from pg_publication where pubgencols = 's' and pubname like 'cdc_replay%'"
+    )
+    assert {name for (name,) in publisher.rows(settings)} == set(CAPTURE_PUBLICATIONS.values())
+
+
+def test_what_follows_is_marked_as_ours(publisher: Database, request_for: RequestFor) -> None:
+    """A capture publication that is made anew for all tables keeps its settings and its comment."""
+    publisher.run("create table t (id int); create publication p for all tables with (publish = 'insert')")
+    setup_publisher(request_for())
+
+    publisher.run("alter publication p set (publish = 'insert, truncate')")
+
+    assert setup_publisher(request_for()).statements == ()
+
+
+def test_other_publications_are_not_followed(publisher: Database, request_for: RequestFor) -> None:
+    publisher.run(
+        "create table t (id int primary key); create table u (id int); create publication p for table t"
+    )
+    setup_publisher(request_for())
+    before = covered(publisher)
+
+    publisher.run(
+        "create publication x for table u with (publish = 'insert'); alter publication x add table t"
+    )
+
+    assert covered(publisher) == before
+    publisher.run("update u set id = 1")

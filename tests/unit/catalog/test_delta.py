@@ -1,0 +1,277 @@
+"""From the message of a DDL command to the catalog after it (R9.10, R9.11)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from cdc_replay.catalog.delta import apply_delta, parse_delta, parse_rewrite
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import Generated, Publication, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
+from fixtures.catalogs import catalog, listed, publication, table
+
+ROOT, LEAF, OTHER_LEAF, PLAIN, UNLOGGED = 1, 2, 3, 4, 5
+
+
+def known() -> PublisherCatalog:
+    """A partition tree, a plain table, and two publications with the oids 91 and 92."""
+    p = publication("p", listed(PLAIN, "a > 1", "id a"), listed(ROOT))
+    q = publication("q", listed(PLAIN), schemas=["s"])
+    return catalog(
+        table(ROOT, "s.root", is_partitioned=True),
+        table(LEAF, "s.leaf", parent=ROOT),
+        table(OTHER_LEAF, "s.other_leaf", parent=ROOT),
+        table(PLAIN, "s.plain"),
+        dataclasses.replace(table(UNLOGGED, "s.unlogged", parent=ROOT), is_publishable=False),
+        publications=[dataclasses.replace(p, oid=91), dataclasses.replace(q, oid=92)],
+    )
+
+
+def message(**content: Any) -> str:
+    empty = dict.fromkeys(("tables", "columns", "publications", "memberships"), ())
+    touched: dict[str, Any] = {"touched_tables": [], "touched_publications": []}
+    return json.dumps({"format": 1, **touched, **empty, **content})
+
+
+def table_row(oid: int, name: str, parent: int | None = None, kind: str = "r") -> list[Any]:
+    return [oid, "s", name, kind == "p", True, parent, "d", [1], [1], 3]
+
+
+def column_rows(oid: int, names: str = "id a b") -> list[list[Any]]:
+    return [
+        [oid, number, name, 23, -1, "integer", None, "", None]
+        for number, name in enumerate(names.split(), start=1)
+    ]
+
+
+def publication_row(oid: int, name: str, publish: str = "iudt", schemas: tuple[str, ...] = ()) -> list[Any]:
+    return [oid, name, False, False, *(letter in publish for letter in "iudt"), list(schemas), False]
+
+
+def after(**content: Any) -> PublisherCatalog:
+    return apply_delta(known(), parse_delta(message(**content)))
+
+
+def tables_after(**content: Any) -> dict[int, Table]:
+    return {int(oid): each for oid, each in after(**content).tables.items()}
+
+
+def test_a_row_has_the_meaning_that_it_has_for_the_reader() -> None:
+    row = [7, "S x", "Größe", False, True, None, "i", [2], [1], 4]
+    columns = [
+        [7, 1, "id", 23, -1, "integer", None, "", None],
+        [7, 2, "k", 25, -1, "text", 'pg_catalog."C"', "s", "lower(x)"],
+    ]
+    found = after(touched_tables=[7], tables=[row], columns=columns).tables
+    new = found[next(oid for oid in found if oid == 7)]
+
+    assert new.name == QualifiedName("S x", "Größe")
+    assert (new.replica_identity, new.key_columns, new.primary_key) == (
+        ReplicaIdentity.INDEX,
+        ("k",),
+        ("id",),
+    )
+    assert (new.dropped_columns, new.is_publishable, new.parent) == (2, True, None)
+    column = new.column("k")
+    assert (column.generated, column.generation_sql) == (Generated.STORED, "lower(x)")
+    assert column.collation_sql == 'pg_catalog."C"'
+
+
+def test_nothing_touched_changes_nothing() -> None:
+    assert after() == known()
+
+
+def test_a_touched_table_is_replaced_and_keeps_nothing_of_before() -> None:
+    found = after(
+        touched_tables=[PLAIN],
+        tables=[table_row(PLAIN, "renamed")],
+        columns=column_rows(PLAIN, "id n b"),
+        memberships=[[91, PLAIN, "{n > 1}", "n > 1", [1, 2]]],
+    )
+
+    members = found.publication("p").memberships
+    assert str(found.tables[listed(PLAIN).relation].name) == "s.renamed"
+    assert members[listed(PLAIN).relation] == listed(PLAIN, "n > 1", "id n")
+    assert members[listed(ROOT).relation] == listed(ROOT)
+    # The other publication's membership of the touched table is told, or is gone.
+    assert not found.publication("q").memberships
+
+
+def test_a_touched_table_without_a_row_is_gone_with_its_memberships() -> None:
+    found = after(touched_tables=[PLAIN])
+
+    assert PLAIN not in found.tables
+    assert list(found.publication("p").memberships) == [ROOT]
+
+
+def test_a_child_that_is_not_told_of_any_more_was_detached() -> None:
+    """An unlogged one is known as a partition only (R2.1)."""
+    found = tables_after(
+        touched_tables=[ROOT],
+        partitions=[LEAF],
+        tables=[table_row(ROOT, "root", kind="p")],
+        columns=column_rows(ROOT),
+    )
+
+    assert found[LEAF].parent == ROOT
+    assert found[OTHER_LEAF].parent is None
+    assert UNLOGGED not in found
+
+
+def test_a_child_of_a_dropped_table_is_not_a_child_any_more() -> None:
+    assert tables_after(touched_tables=[ROOT])[LEAF].parent is None
+
+
+def test_an_attached_table_has_its_parent() -> None:
+    found = tables_after(
+        touched_tables=[ROOT, PLAIN],
+        partitions=[LEAF, OTHER_LEAF, UNLOGGED],
+        tables=[table_row(ROOT, "root", kind="p"), table_row(PLAIN, "plain", parent=ROOT)],
+        columns=[*column_rows(ROOT), *column_rows(PLAIN)],
+    )
+
+    assert [found[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
+
+
+def test_a_renamed_publication_is_the_same_one() -> None:
+    """It is known by its oid, and takes its memberships of other tables with it."""
+    found = after(
+        touched_publications=[91],
+        publications=[publication_row(91, "renamed", "i")],
+        memberships=[[91, ROOT, None, None, None], [91, LEAF, None, None, [1, 3]]],
+    )
+
+    assert set(found.publications) == {"renamed", "q"}
+    renamed = found.publication("renamed")
+    assert (renamed.oid, renamed.actions) == (91, frozenset({PublishAction.INSERT}))
+    assert renamed.memberships == {
+        listed(ROOT).relation: listed(ROOT),
+        listed(LEAF).relation: listed(LEAF, None, "id b"),
+    }
+
+
+def test_two_publications_can_exchange_their_names() -> None:
+    found = after(
+        touched_publications=[91, 92],
+        publications=[publication_row(91, "q"), publication_row(92, "p")],
+    )
+
+    assert {name: each.oid for name, each in found.publications.items()} == {"p": 92, "q": 91}
+
+
+def test_a_touched_publication_without_a_row_is_gone() -> None:
+    assert set(after(touched_publications=[91]).publications) == {"q"}
+
+
+def test_a_publication_whose_oid_is_not_known_is_known_by_its_name() -> None:
+    """A catalog of a log that was written before oids were kept."""
+    old = known()
+    without: dict[str, Publication] = {
+        name: dataclasses.replace(each, oid=0) for name, each in old.publications.items()
+    }
+    delta = parse_delta(message(touched_publications=[91], publications=[publication_row(91, "p", "u")]))
+
+    found = apply_delta(dataclasses.replace(old, publications=without), delta)
+
+    assert {name: each.oid for name, each in found.publications.items()} == {"p": 91, "q": 0}
+    assert found.publication("p").actions == {PublishAction.UPDATE}
+
+
+def test_what_is_not_in_a_whole_message_is_gone() -> None:
+    found = after(
+        whole=True,
+        tables=[table_row(PLAIN, "plain")],
+        columns=column_rows(PLAIN),
+        publications=[publication_row(93, "r", schemas=("s",))],
+        memberships=[[93, PLAIN, None, None, None]],
+    )
+
+    assert list(found.tables) == [PLAIN]
+    assert set(found.publications) == {"r"}
+    assert found.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
+
+
+def test_a_membership_of_a_table_that_is_not_known_is_left_out() -> None:
+    found = after(
+        touched_publications=[91],
+        publications=[publication_row(91, "p")],
+        memberships=[[91, 777, "{a}", "a", [1]]],
+    )
+
+    assert not found.publication("p").memberships
+
+
+def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
+    """R9.11: two transactions with open DDL do not undo each other."""
+    deltas = [
+        parse_delta(text)
+        for text in (
+            message(touched_tables=[PLAIN], tables=[table_row(PLAIN, "x")], columns=column_rows(PLAIN)),
+            message(touched_tables=[LEAF]),
+            message(touched_publications=[91], publications=[publication_row(91, "x")]),
+            message(touched_publications=[94], publications=[publication_row(94, "new")]),
+        )
+    ]
+
+    def applied(order: tuple[int, ...]) -> PublisherCatalog:
+        found = known()
+        for number in order:
+            found = apply_delta(found, deltas[number])
+        return found
+
+    results = [applied(order) for order in itertools.permutations(range(4))]
+    assert all(each == results[0] for each in results)
+
+
+def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> None:
+    before = dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
+
+    found = apply_delta(before, parse_delta(message(touched_tables=[PLAIN])))
+
+    assert (found.lsn, found.server_version) == (Lsn(5), 150018)
+    assert before == dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"format": 2}',
+        b'{"format": 1}',
+        message(tables=[[1, 2]]),
+        message(tables=7),
+        message(columns=[[]], tables=[table_row(1, "t")]),
+        message(touched_tables=["x"]),
+        message(touched_publications=None),
+        message(publications=[publication_row(1, "p")[:-1]]),
+        message(tables=[[*table_row(1, "t")[:6], "?", *table_row(1, "t")[7:]]], columns=column_rows(1)),
+        message(tables=[table_row(1, "t")]),
+        message(memberships=[[1, 2]]),
+        message(tables=[table_row(1, "t")], columns=column_rows(1), memberships=[[1, 1, None, None, 7]]),
+    ],
+)
+def test_another_text_is_refused(content: bytes | str) -> None:
+    """Anybody may write a message with our prefix."""
+    with pytest.raises(InvalidMessage, match="publisher's event triggers"):
+        parse_delta(content)
+
+
+def test_a_rewrite_names_relations() -> None:
+    """R11.9."""
+    assert parse_rewrite(b'{"format": 1, "relations": [16385, 4294967295]}') == (16385, 4294967295)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1}', b'{"format": 1, "relations": ["x"]}'])
+def test_another_text_is_not_a_rewrite(content: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_rewrite(content)
