@@ -42,7 +42,7 @@ class Native:
         try:
             self._of(subscription).wait()
         except NativeStandsStill as error:
-            raise CorpusError(f"{error}; the servers say: {self._complaints()}") from error
+            raise CorpusError(f"{error}; the servers say: {self.complaints()}") from error
 
     def refresh(self, subscription: Subscription, what: Refreshed) -> None:
         try:
@@ -68,7 +68,8 @@ class Native:
     def _said(self, log: Path) -> str:
         return log.read_bytes()[self._logs[log] :].decode(errors="replace")
 
-    def _complaints(self) -> str:
+    def complaints(self) -> str:
+        """The last errors in the servers' logs."""
         lines = [line for log in self._logs for line in self._said(log).splitlines()]
         found = [line for line in lines if "ERROR:" in line or "FATAL:" in line]
         return "\n".join(found[-6:]) or "nothing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,29 @@ class Product:
 
     def sync(self, subscription: Subscription) -> None:
         _sync(self._configured(subscription), subscription)
+
+    def subscribe_together(self, subscriptions: Sequence[Subscription]) -> Mapping[str, CdcReplayError]:
+        """Set up the publisher for all of them; nothing is copied yet, so none fails by itself."""
+        for subscription in subscriptions:
+            self._configured(subscription)
+        setup(self._write(), PUBLISHER)
+        return {}
+
+    def sync_together(self, subscriptions: Sequence[Subscription]) -> Mapping[str, CdcReplayError]:
+        """One sync of all of them, over one capture and one decode; the errors by subscription."""
+        keys = {_key(subscription): subscription.name for subscription in subscriptions}
+        results = sync(self._write(), list(keys))
+        return {
+            keys[each.subscription]: CdcReplayError(each.replay.error)
+            for each in results
+            if each.replay.error is not None
+        }
+
+    def beside(self) -> Product:
+        """Another one on the same databases, with a slot and a change log of its own."""
+        folder = self.folder / f"beside_{len(list(self.folder.iterdir()))}"
+        folder.mkdir()
+        return Product(self.publisher, self.databases, folder, f"{self.slot}_{folder.name}")
 
     def refresh(self, subscription: Subscription, what: Refreshed) -> None:
         options = subscription.options | {"copy_data": what.copy_data}

@@ -347,7 +347,7 @@ def _check_rows(database: Database, query: str, right: Sequence[Sequence[Row]]) 
     with database.connect() as connection:
         rows = text_rows(connection, query)
     if rows not in [list(each) for each in right]:
-        raise Mismatch(f"{' '.join(query.split())}{_difference(Counter(right[0]), Counter(rows))}")
+        raise Mismatch(f"{' '.join(query.split())}{described_difference(Counter(right[0]), Counter(rows))}")
 
 
 def _differences(compared: Compare, native: Database, ours: Database) -> Iterator[str]:
@@ -360,7 +360,7 @@ def _differences(compared: Compare, native: Database, ours: Database) -> Iterato
             ]
             want, have = (_content(connection, table, columns) for connection in (true, tested))
             if want != have:
-                yield f"table {table} of {ours.name}, columns {columns}{_difference(want, have)}"
+                yield f"table {table} of {ours.name}, columns {columns}{described_difference(want, have)}"
 
 
 def _tables(connection: Connection, compared: Compare) -> list[str]:
@@ -376,7 +376,9 @@ def _content(connection: Connection, table: str, columns: Sequence[str]) -> Coun
     return Counter(text_rows(connection, sql.SQL("select {} from {}").format(names, sql.SQL(table))))
 
 
-def _difference(want: Counter[Row], have: Counter[Row], limit: int = 6) -> str:
+def described_difference(want: Counter[Row], have: Counter[Row], limit: int = 6) -> str:
+    """What is missing in `have`, and what is too many, for a message."""
+
     def shown(rows: Counter[Row]) -> str:
         listed = [f"{row!r:.200}" + (f" ({count} times)" if count > 1 else "") for row, count in rows.items()]
         return ", ".join(listed[:limit]) + (f", … {len(listed) - limit} more" if len(listed) > limit else "")
