@@ -13,7 +13,7 @@ from conformance.scenario import Scenario, load_scenarios
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("scenario", load_scenarios(), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", list(load_scenarios()), ids=lambda scenario: scenario.name)
 def test_product_does_what_native_does(runnable: Scenario, servers: Servers, tmp_path: Path) -> None:
     with placed(runnable, servers) as place:
         product = Product(place.publisher, place.product, tmp_path, slot_name(runnable.name))
