@@ -114,6 +114,7 @@ def configured(publisher: Database, tmp_path: Path) -> Callable[..., Config]:
             "dsn": publisher.dsn,
             "slot": f"slot_{publisher.name}",
             "change_log": str(tmp_path / "log"),
+            "event_trigger": False,  # so that the log has nothing but what the tests write
         }
         limit = {} if max_retained_wal is None else {"max_retained_wal": max_retained_wal}
         subscription = {"publisher": "pub", "publications": ["p"], "dsn": publisher.dsn}
