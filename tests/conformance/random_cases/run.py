@@ -202,13 +202,15 @@ class _Run:
     def _refused(self, subscription: Subscription, reason: str) -> Result:
         """What the product says to publications that native refuses."""
         alone = self.product.beside()
-        with contextlib.suppress(CdcReplayError):
+        try:
             alone.subscribe(subscription)
-            alone.tear_down()
-            return Result(
-                Outcome.DIFFERENT, f"native refuses the subscription, the product does not: {reason}"
-            )
-        return Result(Outcome.BOTH_REFUSE, reason)
+        except CdcReplayError:
+            return Result(Outcome.BOTH_REFUSE, reason)
+        finally:
+            # The publisher is set up by then, and is captured by one slot at a time.
+            with contextlib.suppress(CdcReplayError):
+                alone.tear_down()
+        return Result(Outcome.DIFFERENT, f"native refuses the subscription, the product does not: {reason}")
 
     def _synced(self, alive: Sequence[Subscription], number: int) -> list[Subscription]:
         """Bring both sides to the present and compare; those that can go on."""
