@@ -16,7 +16,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from cdc_replay.changelog.segment import RowGroup, read_row_group
 from cdc_replay.errors import InvalidMessage
@@ -37,29 +37,6 @@ BATCH_ROWS: Final = 32_768
 """Rows of a batch that is handed to Spark."""
 
 
-def decode(
-    spark: SparkSession,
-    groups: Sequence[RowGroup],
-    window: Window,
-    relations: Mapping[int, Relation],
-    catalogs: Sequence[tuple[int, int]],
-) -> DataFrame:
-    """The row changes and TRUNCATEs of `groups` whose commit LSN is in `window`, in CHANGES columns.
-
-    `relations` are the shapes by `Relation.version`; `catalogs` the versions of the publisher's catalog, for
-    whom and from where each is in force (`pgoutput.catalog_versions`): each change gets the number of
-    the last that is not above it, else of the first (R9.10). Rows are in no particular order; (`commit_lsn`,
-    `seq`) orders them.
-
-    Nothing is read before the frame is used, and all is read again each time it is. A damaged segment or an
-    invalid message then fails the Spark job, with the text of ChangeLogDamaged or InvalidMessage.
-    """
-    tasks = _tasks(groups, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
-    numbers = spark.range(0, len(tasks), numPartitions=max(1, len(tasks)))
-    reader = _Reader(tasks, window, dict(relations), tuple(catalogs))
-    return numbers.mapInArrow(reader.changes, CHANGES.ddl)
-
-
 def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...], ...]:
     """At most `count` runs of neighbouring row groups; each goes to the share that its middle row is in."""
     total_rows = sum(group.rows for group in groups)
@@ -72,23 +49,63 @@ def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """What an executor needs; `tasks[number]` is the work of the row with that `id`."""
+class LogReader:
+    """Reads and decodes a window on the executors; picklable.
+
+    `tasks[number]` is the work of one task; `relations` are the shapes by `Relation.version`; `catalogs` the
+    versions of the publisher's catalog, for whom and from where each is in force
+    (`pgoutput.catalog_versions`): each change gets the number of the last that is not above it, else of the
+    first (R9.10).
+
+    Nothing is read before it is used, and all is read again each time it is. A damaged segment or an invalid
+    message raises ChangeLogDamaged or InvalidMessage, which Spark tells by its text.
+    """
 
     tasks: tuple[tuple[RowGroup, ...], ...]
     window: Window
     relations: dict[int, Relation]
     catalogs: tuple[tuple[int, int], ...]
 
-    def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[RowGroup],
+        window: Window,
+        relations: Mapping[int, Relation],
+        catalogs: Sequence[tuple[int, int]],
+        *,
+        cores: int,
+    ) -> Self:
+        """The row groups, shared out for that many cores."""
+        return cls(_tasks(groups, TASKS_PER_CORE * cores), window, dict(relations), tuple(catalogs))
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The row changes and TRUNCATEs whose commit LSN is in the window, in CHANGES columns.
+
+        Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
+        """
+        return self.numbers(spark).mapInArrow(self.changes, CHANGES.ddl)
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """A frame with a row and a partition per task: its number, in the column `id`."""
+        return spark.range(0, len(self.tasks), numPartitions=max(1, len(self.tasks)))
+
+    def chunks(self, task: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The changes (CHANGES) of a task, row group by row group, each with its number in the window."""
         # Here, not at the top: the driver, which only plans, need not load or compile the kernels.
         from cdc_replay.pgoutput.columnar import ChangeDecoder  # noqa: PLC0415
 
         decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
+        first = sum(map(len, self.tasks[:task]))
+        for number, group in enumerate(self.tasks[task], first):
+            yield number, _decoded(decoder, group)
+
+    def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes of the tasks that the rows of `numbers` name, in batches that Spark can take."""
         for batch in numbers:
             for number in batch.column("id").to_pylist():
-                for group in self.tasks[number]:
-                    yield from _batches(_decoded(decoder, group))
+                for _, changes in self.chunks(number):
+                    yield from _batches(changes)
 
 
 def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
-from cdc_replay.filters.server import ServerCheck, evaluate_on_server
+from cdc_replay.filters.server import ServerCheck
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.spark_session import spark_session
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
 from fixtures.postgres import Database, create_database
+from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ from cdc_replay.subscriber.state import SCHEMA, stable_hash
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 _PART_COLUMNS: Final = (
     ("target", "int", pa.int32()),
@@ -51,8 +51,8 @@ _PART_COLUMNS: Final = (
     ("conflicts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
     ("failure", "array<string>", pa.list_(pa.string())),
 )
-_PART_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
-_PART_SCHEMA: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_COLUMNS])
+PARTS_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
+PARTS: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_COLUMNS])
 
 _CSV: Final = pa_csv.WriteOptions(include_header=False, quoting_style="needed")
 
@@ -181,16 +181,22 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
     Raises:
         CdcReplayError: if a value does not fit its target column, or the subscriber cannot be written.
     """
-    by_index = {table.index: table for table in tables}
+    stager = Stager.of(tables, dsn)
 
     def stage_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        attempt = 0 if context is None else context.taskAttemptId()
-        rows = _Stager(by_index, dsn, attempt).run(batches)
-        yield pa.RecordBatch.from_pylist(rows, schema=_PART_SCHEMA)
+        yield stager.staged(batches)
 
+    return staged_parts(map_in_arrow(net, stage_partition, PARTS_DDL).collect(), stager.tables)
+
+
+def staged_parts(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[int, Staged]:
+    """What the tasks say that they have staged (PARTS), by target.
+
+    Raises:
+        CdcReplayError: what one of them has failed with.
+    """
     staged: dict[int, list[StagedPart]] = {}
-    for row in map_in_arrow(net, stage_partition, _PART_DDL).collect():
+    for row in rows:
         if row["failure"] is not None:
             raise Failure(*row["failure"]).error()
         part = StagedPart(
@@ -202,7 +208,27 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
             row["conflicts"],
         )
         staged.setdefault(part.target, []).append(part)
-    return {target: Staged(by_index[target], tuple(staged[target])) for target in sorted(staged)}
+    return {target: Staged(tables[target], tuple(staged[target])) for target in sorted(staged)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stager:
+    """Writes net changes from an executor; picklable."""
+
+    tables: Mapping[int, StageTable]
+    dsn: str
+
+    @classmethod
+    def of(cls, tables: Iterable[StageTable], dsn: str) -> Self:
+        """Into those tables of that database."""
+        return cls({table.index: table for table in tables}, dsn)
+
+    def staged(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+        """Stage batches (NET) of a task, and say what was staged (PARTS)."""
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.taskAttemptId()
+        rows = _Staging(self.tables, self.dsn, attempt).run(batches)
+        return pa.RecordBatch.from_pylist(rows, schema=PARTS)
 
 
 def drop_staging(connection: Connection, subscription: str) -> int:
@@ -244,7 +270,7 @@ class _Tally:
 
 
 @dataclass(slots=True)
-class _Stager:
+class _Staging:
     """One task attempt: one connection, one COPY per target, in the order in which targets come."""
 
     tables: Mapping[int, StageTable]
@@ -254,7 +280,7 @@ class _Stager:
     _target: int = -1
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
-        """Stage all batches; rows of `_PART_SCHEMA`, or one row with the failure."""
+        """Stage all batches; rows of `PARTS`, or one row with the failure."""
         try:
             self._write_all(batches)
         except UnknownValue as error:

@@ -23,7 +23,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -33,7 +33,7 @@ from psycopg import sql
 
 from cdc_replay.apply.conflicts import refusals
 from cdc_replay.apply.merge import Merged, merge
-from cdc_replay.apply.staging import Staged, drop_staging, stage, stage_table
+from cdc_replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import Truncation
@@ -52,15 +52,11 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
-
-    `truncations` are those of the window, in order; the net changes are what comes after them.
-    """
+    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`."""
 
     subscription: Subscription
     dsn: str
     tables: tuple[SubscribedTable, ...]
-    truncations: tuple[Truncation, ...]
     upto: Lsn
 
 
@@ -90,50 +86,132 @@ BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
 """Called inside the window's transaction, to record its result with it."""
 
 
-def apply_window(
-    net: DataFrame, request: ApplyRequest, *, before_commit: BeforeCommit | None = None
-) -> Applied:
-    """Apply `net` (NET) and the truncations to the subscriber, with progress, in one transaction.
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """A window that is ready to be staged into `tables` and then applied; the session is open."""
+
+    request: ApplyRequest
+    connection: Connection
+    targets: Mapping[QualifiedName, TargetTable]
+    tables: tuple[StageTable, ...]
+
+    def apply(
+        self,
+        staged: Mapping[int, Staged],
+        truncations: Sequence[Truncation],
+        *,
+        before_commit: BeforeCommit | None = None,
+    ) -> Applied:
+        """Apply `truncations`, in order, and what is staged, by target, with progress, in one transaction.
+
+        Raises:
+            ApplyConflict: if the subscriber's rows or constraints do not allow a change.
+            ServerUnavailable: if the subscriber is lost.
+        """
+        started = time.monotonic()
+        with refusals(None), self.connection.transaction():
+            applied = self._merge_all(staged, truncations, started)
+            _finish(self.connection, self.request, applied, before_commit)
+        failpoint("replay.after_commit")
+        _log.info(
+            "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
+            *(
+                self.request.subscription.name,
+                self.request.upto,
+                applied.insert,
+                applied.update,
+                applied.delete,
+                applied.truncate,
+                applied.seconds,
+            ),
+        )
+        return applied
+
+    def _merge_all(
+        self, staged: Mapping[int, Staged], truncations: Sequence[Truncation], started: float
+    ) -> Applied:
+        names = {table.index: table.name for table in self.request.tables}
+        self._truncate(truncations)
+        total = Merged()
+        for index, changes in staged.items():
+            with refusals(names[index]):
+                policy = self.request.subscription.on_conflict
+                merged = merge(self.connection, self.targets[names[index]], changes, policy)
+            total.insert += merged.insert
+            total.update += merged.update
+            total.delete += merged.delete
+            total.conflicts.update(merged.conflicts)
+            failpoint("replay.mid_merge")
+        return Applied(
+            total.insert,
+            total.update,
+            total.delete,
+            len(truncations),
+            dict(total.conflicts),
+            time.monotonic() - started,
+        )
+
+    def _truncate(self, truncations: Sequence[Truncation]) -> None:
+        """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15)."""
+        names = {table.index: table.name for table in self.request.tables}
+        statements = itertools.groupby(truncations, key=lambda found: (found.commit_lsn, found.seq))
+        done: set[tuple[frozenset[QualifiedName], bool]] = set()
+        for _, group in statements:
+            found = list(group)
+            restart = any(truncation.restart_identity for truncation in found)
+            together = frozenset(names[truncation.target] for truncation in found)
+            if (together, restart) in done:
+                continue
+            done.add((together, restart))
+            statement = sql.SQL("truncate table {}{}").format(
+                sql.SQL(", ").join(_truncated(self.targets[name]) for name in sorted(together)),
+                sql.SQL(" restart identity" if restart else ""),
+            )
+            with refusals(min(together)):
+                self.connection.execute(statement)
+
+
+@contextlib.contextmanager
+def opened_window(request: ApplyRequest) -> Iterator[OpenWindow]:
+    """Prepare a window for staging; what was staged is gone when the context ends.
 
     The caller holds the subscription's lock (`subscriber.state.lock`).
 
     Raises:
-        ApplyConflict: if the subscriber's rows or constraints do not allow a change.
         SubscriberNotReady: if a target is missing or cannot receive its columns.
         MissingPrivilege: if the role may not apply changes.
         ServerUnavailable: if the subscriber is lost.
     """
-    started = time.monotonic()
     name = request.subscription.name
     with _session(request) as connection:
         drop_staging(connection, name)
         targets = _targets(connection, request)
+        run = uuid.uuid4().hex[:8]
+        tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
         try:
-            run = uuid.uuid4().hex[:8]
-            tables = [stage_table(name, run, table, targets[table.name]) for table in request.tables]
-            staged = stage(net, tables, request.dsn)
-            failpoint("replay.after_staging")
-            with refusals(None), connection.transaction():
-                applied = _merge_all(connection, request, targets, staged, started)
-                _finish(connection, request, applied, before_commit)
-            failpoint("replay.after_commit")
+            yield OpenWindow(request, connection, targets, tables)
         finally:
             # If it fails the next run finds them by name.
             with contextlib.suppress(psycopg.Error):
                 drop_staging(connection, name)
-    _log.info(
-        "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
-        *(
-            name,
-            request.upto,
-            applied.insert,
-            applied.update,
-            applied.delete,
-            applied.truncate,
-            applied.seconds,
-        ),
-    )
-    return applied
+
+
+def apply_window(
+    net: DataFrame,
+    request: ApplyRequest,
+    truncations: Sequence[Truncation],
+    *,
+    before_commit: BeforeCommit | None = None,
+) -> Applied:
+    """Stage `net` (NET), and apply it after the `truncations` of the window.
+
+    Raises:
+        CdcReplayError: as `opened_window`, `stage` and `OpenWindow.apply`.
+    """
+    with opened_window(request) as window:
+        staged = stage(net, window.tables, request.dsn)
+        failpoint("replay.after_staging")
+        return window.apply(staged, truncations, before_commit=before_commit)
 
 
 def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
@@ -170,56 +248,6 @@ def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedNam
     targets = read_target_tables(connection, [table.name for table in request.tables])
     check_targets({table.name: table.columns for table in request.tables}, targets)
     return targets
-
-
-def _merge_all(
-    connection: Connection,
-    request: ApplyRequest,
-    targets: Mapping[QualifiedName, TargetTable],
-    staged: Mapping[int, Staged],
-    started: float,
-) -> Applied:
-    names = {table.index: table.name for table in request.tables}
-    _truncate(connection, request, targets)
-    total = Merged()
-    for index, changes in staged.items():
-        with refusals(names[index]):
-            merged = merge(connection, targets[names[index]], changes, request.subscription.on_conflict)
-        total.insert += merged.insert
-        total.update += merged.update
-        total.delete += merged.delete
-        total.conflicts.update(merged.conflicts)
-        failpoint("replay.mid_merge")
-    return Applied(
-        total.insert,
-        total.update,
-        total.delete,
-        len(request.truncations),
-        dict(total.conflicts),
-        time.monotonic() - started,
-    )
-
-
-def _truncate(
-    connection: Connection, request: ApplyRequest, targets: Mapping[QualifiedName, TargetTable]
-) -> None:
-    """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15)."""
-    names = {table.index: table.name for table in request.tables}
-    statements = itertools.groupby(request.truncations, key=lambda found: (found.commit_lsn, found.seq))
-    done: set[tuple[frozenset[QualifiedName], bool]] = set()
-    for _, group in statements:
-        truncations = list(group)
-        restart = any(truncation.restart_identity for truncation in truncations)
-        together = frozenset(names[truncation.target] for truncation in truncations)
-        if (together, restart) in done:
-            continue
-        done.add((together, restart))
-        statement = sql.SQL("truncate table {}{}").format(
-            sql.SQL(", ").join(_truncated(targets[name]) for name in sorted(together)),
-            sql.SQL(" restart identity" if restart else ""),
-        )
-        with refusals(min(together)):
-            connection.execute(statement)
 
 
 def _truncated(table: TargetTable) -> sql.Composed:

@@ -347,10 +347,8 @@ def _end(work: _Work, flow: _Flow, *, dry_run: bool) -> tuple[dict[str, int], Ap
         applied = _counted(flow.net, len(truncations))
         return flow.routed.counts.get, applied
     destination = work.destination
-    request = ApplyRequest(
-        destination.subscription, destination.dsn, work.routes.tables, truncations, work.read.upto
-    )
-    applied = apply_window(flow.net, request)
+    request = ApplyRequest(destination.subscription, destination.dsn, work.routes.tables, work.read.upto)
+    applied = apply_window(flow.net, request, truncations)
     return flow.routed.counts.get, applied
 
 

@@ -83,7 +83,13 @@ def _captured_within_limit(
     return outcome
 
 
-def captured_up_to(config: Config, publisher: str, to_lsn: Lsn) -> CaptureResult:
+def captured_up_to(
+    config: Config,
+    publisher: str,
+    to_lsn: Lsn,
+    *,
+    progress: Callable[[Lsn, Lsn], None] | None = None,
+) -> CaptureResult:
     """Make sure that the log holds everything up to `to_lsn`, whoever captures it.
 
     Another process may hold the slot, such as a scheduled capture: then its pull is waited for, and this one
@@ -96,7 +102,7 @@ def captured_up_to(config: Config, publisher: str, to_lsn: Lsn) -> CaptureResult
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return capture(config, publisher, to_lsn=to_lsn)
+            return capture(config, publisher, to_lsn=to_lsn, progress=progress)
         except SlotActive:
             end = ChangeLog.open(change_log).end_lsn
             if end >= to_lsn:

@@ -52,6 +52,11 @@ class Plan:
     """Why the rest cannot be applied; without it, the rest is another window."""
 
     @property
+    def name(self) -> str:
+        """The subscription's."""
+        return self.opened.subscription.name
+
+    @property
     def is_part(self) -> bool:
         """More is to come behind the window."""
         return self.window.upto < self.asked

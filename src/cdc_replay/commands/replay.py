@@ -10,26 +10,22 @@ with the value from one source after the other (`commands.unsent`), and parked w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import psycopg
-from pyspark import StorageLevel
 
-from cdc_replay.apply.window import Applied, ApplyRequest, advance_only, apply_window
+from cdc_replay.apply.window import Applied, BeforeCommit, OpenWindow, advance_only, opened_window
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.plan import Plan, content_of, plan_window
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.commands.unsent import Fence, Unsent, fence_of
-from cdc_replay.commands.window import decode_window
-from cdc_replay.compact import Survey, lacks_values, net_changes, survey
+from cdc_replay.commands.staged_windows import StagedWindow, request_of, staged_windows
+from cdc_replay.commands.unsent import fence_of
+from cdc_replay.commands.unsent_windows import Record, Source, apply_with_unsent
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
     CdcReplayError,
@@ -38,16 +34,10 @@ from cdc_replay.errors import (
     UnknownValue,
 )
 from cdc_replay.failpoints import failpoint
-from cdc_replay.fill import History, find
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
-from cdc_replay.route.router import Routed, route
-from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +82,6 @@ def common_publisher(config: Config, subscriptions: Sequence[str]) -> PublisherC
     return config.publisher(names.pop())
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The publisher, as far as replay needs it beside the log."""
-
-    publisher: PublisherConfig
-    dsn: str
-    fence: Fence
-
-
 def replay_opened(
     config: Config,
     publisher: PublisherConfig,
@@ -129,13 +110,13 @@ def replay_opened(
             plans.append(plan_window(change_log, content, each, upto))
         except (CdcReplayError, psycopg.Error) as error:
             results[each.subscription.name] = _failed(each, Window(upto, upto), time.monotonic(), error)
-    with fence_of(config, publisher, fence) as opened_fence, _decoded(change_log, plans) as changes:
-        source = _Source(publisher, config.dsn_of(publisher), opened_fence)
-        for plan in plans:
-            result = _replay_one(plan, changes, source)
+    with fence_of(config, publisher, fence) as opened_fence:
+        source = Source(publisher, config.dsn_of(publisher), opened_fence)
+        for plan, result in _replay_plans(change_log, plans, source):
+            results[plan.name] = result
             if plan.obstacle is not None and result.error is None:
-                result = _failed(plan.opened, Window(plan.window.upto, upto), plan.began, plan.obstacle)
-            results[plan.opened.subscription.name] = result
+                left = Window(plan.window.upto, upto)
+                results[plan.name] = _failed(plan.opened, left, plan.began, plan.obstacle)
     parts = [each.opened for each in plans if each.is_part]
     if rest := [each for each in parts if results[each.subscription.name].error is None]:
         for later in replay_opened(config, publisher, rest, upto, fence=fence):
@@ -143,37 +124,73 @@ def replay_opened(
     return tuple(results[each.subscription.name] for each in subscriptions)
 
 
-@contextlib.contextmanager
-def _decoded(change_log: ChangeLog, plans: Sequence[Plan]) -> Iterator[DataFrame | None]:
-    """The changes of all the plans' windows, decoded once; None if no plan has a route for any."""
-    routed = [plan for plan in plans if plan.routes.routes]
-    if not routed:
-        yield None
+def _replay_plans(
+    change_log: ChangeLog, plans: Sequence[Plan], source: Source
+) -> Iterator[tuple[Plan, ReplayResult]]:
+    """Apply windows; those that end at one position share a Spark job."""
+    ends: dict[Lsn, list[Plan]] = {}
+    for plan in plans:
+        if plan.routes.routes:
+            ends.setdefault(plan.window.upto, []).append(plan)
+        else:
+            yield plan, _result_of(plan, functools.partial(_advance, plan))
+    for together in ends.values():
+        yield from _replay_together(change_log, together, source)
+
+
+def _replay_together(
+    change_log: ChangeLog, plans: Sequence[Plan], source: Source
+) -> Iterator[tuple[Plan, ReplayResult]]:
+    with contextlib.ExitStack() as stack:
+        windows: list[tuple[Plan, OpenWindow]] = []
+        for plan in plans:
+            try:
+                windows.append((plan, stack.enter_context(opened_window(request_of(plan)))))
+            except (CdcReplayError, psycopg.Error) as error:
+                yield plan, _failed(plan.opened, plan.window, plan.began, error)
+        staged = staged_windows(change_log, windows, source.dsn)
+        for plan, window in windows:
+            yield plan, _result_of(plan, functools.partial(_apply, plan, window, staged[plan.name], source))
+
+
+def _advance(plan: Plan, record: Record) -> None:
+    advance_only(request_of(plan), before_commit=record(plan, dict))
+
+
+def _apply(plan: Plan, window: OpenWindow, lane: StagedWindow, source: Source, record: Record) -> None:
+    failpoint("replay.after_staging")
+    if isinstance(lane, CdcReplayError):
+        raise lane
+    if lane.survey.unsent:
+        apply_with_unsent(plan, lane.survey, source, record)
         return
-    window = Window(min(plan.window.after for plan in routed), max(plan.window.upto for plan in routed))
-    session = spark_session("cdc-replay")
-    tune_for(session, max(plan.messages for plan in routed))
-    changes = decode_window(session, change_log, window)
-    if len(routed) > 1:
-        changes = changes.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield changes
-    finally:
-        if len(routed) > 1:
-            changes.unpersist()
+    window.apply(lane.staged, lane.survey.truncations, before_commit=record(plan, lambda: lane.counts))
 
 
-def _replay_one(plan: Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
-    name = plan.opened.subscription.name
+def _result_of(plan: Plan, apply: Callable[[Record], None]) -> ReplayResult:
+    """What applying a window has come to; its result is recorded with it."""
+    name = plan.name
+    results: list[ReplayResult] = []
+
+    def record(done: Plan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
+        def before_commit(connection: Connection, applied: Applied) -> None:
+            # Tables without a change in the window have reached its end too.
+            state.advance_tables(connection, name, done.behind, done.window.upto)
+            results.append(_result(done, counts(), applied))
+            state.record_result(connection, name, "replay", results[-1].to_dict())
+
+        return before_commit
+
     try:
         with translated_spark_errors(f'replay of subscription "{name}"'):
-            result = _flow(plan, changes, source)
+            apply(record)
     except UnknownValue as error:
         with contextlib.suppress(psycopg.Error):
             state.park(plan.opened.connection, name, plan.window.after, str(error))
         return _failed(plan.opened, plan.window, plan.began, error)
     except (CdcReplayError, psycopg.Error) as error:
         return _failed(plan.opened, plan.window, plan.began, error)
+    (result,) = results
     log.info(
         "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
         name,
@@ -188,114 +205,9 @@ def _replay_one(plan: Plan, changes: DataFrame | None, source: _Source) -> Repla
     return result
 
 
-def _flow(plan: Plan, changes: DataFrame | None, source: _Source) -> ReplayResult:
-    if changes is None or not plan.routes.routes:
-        return _apply(plan, None)
-    if plan.is_part:
-        changes = changes.where(changes["commit_lsn"] <= plan.window.upto.value)
-    flow = _routed(plan, changes, source)
-    if flow.found.unsent:
-        return _flow_with_unsent(flow, source)
-    return _apply(plan, flow)
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """A plan's window, routed and surveyed; nothing is folded yet."""
-
-    plan: Plan
-    changes: DataFrame
-    routed: Routed
-    found: Survey
-
-    @property
-    def net(self) -> DataFrame:
-        """The net changes."""
-        policy = self.plan.opened.subscription.on_conflict
-        return net_changes(self.routed.changes, self.found, self.plan.routes.tables, policy=policy)
-
-
-def _routed(plan: Plan, changes: DataFrame, source: _Source) -> _Flow:
-    routed = _route(plan, changes, source)
-    return _Flow(plan, changes, routed, survey(routed.changes))
-
-
-def _route(plan: Plan, changes: DataFrame, source: _Source) -> Routed:
-    origin = plan.opened.subscription.origin
-    return route(changes, plan.routes, origin=origin, publisher_dsn=source.dsn)
-
-
-def _flow_with_unsent(flow: _Flow, source: _Source) -> ReplayResult:
-    """Apply the window with the values of the first history that has all of them.
-
-    Raises:
-        UnknownValue: if none has.
-    """
-    for tried, history, is_last in _histories(flow, source):
-        entries = [(commit_lsn, seq) for _, commit_lsn, seq in tried.found.unsent]
-        with find(history, entries) as values:
-            failpoint("fill.after_read")
-            routed = _route(tried.plan, values.put_into(tried.changes), source)
-            # Values change no outcome, so the counts are those of the survey.
-            completed = dataclasses.replace(tried, routed=Routed(routed.changes, tried.routed.counts))
-            # A row that leaves again, or gets another value, does not need the one that was not sent.
-            if is_last or values.unknown == 0 or not lacks_values(completed.net):
-                return _apply(tried.plan, completed)
-    raise AssertionError("the last history is the last")
-
-
-def _histories(flow: _Flow, source: _Source) -> Iterator[tuple[_Flow, History, bool]]:
-    """What to apply, where to look for its unsent values, and whether it is the last that can be tried."""
-    window, session = flow.plan.window, flow.changes.sparkSession
-    unsent = Unsent(source.publisher, flow.plan.routes, flow.found, source.fence)
-    yield flow, unsent.in_window(flow.changes, window), False
-    yield flow, unsent.at_fence(session, window.after), False
-    if (fence := source.fence().consistent_point) > window.upto:
-        flow = _extended(flow, source, fence)
-        unsent = dataclasses.replace(unsent, routes=flow.plan.routes, found=flow.found)
-        yield flow, unsent.at_fence(session, window.after), False
-    yield flow, unsent.at_fence_with_whole_log(session), True
-
-
-def _extended(flow: _Flow, source: _Source, fence: Lsn) -> _Flow:
-    """The flow of the window up to the fence."""
-    change_log = ChangeLog.open(source.publisher.change_log)
-    plan = plan_window(change_log, functools.partial(content_of, change_log), flow.plan.opened, fence)
-    log.warning(
-        "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
-        " and that have changed since",
-        plan.opened.subscription.name,
-        flow.plan.window,
-        fence,
-    )
-    changes = decode_window(flow.changes.sparkSession, change_log, plan.window)
-    return _routed(dataclasses.replace(plan, began=flow.plan.began), changes, source)
-
-
-def _apply(plan: Plan, flow: _Flow | None) -> ReplayResult:
-    """Apply the net changes, or only advance where there is nothing to route."""
-    subscription = plan.opened.subscription
-    results: list[ReplayResult] = []
-
-    def record(connection: Connection, applied: Applied) -> None:
-        # Tables without a change in the window have reached its end too.
-        state.advance_tables(connection, subscription.name, plan.behind, plan.window.upto)
-        results.append(_result(plan, flow.routed if flow else None, applied))
-        state.record_result(connection, subscription.name, "replay", results[-1].to_dict())
-
-    request = ApplyRequest(subscription, plan.opened.dsn, plan.routes.tables, (), plan.window.upto)
-    if flow is None:
-        advance_only(request, before_commit=record)
-        return results[0]
-    request = dataclasses.replace(request, truncations=flow.found.truncations)
-    apply_window(flow.net, request, before_commit=record)
-    return results[0]
-
-
-def _result(plan: Plan, routed: Routed | None, applied: Applied) -> ReplayResult:
-    counts = routed.counts.get if routed is not None else {}
+def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
     return ReplayResult(
-        subscription=plan.opened.subscription.name,
+        subscription=plan.name,
         from_lsn=plan.window.after,
         to_lsn=plan.window.upto,
         seconds=time.monotonic() - plan.began,

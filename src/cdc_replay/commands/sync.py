@@ -1,4 +1,4 @@
-"""`sync`: snapshot where needed, capture, replay.
+"""`sync`: snapshot where needed, then capture and replay, side by side.
 
 On return the subscribers equal the publisher's filtered state as of one LSN. What replay cannot bring there,
 because the publisher has rewritten a table without sending its rows (R11.9), it leaves to a snapshot: then
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.catch_up import caught_up
 from cdc_replay.commands.opened import Opened, opened
-from cdc_replay.commands.replay import common_publisher, replay_opened
+from cdc_replay.commands.replay import common_publisher
 from cdc_replay.commands.results import CaptureResult, SnapshotResult, SyncResult
 from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
@@ -56,8 +56,7 @@ def _round(config: Config, at_work: Sequence[Opened], target: Lsn) -> tuple[tupl
     snapshots = [snapshot_opened(config, each) for each in at_work]
     upto = max(target, *(snapshot_lsn(each, target) for each in snapshots))
     waiting = [waiting_for_copy(each) for each in at_work]
-    captured = captured_up_to(config, publisher.name, upto)
-    replays = replay_opened(config, publisher, at_work, upto)
+    captured, replays = caught_up(config, publisher, at_work, upto)
     is_done = all(waiting_for_copy(each) <= known for each, known in zip(at_work, waiting, strict=True))
     results = tuple(
         SyncResult(

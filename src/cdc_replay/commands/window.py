@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.decode import decode
+from cdc_replay.decode import LogReader
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
@@ -92,12 +92,12 @@ def catalog_history(change_log: ChangeLog) -> CatalogHistory:
     return CatalogHistory(change_log.catalogs())
 
 
+def log_reader(change_log: ChangeLog, window: Window, *, cores: int) -> LogReader:
+    """What reads a window of the log on so many cores."""
+    groups, catalogs = change_log.segments(window), catalog_history(change_log).positions
+    return LogReader.of(groups, window, change_log.relations(), catalogs, cores=cores)
+
+
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:
     """The CHANGES of a window of the log."""
-    return decode(
-        spark,
-        change_log.segments(window),
-        window,
-        change_log.relations(),
-        catalog_history(change_log).positions,
-    )
+    return log_reader(change_log, window, cores=spark.sparkContext.defaultParallelism).frame(spark)

@@ -27,7 +27,7 @@ from cdc_replay.model.change import NET, ChangeKind, NetKind, Truncation
 from cdc_replay.model.links import linked
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable
 
-_RESTART_IDENTITY: Final = 2
+RESTART_IDENTITY: Final = 2
 """Bit of a Truncate message's flags (R1.1)."""
 
 
@@ -64,7 +64,7 @@ def survey(routed: DataFrame) -> Survey:
             row["target"],
             row["commit_lsn"],
             row["seq"],
-            bool((row["truncate_flags"] or 0) & _RESTART_IDENTITY),
+            bool((row["truncate_flags"] or 0) & RESTART_IDENTITY),
         )
         for row in found
         if row["kind"] == ChangeKind.TRUNCATE.value
@@ -102,11 +102,7 @@ def net_changes(
     them, besides an INSERT after its DELETE. `policy` decides between two rows of the window itself that
     claim one key.
     """
-    rules = FoldRules(
-        policy,
-        frozenset(table.index for table in tables if not table.is_keyed),
-        frozenset(truncation.target for truncation in found.truncations),
-    )
+    rules = fold_rules(tables, found, policy)
     names = [name for name in INPUT.names if name != "weight"]
     ordered = (
         _with_lineage(_still_valid(routed, found.truncations), found)
@@ -122,6 +118,15 @@ def net_changes(
         yield from folder.finish()
 
     return map_in_arrow(ordered, fold_partition, NET.ddl)
+
+
+def fold_rules(tables: Sequence[SubscribedTable], found: Survey, policy: ConflictPolicy) -> FoldRules:
+    """What the fold of a window needs to know of its tables."""
+    return FoldRules(
+        policy,
+        frozenset(table.index for table in tables if not table.is_keyed),
+        frozenset(truncation.target for truncation in found.truncations),
+    )
 
 
 def _weighted(batch: pa.RecordBatch) -> pa.RecordBatch:

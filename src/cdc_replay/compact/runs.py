@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_replay.arrays import Bools, Int64s, characters, numbers
 from cdc_replay.compact.reference import (
     Key,
     LineageFold,
@@ -79,9 +80,6 @@ OUTPUT: Final = pa.schema(
 
 _I, _U, _D = (ord(kind.value) for kind in (ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE))
 _NULL, _TEXT, _UNKNOWN = b"nt-"
-
-_Bools = npt.NDArray[np.bool_]
-_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,12 @@ class RunFolder:
         target, lineage = run["target"][0].as_py(), run["lineage"][0].as_py()
         piece = _Piece.of(run, target in self.rules.truncated, target in self.rules.keyless)
         if piece.ordinary[0]:
-            self._carried = _as_changes(fold_batch(run, self.rules), target, lineage)
+            found = [
+                change
+                for net in fold_batch(run, self.rules)
+                for change in _as_changes(net, np.full(net.num_rows, lineage, np.int64))
+            ]
+            self._carried = _joined(found)
             return
         self._open = _fold_rows(run, target, self.rules)
         self._open_run = (target, lineage)
@@ -141,7 +144,7 @@ class RunFolder:
     def _continue_open(self, opened: LineageFold | MultisetFold, batch: pa.RecordBatch) -> int:
         """Feed the rows that still belong to the open run; the number of them."""
         target, lineage = self._open_run
-        other = (_numbers(batch["target"]) != target) | (_numbers(batch["lineage"]) != lineage)
+        other = (numbers(batch["target"]) != target) | (numbers(batch["lineage"]) != lineage)
         count = int(other.argmax()) if other.any() else batch.num_rows
         for change in _changes(batch.slice(0, count)):
             opened.apply(change)
@@ -154,7 +157,7 @@ class RunFolder:
 
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
     """The net changes (OUTPUT) of whole runs (INPUT)."""
-    targets = _numbers(batch["target"])
+    targets = numbers(batch["target"])
     borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
     for start, end in itertools.pairwise(borders):
         if start < end:
@@ -179,14 +182,14 @@ class _Piece:
 
     batch: pa.RecordBatch
     kinds: npt.NDArray[np.uint8]
-    starts: _Ints
-    ends: _Ints
-    ordinary: _Bools
+    starts: Int64s
+    ends: Int64s
+    ordinary: Bools
     is_truncated: bool
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> _Piece:
-        kinds = _characters(batch["kind"])
+        kinds = characters(batch["kind"])
         starts = _run_starts(batch)
         ends = np.append(starts[1:], len(kinds))
         odd = _odd_changes(batch, kinds, starts, is_truncated)
@@ -197,8 +200,8 @@ class _Piece:
 
 
 def _odd_changes(
-    batch: pa.RecordBatch, kinds: npt.NDArray[np.uint8], starts: _Ints, is_truncated: bool
-) -> _Bools:
+    batch: pa.RecordBatch, kinds: npt.NDArray[np.uint8], starts: Int64s, is_truncated: bool
+) -> Bools:
     """Changes that are not of the run's one key, or not possible after the change before them."""
     first = np.zeros(len(kinds), dtype=bool)
     first[starts] = True
@@ -209,11 +212,11 @@ def _odd_changes(
     other_key = np.zeros(len(kinds), dtype=bool)
     other_key[1:] = _differ(key.slice(1), key.slice(0, len(kinds) - 1))
     moved = (kinds == _U) & _differ(key, pc.coalesce(batch["new_key"], key))
-    odd: _Bools = impossible | (other_key & ~first) | moved
+    odd: Bools = impossible | (other_key & ~first) | moved
     return odd
 
 
-def _differ(left: pa.ListArray, right: pa.ListArray) -> _Bools:
+def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
     """Whether two key columns differ, row by row; NULL elements are equal to each other."""
     differ = np.zeros(len(left), dtype=bool)
     width = 0 if len(left) == 0 else len(left[0])
@@ -248,11 +251,11 @@ def _fold_ordinary(piece: _Piece, target: int) -> Iterator[pa.RecordBatch]:
     yield from parts.rows(NetKind.INSERT, runs, last_insert[runs])
 
 
-def _updates_before(piece: _Piece, borders: _Ints) -> _Ints:
+def _updates_before(piece: _Piece, borders: Int64s) -> Int64s:
     """How many UPDATEs each run has before its border."""
-    weights = np.where(piece.kinds == _U, _numbers(piece.batch["weight"]), 0)
+    weights = np.where(piece.kinds == _U, numbers(piece.batch["weight"]), 0)
     total = np.concatenate([[0], np.cumsum(weights)])
-    counted: _Ints = total[borders] - total[piece.starts]
+    counted: Int64s = total[borders] - total[piece.starts]
     return counted
 
 
@@ -264,7 +267,7 @@ class _Parts:
     target: int
 
     def rows(
-        self, kind: NetKind, runs: _Ints, first: _Ints, *, update_missing: _Ints | None = None
+        self, kind: NetKind, runs: Int64s, first: Int64s, *, update_missing: Int64s | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Net rows of `runs`; key and merged values start at the changes `first`."""
         if len(runs) == 0:
@@ -291,14 +294,14 @@ class _Parts:
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)
 
 
-def _merged(batch: pa.RecordBatch, first: _Ints, last: _Ints) -> tuple[pa.Array, pa.Array]:
+def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Array, pa.Array]:
     """Values and kinds of the rows that the changes `first` to `last` make, one row per pair."""
     if (first == last).all():
         rows = pa.array(first)
         return batch["values"].take(rows), batch["kinds"].take(rows)
     width = len(batch["kinds"][int(first[0])].as_py())
     unknown = pa.scalar(chr(_UNKNOWN) * width)
-    kinds = _characters(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
+    kinds = characters(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
     sent = (kinds == _NULL) | (kinds == _TEXT)
     positions = np.where(sent, np.arange(len(kinds))[:, None], -1)
     chosen = np.maximum.accumulate(positions, axis=0)[last]
@@ -308,8 +311,8 @@ def _merged(batch: pa.RecordBatch, first: _Ints, last: _Ints) -> tuple[pa.Array,
     texts = batch["values"].values.take(pa.array((offsets[chosen] + columns).ravel()))
     borders = np.arange(len(first) + 1, dtype=np.int32) * width
     values = pa.ListArray.from_arrays(pa.array(borders), texts)
-    characters = np.ascontiguousarray(kinds[chosen, columns])
-    merged_kinds = pa.StringArray.from_buffers(len(first), pa.py_buffer(borders), pa.py_buffer(characters))
+    merged = np.ascontiguousarray(kinds[chosen, columns])
+    merged_kinds = pa.StringArray.from_buffers(len(first), pa.py_buffer(borders), pa.py_buffer(merged))
     return values, merged_kinds
 
 
@@ -361,47 +364,81 @@ def _net_row(change: NetChange, target: int, last_lsn: int) -> dict[str, Any]:
     }
 
 
-def _as_changes(net: Iterable[pa.RecordBatch], target: int, lineage: int) -> pa.RecordBatch:
-    """An ordinary run's net effect as the shortest ordinary run that has it."""
-    rows: list[dict[str, Any]] = []
-    for row in (row for batch in net for row in batch.to_pylist()):
-        common = {"target": target, "lineage": lineage, "commit_lsn": row["last_lsn"], "weight": 1}
-        rows.extend(common | change for change in _shortest(row))
-    return pa.RecordBatch.from_pylist(rows, schema=INPUT)
+def condensed(
+    batch: pa.RecordBatch, rules: FoldRules, lineages_of: Callable[[Int64s, pa.ListArray], Int64s]
+) -> pa.RecordBatch:
+    """`batch` (INPUT, in the order of the log) with as few changes as have the same effect.
+
+    Ordinary runs of more than two changes become the shortest that do the same; where there are few of them,
+    nothing is done. `lineages_of` gives the lineages of keys by their targets.
+    """
+    lineages = numbers(batch["lineage"])
+    order = np.argsort(lineages, kind="stable")
+    if len(order) == 0 or 2 * (1 + np.count_nonzero(np.diff(lineages[order]))) > len(order):
+        return batch
+    targets = numbers(batch["target"])[order]
+    ordered = batch.take(pa.array(order[np.argsort(targets, kind="stable")]))
+    targets = numbers(ordered["target"])
+    borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
+    found: list[pa.RecordBatch] = []
+    for start, end in itertools.pairwise(borders):
+        target = int(targets[start])
+        piece = _Piece.of(
+            ordered.slice(start, end - start), target in rules.truncated, target in rules.keyless
+        )
+        foldable = piece.ordinary & (piece.ends - piece.starts > 2)  # noqa: PLR2004
+        if rules.policy is ConflictPolicy.SKIP:
+            # An INSERT that is skipped because of what came before does not take later UPDATEs along.
+            foldable &= piece.kinds[piece.starts] != _I
+        piece = replace(piece, ordinary=foldable)
+        is_left = np.repeat(~piece.ordinary, piece.ends - piece.starts)
+        found.append(piece.batch.filter(pa.array(is_left)))
+        for net in _fold_ordinary(piece, target):
+            lineages = lineages_of(numbers(net["target"]), net["base_key"])
+            found += _as_changes(net, lineages)
+    return _joined(found)
 
 
-def _shortest(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    key, valued = row["base_key"], {"values": row["values"], "kinds": row["kinds"]}
-    insert = {"kind": "I", "new_key": key} | valued
-    update = {"kind": "U", "search_key": key, "new_key": key, "weight": row["update_missing"]} | valued
-    delete = {"kind": "D", "search_key": key}
-    match NetKind(row["kind"]):
-        case NetKind.INSERT:
-            return [insert]
-        case NetKind.UPDATE:
-            return [update]
-        case NetKind.DELETE:
-            return [update, delete] if row["update_missing"] else [delete]
-        case NetKind.NOTHING:
-            return [insert, delete]
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=INPUT)
 
 
-def _run_starts(batch: pa.RecordBatch) -> _Ints:
-    targets, lineages = _numbers(batch["target"]), _numbers(batch["lineage"])
+def _as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.RecordBatch]:
+    """Net changes of one kind (OUTPUT) as the shortest ordinary runs that have them, in order (INPUT).
+
+    | net     | changes                                    |
+    |---------|--------------------------------------------|
+    | INSERT  | I                                          |
+    | UPDATE  | U                                          |
+    | DELETE  | U for the UPDATEs that it may miss, then D |
+    | NOTHING | I, then D                                  |
+    """
+    no_key, weight = pa.nulls(net.num_rows, _TEXTS), net["update_missing"]
+    one = pa.array(np.ones(net.num_rows, np.int32))
+
+    def changes(kind: ChangeKind, search: pa.Array, new: pa.Array, weight: pa.Array) -> pa.RecordBatch:
+        letters = pa.array([kind.value], pa.string()).take(pa.array(np.zeros(net.num_rows, np.int32)))
+        valued = [net["values"], net["kinds"]] if kind is not ChangeKind.DELETE else [no_key, _no_text(net)]
+        columns = [net["target"], pa.array(lineages), net["last_lsn"], letters, search, new, *valued, weight]
+        return pa.RecordBatch.from_arrays(columns, schema=INPUT)
+
+    key, kinds = net["base_key"], set(net["kind"].unique().to_pylist())
+    if kinds & {NetKind.INSERT.value, NetKind.NOTHING.value}:
+        yield changes(ChangeKind.INSERT, no_key, key, one)
+    if kinds & {NetKind.UPDATE.value, NetKind.DELETE.value}:
+        updated = changes(ChangeKind.UPDATE, key, key, weight)
+        yield updated.filter(pc.greater(weight, 0))
+    if kinds & {NetKind.DELETE.value, NetKind.NOTHING.value}:
+        yield changes(ChangeKind.DELETE, key, no_key, one)
+
+
+def _no_text(net: pa.RecordBatch) -> pa.Array:
+    return pa.nulls(net.num_rows, pa.string())
+
+
+def _run_starts(batch: pa.RecordBatch) -> Int64s:
+    targets, lineages = numbers(batch["target"]), numbers(batch["lineage"])
     if len(targets) == 0:
         return np.zeros(0, np.int64)
     new = (np.diff(targets) != 0) | (np.diff(lineages) != 0)
     return np.concatenate([[0], np.flatnonzero(new) + 1])
-
-
-def _numbers(array: pa.Array) -> _Ints:
-    numbers: _Ints = array.to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _characters(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """The bytes of all strings of a column without NULLs, one after the other."""
-    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
-    if array.buffers()[2] is None:
-        return np.zeros(0, np.uint8)
-    return np.frombuffer(array.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]

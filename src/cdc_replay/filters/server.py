@@ -13,21 +13,16 @@ names the publication, the filter, and the row.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BooleanType, StructField, StructType
 
-from cdc_replay.arrow_lists import is_null_column, without_null_lists
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import FilterPart, ServerFilter
 from cdc_replay.filters.session import NULL, Answers, Failure, FilterFailed, FilterSession, Question
@@ -35,9 +30,6 @@ from cdc_replay.model.change import ChangeKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, TableColumn
 from cdc_replay.model.relation import QualifiedName
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Indices: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -108,49 +100,26 @@ def _source(column: TableColumn, position: int | None) -> tuple[TableColumn, int
     return column, position
 
 
-def evaluate_on_server(
-    frame: DataFrame, checks: Sequence[ServerCheck], dsn: str, *, rows: Mapping[str, str]
-) -> DataFrame:
-    """`frame` with the answers of PostgreSQL, evaluated lazily on the executors.
+def server_answers(
+    batch: pa.RecordBatch, checks: Sequence[ServerCheck], session: FilterSession, rows: Sequence[str]
+) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.int8]]]:
+    """PostgreSQL's answers about a batch of rows.
 
     Args:
-        frame: has `route int`, `kind string` and the arrays that `rows` names.
+        batch: has `route int`, `kind string`, the columns that `rows` names, and `commit_lsn bigint` if
+            errors shall say which transaction it was.
         checks: each with its own number; numbers are positions in the answers.
-        dsn: where to evaluate: the publisher, whose role must be allowed to create temporary tables.
-        rows: column of values (`array<string>`: PostgreSQL's text, NULL for NULL and for what was not sent) →
-            the column `array<boolean>` to add. Element `number` is the check's answer: TRUE, FALSE, or NULL
-            where the filter is NULL, the check is not asked about that row, or the row has no values.
+        session: where to ask: on the publisher, whose role must be allowed to create temporary tables.
+        rows: columns of values (`array<string>`: PostgreSQL's text, NULL for NULL and for what was not sent).
 
-    Raises (in the action that evaluates the frame, as text inside Spark's own exception):
+    Returns:
+        For each of `rows` an array with a line per row and a column per check: 1 for TRUE, 0 for FALSE,
+        `NULL` where the filter is NULL, the check is not asked about that row, or the row has no values.
+
+    Raises:
         InvalidFilter: if evaluating a filter fails.
         ServerUnavailable, MissingPrivilege: if the server cannot be asked.
     """
-    sendable, lists = without_null_lists(frame)
-    schema = StructType(list(sendable.schema.fields))
-    for answers in rows.values():
-        schema.add(StructField(answers, ArrayType(BooleanType())))
-    work = functools.partial(_with_answers, checks=tuple(checks), dsn=dsn, rows=dict(rows))
-    answered = sendable.mapInArrow(work, schema)
-    restored = {
-        name: F.when(F.col(is_null_column(name)), F.lit(None)).otherwise(F.col(name)).alias(name)
-        for name in lists
-    }
-    return answered.select(
-        *(restored.get(name, F.col(name)) for name in frame.columns), *(F.col(name) for name in rows.values())
-    )
-
-
-def _with_answers(
-    batches: Iterator[pa.RecordBatch], *, checks: tuple[ServerCheck, ...], dsn: str, rows: dict[str, str]
-) -> Iterator[pa.RecordBatch]:
-    with contextlib.closing(FilterSession(dsn)) as session:
-        for batch in batches:
-            yield _answered(batch, checks, session, rows)
-
-
-def _answered(
-    batch: pa.RecordBatch, checks: tuple[ServerCheck, ...], session: FilterSession, rows: dict[str, str]
-) -> pa.RecordBatch:
     width = max((check.number + 1 for check in checks), default=0)
     answers = {source: np.full((batch.num_rows, width), NULL, np.int8) for source in rows}
     for check in checks:
@@ -158,15 +127,12 @@ def _answered(
         found = _found(batch, check, asked, session)
         for source, indices in asked.items():
             answers[source][indices, check.number], found = found[: len(indices)], found[len(indices) :]
-    return pa.RecordBatch.from_arrays(
-        [*batch.columns, *(_boolean_lists(each) for each in answers.values())],
-        names=[*batch.schema.names, *rows.values()],
-    )
+    return answers
 
 
 def _asked(batch: pa.RecordBatch, check: ServerCheck, source: str) -> Indices:
     """The rows of the batch whose values in `source` the check is asked about."""
-    mask = pc.and_(_is_in(batch, "route", check.routes), pc.invert(batch.column(is_null_column(source))))
+    mask = pc.and_(_is_in(batch, "route", check.routes), batch.column(source).is_valid())
     if check.kinds != ROW_KINDS:
         mask = pc.and_(mask, _is_in(batch, "kind", {kind.value for kind in check.kinds}))
     indices: Indices = pc.indices_nonzero(mask).to_numpy()
@@ -240,13 +206,6 @@ def _distinct(values: pa.Table) -> tuple[pa.Table, Indices]:
         numbers = pa.array(numbers * len(encoded.dictionary) + codes).dictionary_encode().indices.to_numpy()
     _, first = np.unique(numbers, return_index=True)
     return values.take(pa.array(first)), numbers.astype(np.uint64)
-
-
-def _boolean_lists(answers: np.ndarray[tuple[int, int], np.dtype[np.int8]]) -> pa.Array:
-    count, width = answers.shape
-    flat = answers.reshape(-1)
-    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
-    return pa.ListArray.from_arrays(offsets, pa.array(flat == 1, mask=flat == NULL))
 
 
 # ---- errors

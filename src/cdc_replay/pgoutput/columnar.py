@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Never, TypeAlias
+from typing import Final, Never
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from cdc_replay.arrays import Bools, Bytes, Int32s, Int64s, bitmap, numbers, text_buffers
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.change import CHANGES, ChangeKind
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import Relation
 from cdc_replay.pgoutput.catalog_versions import CatalogVersions
-from cdc_replay.pgoutput.kernels import HEADER_BYTES, Bytes, Fault, Int32s, Int64s, copy_values, locate_tuples
+from cdc_replay.pgoutput.kernels import HEADER_BYTES, Fault, copy_values, locate_tuples
 from cdc_replay.pgoutput.messages import MessageType, Truncate, TupleKind
 from cdc_replay.pgoutput.reader import decode
 
@@ -60,8 +60,6 @@ _MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _KINDS: Final = np.array([*(ord(kind.value) for kind in ChangeKind), _MESSAGE], dtype=np.uint8)
 _TEXT: Final = ord(TupleKind.TEXT.value)
 _LENGTH_BYTES: Final = 4
-
-Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ class ChangeDecoder:
         return (commit_lsns > self.window.after.value) & (commit_lsns <= self.window.upto.value)
 
     def _row_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
-        offsets, data = _buffers(batch.log.column("message"))
+        offsets, data = text_buffers(batch.log.column("message"))
         starts = np.zeros((len(rows), 2), dtype=np.int64)
         expected = self._expected(batch, rows)
         fault, index, offset, old_bytes, new_bytes = locate_tuples(data, offsets, rows, expected, starts)
@@ -184,7 +182,7 @@ class _LogBatch:
     @classmethod
     def of(cls, log: pa.RecordBatch) -> _LogBatch:
         kind = log.column("kind")
-        offsets, data = _buffers(kind)
+        offsets, data = text_buffers(kind)
         batch = cls(log, data[offsets[0] : offsets[-1]])
         is_known = np.diff(offsets) == 1
         if is_known.all():
@@ -196,9 +194,7 @@ class _LogBatch:
 
     def numbers(self, name: str) -> Int64s:
         """A column of integers, 0 for NULL."""
-        column = self.log.column(name)
-        values: Int64s = (column.fill_null(0) if column.null_count else column).to_numpy()
-        return values
+        return numbers(self.log.column(name))
 
     def taken(self, rows: Int64s) -> dict[str, pa.Array]:
         """What LOG and CHANGES have in common, of `rows`."""
@@ -267,7 +263,7 @@ class _Tuples:
         values = np.empty(text_bytes, dtype=np.uint8)
         copy_values(data, starts, offsets, kinds, value_offsets, values)
         array = pa.StringArray.from_buffers(
-            len(kinds), pa.py_buffer(value_offsets), pa.py_buffer(values), _bitmap(kinds == _TEXT)
+            len(kinds), pa.py_buffer(value_offsets), pa.py_buffer(values), bitmap(kinds == _TEXT)
         )
         return cls(data, starts, offsets, kinds, array)
 
@@ -278,18 +274,18 @@ class _Tuples:
         np.cumsum(sent, out=offsets[1:])
         letters = self.data[self.starts[sent]]
         return pa.StringArray.from_buffers(
-            len(sent), pa.py_buffer(offsets), pa.py_buffer(letters), _bitmap(sent)
+            len(sent), pa.py_buffer(offsets), pa.py_buffer(letters), bitmap(sent)
         )
 
     def value_lists(self) -> pa.ListArray:
         """The values per row, NULL where there is no tuple."""
-        buffers = [_bitmap(self.starts > 0), pa.py_buffer(self.offsets)]
+        buffers = [bitmap(self.starts > 0), pa.py_buffer(self.offsets)]
         return pa.Array.from_buffers(_VALUES, len(self.starts), buffers, children=[self.values])
 
     def kind_texts(self) -> pa.StringArray:
         """One character per value and row, NULL where there is no tuple."""
         return pa.StringArray.from_buffers(
-            len(self.starts), pa.py_buffer(self.offsets), pa.py_buffer(self.kinds), _bitmap(self.starts > 0)
+            len(self.starts), pa.py_buffer(self.offsets), pa.py_buffer(self.kinds), bitmap(self.starts > 0)
         )
 
     def not_utf8(self) -> tuple[int, int] | None:
@@ -323,16 +319,3 @@ def _batch(columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
         [columns.get(field.name, pa.nulls(rows, field.type)) for field in CHANGES_SCHEMA],
         schema=CHANGES_SCHEMA,
     )
-
-
-def _buffers(array: pa.Array) -> tuple[Int32s, Bytes]:
-    """Offsets (one more than elements) and bytes of an array of texts or of binary values."""
-    _, offsets, data = array.buffers()
-    if len(array) == 0 or data is None:
-        return np.zeros(len(array) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
-    numbers = np.frombuffer(offsets, dtype=np.int32)
-    return numbers[array.offset : array.offset + len(array) + 1], np.frombuffer(data, dtype=np.uint8)
-
-
-def _bitmap(valid: Bools) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))

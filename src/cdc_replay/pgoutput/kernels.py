@@ -7,30 +7,18 @@ more: it reads what the first pass has read and nothing else.
 
 Compiled code does not check array bounds. What keeps it inside is that every read in the first pass is
 preceded by a comparison with `end`; the tests run it over mutated messages with numba's own bounds checks.
-
-The machine code is kept on disk, so that a new process starts in a fraction of a second: in `NUMBA_CACHE_DIR`
-if that is set, else in `__pycache__` beside this file, else in the user's cache folder. Where none of them
-can be written, or what is there cannot be read, each process compiles the code for itself, in two seconds.
 """
 
 from __future__ import annotations
 
 import enum
-import pickle
-from collections.abc import Callable
-from typing import Final, ParamSpec, TypeAlias, TypeVar
+from typing import Final
 
-import numba
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
-Bytes: TypeAlias = NDArray[np.uint8]
-Int32s: TypeAlias = NDArray[np.int32]
-Int64s: TypeAlias = NDArray[np.int64]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+from cdc_replay.arrays import Bytes, Int32s, Int64s
+from cdc_replay.compiled import compiled, inlined
 
 _BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
@@ -76,25 +64,7 @@ HEADER_BYTES: Final = 3
 """From a tuple's letter to its first column: the letter and the number of columns."""
 
 
-def _compiled(*signatures: object) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    def compile_function(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        compiled: Callable[_P, _R]
-        try:
-            compiled = numba.njit(list(signatures), cache=True, nogil=True)(function)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
-            # No folder for the machine code, a full disk, or a file cut short by a crash.
-            compiled = numba.njit(list(signatures), nogil=True)(function)
-        return compiled
-
-    return compile_function
-
-
-def _inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    inlined: Callable[_P, _R] = numba.njit(nogil=True)(function)
-    return inlined
-
-
-@_inlined
+@inlined
 def _uint32(data: Bytes, at: int) -> int:
     value = 0
     for index in range(at, at + 4):
@@ -102,13 +72,13 @@ def _uint32(data: Bytes, at: int) -> int:
     return value
 
 
-@_inlined
+@inlined
 def _int32(data: Bytes, at: int) -> int:
     value = _uint32(data, at)
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-@_inlined
+@inlined
 def _int16(data: Bytes, at: int) -> int:
     value = 0
     for index in range(at, at + 2):
@@ -116,7 +86,7 @@ def _int16(data: Bytes, at: int) -> int:
     return value - (1 << 16) if value >= 1 << 15 else value
 
 
-@_inlined
+@inlined
 def _header(data: Bytes, begin: int, end: int, kind: int, relation_id: int) -> tuple[int, int]:
     """Fault and its position, or the position behind message type and relation."""
     if begin == end:
@@ -130,7 +100,7 @@ def _header(data: Bytes, begin: int, end: int, kind: int, relation_id: int) -> t
     return Fault.NOTHING.value, begin + _HEADER
 
 
-@_inlined
+@inlined
 def _value(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """Fault and its position, or the position behind one column; and how many bytes of text it has."""
     if at >= end:
@@ -143,7 +113,7 @@ def _value(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
     return _text(data, at + 1, end)
 
 
-@_inlined
+@inlined
 def _text(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
     """As `_value`, for what follows the kind of a value that is sent: its length and its bytes."""
     if end - at < _LENGTH:
@@ -156,7 +126,7 @@ def _text(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
     return Fault.NOTHING.value, at + _LENGTH + length, length
 
 
-@_inlined
+@inlined
 def _tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
     """Fault and its position, or the position behind the TupleData at `at`; and its bytes of text."""
     if end - at < _COUNT:
@@ -174,7 +144,7 @@ def _tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]
     return Fault.NOTHING.value, position, text_bytes
 
 
-@_inlined
+@inlined
 def _old_tuple(data: Bytes, at: int, end: int, kind: int, columns: int) -> tuple[int, int, int, int]:
     """As `_tuple`, for a letter K or O and its tuple; then the letter's position, 0 if there is none."""
     if at >= end:
@@ -187,7 +157,7 @@ def _old_tuple(data: Bytes, at: int, end: int, kind: int, columns: int) -> tuple
     return fault, position, text_bytes, at
 
 
-@_inlined
+@inlined
 def _new_tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
     """As `_tuple`, for a letter N and its tuple."""
     if at >= end:
@@ -197,7 +167,7 @@ def _new_tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, 
     return _tuple(data, at + 1, end, columns)
 
 
-@_inlined
+@inlined
 def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s) -> tuple[int, int, int, int]:
     """Fault, its position, bytes of text of the old and of the new tuple; `starts` receives their places."""
     kind = expected[0]
@@ -213,7 +183,7 @@ def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s)
     return fault, position, old_bytes, new_bytes
 
 
-@_compiled(types.UniTuple(types.int64, 5)(_BYTES, _INT32S, _INT64S, _TABLE, _MUTABLE_TABLE))
+@compiled(types.UniTuple(types.int64, 5)(_BYTES, _INT32S, _INT64S, _TABLE, _MUTABLE_TABLE))
 def locate_tuples(
     data: Bytes, offsets: Int32s, rows: Int64s, expected: Int64s, starts: Int64s
 ) -> tuple[int, int, int, int, int]:
@@ -238,7 +208,7 @@ def locate_tuples(
     return 0, 0, 0, old_bytes, new_bytes
 
 
-@_inlined
+@inlined
 def _copy(data: Bytes, at: int, length: int, values: Bytes, to: int) -> None:
     # A signed index could count from the end of an array, as in Python; looking for that at each byte makes
     # the whole decoder half as fast.
@@ -247,7 +217,7 @@ def _copy(data: Bytes, at: int, length: int, values: Bytes, to: int) -> None:
         values[target + index] = data[source + index]
 
 
-@_compiled(types.void(_BYTES, _INT64S, _INT32S, _MUTABLE_BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
+@compiled(types.void(_BYTES, _INT64S, _INT32S, _MUTABLE_BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
 def copy_values(
     data: Bytes, starts: Int64s, columns: Int32s, kinds: Bytes, value_offsets: Int32s, values: Bytes
 ) -> None:

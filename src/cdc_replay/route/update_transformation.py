@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import numpy as np
 
+from cdc_replay.arrays import Bools, Bytes
 from cdc_replay.model.change import ChangeKind
 
 # R4.4. Key: (old row passes, new row passes).
@@ -37,43 +37,19 @@ UPDATE_OUTCOME: Final[dict[tuple[bool, bool], ChangeKind | None]] = {
     (True, True): ChangeKind.UPDATE,
 }
 
+_OUTCOMES: Final = np.array(
+    [
+        [ord(kind.value) if (kind := UPDATE_OUTCOME[old, new]) else 0 for new in (False, True)]
+        for old in (False, True)
+    ],
+    dtype=np.uint8,
+)
 
-def update_outcome(old_passes: Column, new_passes: Column) -> Column:
-    """The kind of change that an UPDATE becomes, as a string; NULL for nothing.
 
-    Both arguments are boolean and never NULL: a filter that yields NULL does not pass (R3.1), and an UPDATE
-    without an old tuple is given `old_passes = new_passes` by the caller (R4.3).
+def update_outcomes(old_passes: Bools, new_passes: Bools) -> Bytes:
+    """The kind of change that each UPDATE becomes, as `ChangeKind`'s byte; 0 for nothing.
+
+    A filter that yields NULL does not pass (R3.1), and an UPDATE without an old tuple is given `old_passes =
+    new_passes` by the caller (R4.3).
     """
-    outcome = F.lit(None).cast("string")
-    for (old, new), kind in UPDATE_OUTCOME.items():
-        passes = (old_passes == F.lit(old)) & (new_passes == F.lit(new))
-        outcome = F.when(passes, F.lit(kind.value if kind else None).cast("string")).otherwise(outcome)
-    return outcome
-
-
-def filled_values(old: Column, new: Column, new_kinds: Column) -> Column:
-    """The new row with values that were not sent (`u`) taken from the old one, where there is one (R4.4)."""
-    filled = F.transform(
-        new, lambda value, index: F.when(_kind_at(new_kinds, index) == "u", old[index]).otherwise(value)
-    )
-    return F.when(_needs_filling(old, new_kinds), filled).otherwise(new)
-
-
-def filled_kinds(old: Column, old_kinds: Column, new_kinds: Column) -> Column:
-    """The kinds of `filled_values`: a `u` that the old row had a value for is `t` now, others stay `u`."""
-    count = F.length(new_kinds)
-    characters = F.transform(
-        F.sequence(F.lit(0), count - 1),
-        lambda index: F.when(
-            (_kind_at(new_kinds, index) == "u") & (_kind_at(old_kinds, index) == "t"), F.lit("t")
-        ).otherwise(_kind_at(new_kinds, index)),
-    )
-    return F.when(_needs_filling(old, new_kinds), F.array_join(characters, "")).otherwise(new_kinds)
-
-
-def _needs_filling(old: Column, new_kinds: Column) -> Column:
-    return old.isNotNull() & new_kinds.contains("u")
-
-
-def _kind_at(kinds: Column, index: Column) -> Column:
-    return F.substring(kinds, index + 1, F.lit(1))
+    return _OUTCOMES[old_passes.astype(np.intp), new_passes.astype(np.intp)]

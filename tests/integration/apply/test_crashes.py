@@ -96,7 +96,7 @@ def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
     subscriber.run(TABLES)
     target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
     tables = tuple(target.window().tables)
-    request = ApplyRequest(target.subscription, subscriber.dsn, tables, (), Lsn(500))
+    request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
     recorded: list[Applied] = []
     with connect(subscriber.dsn, purpose="test") as connection:
         state.install(connection)

@@ -158,10 +158,9 @@ class Target:
             self.subscription,
             self.dsn,
             tuple(changes.tables),
-            found.truncations,
             Lsn(changes.lsn),
         )
-        return apply_window(net, request, before_commit=before_commit)
+        return apply_window(net, request, found.truncations, before_commit=before_commit)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with connect(self.dsn, purpose="test") as connection:

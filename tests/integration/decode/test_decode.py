@@ -10,7 +10,7 @@ from pyspark.errors import PythonException
 
 from cdc_replay.changelog.segment import RowGroup, SegmentWriter, plan_row_groups
 from cdc_replay.changelog.storage import Location
-from cdc_replay.decode import decode
+from cdc_replay.decode import LogReader
 from cdc_replay.model.change import CHANGES
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.pgoutput import messages as m
@@ -166,7 +166,7 @@ def test_the_stage_yields_the_changes_of_the_window(
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
     catalogs = [(0, 0), (0, log.column("lsn").to_pylist()[10])]
 
-    frame = decode(spark, groups, window, assembly.relations, catalogs)
+    frame = LogReader.of(groups, window, assembly.relations, catalogs, cores=2).frame(spark)
 
     assert frame.columns == list(CHANGES.names)
     assert frame.schema == spark.createDataFrame([], CHANGES.ddl).schema
@@ -181,7 +181,7 @@ def in_order(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
-    frame = decode(spark, (), EVERYTHING, {}, [(0, 0)])
+    frame = LogReader.of((), EVERYTHING, {}, [(0, 0)], cores=2).frame(spark)
     assert frame.columns == list(CHANGES.names)
     assert frame.count() == 0
 
@@ -221,7 +221,7 @@ def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
         batches = [log_batch([good, good | {"seq": 1}]), log_batch([good | {"seq": 2}, bad])]
         groups = write_segment(tmp_path, damage, batches)
         with pytest.raises(PythonException) as failed:
-            decode(spark, groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)]).collect()
+            LogReader.of(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).collect()
         said = str(failed.value)
         assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
         assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
@@ -237,4 +237,4 @@ def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSessio
     batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
     groups = write_segment(tmp_path, "test", [batch])
     window = Window(Lsn(0), Lsn(100))
-    assert decode(spark, groups, window, {TABLE.version: TABLE}, [(0, 0)]).count() == 1
+    assert LogReader.of(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count() == 1

@@ -15,9 +15,10 @@ from pyspark.sql import functions as F
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
 from cdc_replay.filters.rules import RELABELS
-from cdc_replay.filters.server import ServerCheck, evaluate_on_server
+from cdc_replay.filters.server import ServerCheck
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.publication import RowFilter, Table
+from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable
 
 pytestmark = pytest.mark.spark

@@ -1,0 +1,79 @@
+"""Arrow's arrays as numpy's, and back, without a Python object per element.
+
+Everything here takes arrays as they come out of a batch: with an offset, where they are a slice of it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+UInt64s: TypeAlias = npt.NDArray[np.uint64]
+
+
+def numbers(array: pa.Array) -> Int64s:
+    """An array of integers, 0 for NULL."""
+    found = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
+    wide: Int64s = found.astype(np.int64, copy=False)
+    return wide
+
+
+def booleans(array: pa.Array) -> Bools:
+    """An array of booleans, False for NULL."""
+    found: Bools = (array.fill_null(False) if array.null_count else array).to_numpy(zero_copy_only=False)
+    return found
+
+
+def present(array: pa.Array) -> Bools:
+    """Which elements are not NULL."""
+    if not array.null_count:
+        return np.ones(len(array), dtype=np.bool_)
+    found: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def text_buffers(array: pa.Array) -> tuple[Int32s, Bytes]:
+    """Offsets (one more than elements) and bytes of an array of texts or of binary values."""
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or data is None:
+        return np.zeros(len(array) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
+    found = np.frombuffer(offsets, dtype=np.int32)
+    return found[array.offset : array.offset + len(array) + 1], np.frombuffer(data, dtype=np.uint8)
+
+
+def characters(array: pa.Array) -> Bytes:
+    """The bytes of all texts of an array, one after the other."""
+    offsets, data = text_buffers(array)
+    return data[offsets[0] : offsets[-1]]
+
+
+def bitmap(valid: Bools) -> pa.Buffer | None:
+    """Validity as Arrow keeps it; None where everything is valid."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def text_lists(offsets: Int32s, values: pa.Array, valid: Bools) -> pa.ListArray:
+    """Lists of texts: list `i` is `values[offsets[i]:offsets[i + 1]]`, NULL unless `valid[i]`."""
+    buffers = [bitmap(valid), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.list_(pa.string()), len(valid), buffers, children=[values])
+
+
+def texts(offsets: Int32s, data: Bytes, valid: Bools) -> pa.StringArray:
+    """Texts: text `i` is `data[offsets[i]:offsets[i + 1]]`, NULL unless `valid[i]`."""
+    return pa.StringArray.from_buffers(
+        len(valid), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data)), bitmap(valid)
+    )
+
+
+def running(counts: npt.NDArray[np.integer]) -> Int32s:
+    """Offsets of pieces of those lengths that follow each other."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

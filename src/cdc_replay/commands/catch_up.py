@@ -1,0 +1,101 @@
+"""Capture and replay at the same time: while the publisher is read, what is in the log already is applied.
+
+Each pull of the capture ends between two transactions, so its end is where a window can end too. Reading the
+slot takes one core of the publisher and little here; replay has the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.opened import Opened
+from cdc_replay.commands.replay import replay_opened
+from cdc_replay.commands.results import CaptureResult, ReplayResult
+from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.model.lsn import ZERO, Lsn
+
+
+class _Stopped(Exception):
+    """Nobody waits for the capture any more."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the log reaches, told by the capture's thread."""
+
+    end: Lsn = ZERO
+    is_done: bool = False
+    is_stopped: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def tell(self, end: Lsn, _target: Lsn) -> None:
+        """A pull has ended."""
+        with self._changed:
+            self.end = end
+            self._changed.notify()
+            if self.is_stopped:
+                raise _Stopped
+
+    def finish(self, _capture: Future[CaptureResult]) -> None:
+        """The capture has ended, one way or the other."""
+        with self._changed:
+            self.is_done = True
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Nobody waits any more: the next pull is the last."""
+        with self._changed:
+            self.is_stopped = True
+
+    def beyond(self, lsn: Lsn) -> Lsn | None:
+        """Wait until the log ends behind `lsn`, and say where; None if the capture has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_done or self.end > lsn)
+            return None if self.is_done else self.end
+
+
+def caught_up(
+    config: Config, publisher: PublisherConfig, subscriptions: Sequence[Opened], upto: Lsn
+) -> tuple[CaptureResult, tuple[ReplayResult, ...]]:
+    """Capture up to `upto`, and replay it; one result per subscription, over all its windows.
+
+    The caller holds the subscriptions' locks. One whose window fails is left out of the windows after it.
+
+    Raises:
+        CdcReplayError: from the capture. What it had captured by then is applied.
+    """
+    progress = _Progress()
+    results: dict[str, ReplayResult] = {}
+    with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
+        capture = threads.submit(captured_up_to, config, publisher.name, upto, progress=progress.tell)
+        capture.add_done_callback(progress.finish)
+        try:
+            applied = ZERO
+            while (end := progress.beyond(applied)) is not None and end < upto:
+                _replay(config, publisher, subscriptions, end, results)
+                applied = end
+        except BaseException:
+            progress.stop()
+            raise
+        captured = capture.result()
+    _replay(config, publisher, subscriptions, upto, results)
+    return captured, tuple(results[each.subscription.name] for each in subscriptions)
+
+
+def _replay(
+    config: Config,
+    publisher: PublisherConfig,
+    subscriptions: Sequence[Opened],
+    upto: Lsn,
+    results: dict[str, ReplayResult],
+) -> None:
+    """The next window of all that have not failed; their results so far are continued."""
+    failed = {name for name, result in results.items() if result.error is not None}
+    going_on = [each for each in subscriptions if each.subscription.name not in failed]
+    for result in replay_opened(config, publisher, going_on, upto):
+        before = results.get(result.subscription)
+        results[result.subscription] = result if before is None else before.followed_by(result)

@@ -1,0 +1,284 @@
+"""A window on its way through Spark: log → changes → routed → net → staging tables, in one job.
+
+    map, one task per run of row groups      read, decode; ask the row filters; route and pack, lane by lane
+    shuffle                                  packed pieces
+    reduce, one task per part of a lane      fold; COPY into the staging tables of each subscription
+
+A *lane* is what subscriptions have in common that see the same changes and apply them alike. All lanes share
+the reading and decoding of the log; subscriptions of one lane share everything but their staging tables.
+
+Rows do not enter the JVM, but for the values that Spark's row filters read. Those are asked first: the
+answers come back to a second Python process of the same task, which decodes the row groups again.
+
+What has to be known of a whole window before its changes can be grouped (`compact.Survey`) is noted by the
+same job. Few windows have anything to note; the lanes of one that has run once more, with what was noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from cdc_replay.apply.staging import PARTS, PARTS_DDL, Staged, Stager, staged_parts
+from cdc_replay.compact import FoldRules, Survey, fold_rules
+from cdc_replay.compact.pieces import (
+    PIECES_DDL,
+    ROWS_PER_PART,
+    Notes,
+    Packer,
+    note_piece,
+    noted,
+    parts_of,
+)
+from cdc_replay.decode import LogReader
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
+from cdc_replay.route.batches import Router
+from cdc_replay.route.routes import Routes
+from cdc_replay.route.verdicts import QUESTIONS, QUESTIONS_DDL, Asker, RouteFilters
+from cdc_replay.spark_session import SMALL_WINDOW_ROWS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+_NOTHING: Final = Survey((), ())
+
+_ASKED: Final = pa.schema([("lane", pa.int32()), ("chunk", pa.int32()), *QUESTIONS])
+_ASKED_DDL: Final = f"lane int, chunk int, {QUESTIONS_DDL}"
+_HEADER: Final = -1
+"""The lane of the row that comes before a task's questions, with the number of the task as its chunk."""
+
+_RESULT: Final = pa.schema([("lane", pa.int32()), ("stager", pa.int32()), ("notes", pa.binary()), *PARTS])
+_RESULT_DDL: Final = f"lane int, stager int, notes binary, {PARTS_DDL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What subscriptions have in common that see the same changes and apply them alike.
+
+    `stagers` write into the staging tables of each of them.
+    """
+
+    routes: Routes
+    origin: OriginPolicy
+    policy: ConflictPolicy
+    stagers: tuple[Stager, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLane:
+    """What a window has come to for a lane: by stager, what is staged by target, or why it is not.
+
+    Where `notes` have unsent values (R4.6), nothing that is staged counts.
+    """
+
+    notes: Notes
+    staged: tuple[Mapping[int, Staged] | CdcReplayError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFlow:
+    """A window of the log on its way to the subscribers; `rows` are its messages, about."""
+
+    session: SparkSession
+    reader: LogReader
+    publisher_dsn: str
+    rows: int
+
+    def staged(self, lanes: Sequence[Lane]) -> tuple[StagedLane, ...]:
+        """Stage the window's net changes for all lanes.
+
+        Raises:
+            PySparkException: if a task fails; its text is that of an error of ours, if it was one: a filter
+                cannot be evaluated, a row cannot be found by what was sent, the log is damaged.
+        """
+        surveys = [_NOTHING] * len(lanes)
+        found: dict[int, StagedLane] = {}
+        while waiting := [number for number in range(len(lanes)) if number not in found]:
+            works = [_LaneWork.of(lanes[number], surveys[number]) for number in waiting]
+            rows = self._job(works).collect()
+            for place, number in enumerate(waiting):
+                mine = [row for row in rows if row["lane"] == place]
+                notes = Notes.joined(row["notes"] for row in mine if row["notes"] is not None)
+                known, surveys[number] = surveys[number], notes.survey()
+                if surveys[number].unsent or surveys[number] == known:
+                    found[number] = StagedLane(notes, _by_stager(mine, lanes[number]))
+        return tuple(found[number] for number in range(len(lanes)))
+
+    def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
+        parts = self._parts_per_lane()
+        packing = _Packing(
+            self.reader,
+            tuple(work.packing(number * parts, parts) for number, work in enumerate(works)),
+            self.publisher_dsn,
+        )
+        folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
+        pieces = self._pieces(packing, [work.filters for work in works])
+        total = parts * len(works)
+        spread = pieces.repartitionById(total, F.col("part")) if total > 1 else pieces.coalesce(1)
+        return spread.mapInArrow(folding.staged, _RESULT_DDL)
+
+    def _parts_per_lane(self) -> int:
+        if self.rows < SMALL_WINDOW_ROWS:
+            return 1
+        return max(self.session.sparkContext.defaultParallelism, -(-self.rows // ROWS_PER_PART))
+
+    def _pieces(self, packing: _Packing, filters: Sequence[RouteFilters]) -> DataFrame:
+        numbers = self.reader.numbers(self.session)
+        if not any(lane.asker.asks_spark for lane in packing.lanes):
+            return numbers.mapInArrow(packing.packed, PIECES_DDL)
+        old, new = _answers_of_lanes([each.answers() for each in filters])
+        answered = numbers.mapInArrow(packing.questions, _ASKED_DDL).select(
+            "lane", "chunk", "number", old.alias("old_passes"), new.alias("new_passes")
+        )
+        return answered.mapInArrow(packing.packed_with_answers, PIECES_DDL)
+
+
+def _answers_of_lanes(answers: Sequence[tuple[Column, Column]]) -> tuple[Column, Column]:
+    old, new = F.lit(True), F.lit(True)
+    for lane, (of_old, of_new) in enumerate(answers):
+        is_mine = F.col("lane") == lane
+        old, new = F.when(is_mine, of_old).otherwise(old), F.when(is_mine, of_new).otherwise(new)
+    return old, new
+
+
+def _by_stager(rows: Sequence[Row], lane: Lane) -> tuple[Mapping[int, Staged] | CdcReplayError, ...]:
+    found: list[Mapping[int, Staged] | CdcReplayError] = []
+    for number, stager in enumerate(lane.stagers):
+        try:
+            found.append(staged_parts([row for row in rows if row["stager"] == number], stager.tables))
+        except CdcReplayError as error:
+            found.append(error)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneWork:
+    """A lane in one round of the job; on the driver."""
+
+    lane: Lane
+    survey: Survey
+    rules: FoldRules
+    filters: RouteFilters
+
+    @classmethod
+    def of(cls, lane: Lane, survey: Survey) -> _LaneWork:
+        rules = fold_rules(lane.routes.tables, survey, lane.policy)
+        return cls(lane, survey, rules, RouteFilters(lane.routes))
+
+    def packing(self, first_part: int, parts: int) -> _PackedLane:
+        """Its map side."""
+        packer = Packer(self.rules, self.survey, first_part, parts)
+        return _PackedLane(Router.of(self.lane.routes, self.lane.origin), self.filters.asker(), packer)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedLane:
+    """A lane's map side; picklable."""
+
+    router: Router
+    asker: Asker
+    packer: Packer
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """The map side; picklable."""
+
+    reader: LogReader
+    lanes: tuple[_PackedLane, ...]
+    publisher_dsn: str
+
+    def packed(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The pieces of the tasks, where Spark is not asked."""
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                yield from self._packed(number, None)
+
+    def questions(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What Spark is asked, chunk by chunk and lane by lane, after a header for each task."""
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                yield pa.RecordBatch.from_pylist([{"lane": _HEADER, "chunk": number}], schema=_ASKED)
+                for chunk, changes in self.reader.chunks(number):
+                    for place, lane in enumerate(self.lanes):
+                        asked = lane.asker.questions(changes, lane.router.placed(changes))
+                        marks = (
+                            pa.repeat(pa.scalar(each, pa.int32()), asked.num_rows) for each in (place, chunk)
+                        )
+                        yield pa.RecordBatch.from_arrays([*marks, *asked.columns], schema=_ASKED)
+
+    def packed_with_answers(self, answers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The pieces of the task whose answers these are."""
+        found = _Answers(iter(answers))
+        yield from self._packed(found.task(), found)
+
+    def _packed(self, task: int, answers: _Answers | None) -> Iterator[pa.RecordBatch]:
+        notes = [Notes() for _ in self.lanes]
+        with contextlib.ExitStack() as opened:
+            sessions = [opened.enter_context(lane.asker.session(self.publisher_dsn)) for lane in self.lanes]
+            for chunk, changes in self.reader.chunks(task):
+                answered = None if answers is None else answers.of(chunk)
+                for number, (lane, session) in enumerate(zip(self.lanes, sessions, strict=True)):
+                    mine = None if answered is None else answered.filter(pc.equal(answered["lane"], number))
+                    routes = lane.router.placed(changes)
+                    verdicts = lane.asker.verdicts(changes, routes, mine, session)
+                    routed, counts = lane.router.routed(changes, routes, verdicts)
+                    notes[number].add(noted(routed, counts))
+                    yield lane.packer.packed(routed, chunk)
+        for lane, note in zip(self.lanes, notes, strict=True):
+            yield note_piece(note, lane.packer.first_part)
+
+
+class _Answers:
+    """Spark's answers in the order of the questions."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._waiting: list[pa.RecordBatch] = []
+        self._schema: pa.Schema | None = None
+
+    def task(self) -> int:
+        """The number of the task that has asked."""
+        first = next(batch for batch in self._batches if batch.num_rows)
+        self._schema = first.schema
+        self._waiting.append(first.slice(1))
+        return int(first["chunk"][0].as_py())
+
+    def of(self, chunk: int) -> pa.Table:
+        """The answers to the questions of that chunk; chunks come in order."""
+        while (batch := None if self._reaches_beyond(chunk) else next(self._batches, None)) is not None:
+            self._waiting.append(batch)
+        known = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting = known.filter(pc.greater(known["chunk"], chunk)).to_batches()
+        return known.filter(pc.equal(known["chunk"], chunk))
+
+    def _reaches_beyond(self, chunk: int) -> bool:
+        return any(batch.num_rows and batch["chunk"][-1].as_py() > chunk for batch in self._waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folding:
+    """The reduce side: each lane's rules and stagers; picklable. Lane `i` has parts from `i * parts` on."""
+
+    lanes: tuple[tuple[FoldRules, tuple[Stager, ...]], ...]
+    parts: int
+
+    def staged(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold and stage what has come; what was staged, and noted (`_RESULT`)."""
+        for number, part in sorted(parts_of(batches).items()):
+            lane = number // self.parts
+            rules, stagers = self.lanes[lane]
+            net = list(part.net(rules))
+            for place, stager in enumerate(stagers):
+                staged = stager.staged(iter(net))
+                marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
+                nothing = pa.nulls(staged.num_rows, pa.binary())
+                yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)
+            yield pa.RecordBatch.from_pylist([{"lane": lane, "notes": part.notes.dumped()}], schema=_RESULT)

@@ -1,0 +1,253 @@
+"""Changes on their way to their lineage, as packed batches: what is shuffled in place of rows.
+
+    executor, one run of row groups     ROUTED batch → lineage of each row → one piece per part, and a note
+    Spark                               brings the pieces of a part together
+    executor, one part                  pieces → sorted by lineage → folded (`compact.runs`) → NET batches
+
+A piece is a batch in Arrow's own form, so Spark moves a few large values in place of many small ones: three
+times faster than a shuffle and a sort of rows. Its rows are in the order of the log, and `chunk` tells
+the order of the pieces.
+
+Before they leave, the changes of a chunk that has several of the same key are folded once. So a key with a
+million changes is a handful of rows per chunk for the executor that it comes to.
+
+The lineage of a key is its number, but keys that are linked by a move need a common one, which takes
+knowledge of the whole window. A note says what a chunk has of that: moves, TRUNCATEs, rows that enter with
+values that were not sent. Where the notes of a window say other things than the `Survey` with which its
+pieces were made, they are made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_replay.arrays import Bools, Int64s, characters, numbers
+from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey
+from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, condensed
+from cdc_replay.model.change import ChangeKind, Truncation
+from cdc_replay.model.links import Slot, linked
+
+PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
+PIECES_DDL: Final = "part int, chunk int, piece binary"
+"""A note is a row with chunk -1."""
+
+ROWS_PER_PART: Final = 200_000
+_ROWS_PER_FOLD: Final = 50_000
+_NOTE: Final = -1
+
+_I, _U, _D, _T = (ord(kind.value) for kind in ChangeKind)
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the chunks of a window say of it; `counts` are those of its routing."""
+
+    truncations: set[Truncation] = field(default_factory=set)
+    moves: set[tuple[Slot, Slot]] = field(default_factory=set)
+    unsent: set[tuple[int, int, int]] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Notes) -> None:
+        """Take over what another chunk, or several, have said."""
+        self.truncations |= other.truncations
+        self.moves |= other.moves
+        self.unsent |= other.unsent
+        self.counts += other.counts
+
+    def dumped(self) -> bytes:
+        """These notes, for another process of the same job."""
+        return pickle.dumps(self)
+
+    @classmethod
+    def joined(cls, dumped: Iterable[bytes]) -> Self:
+        """The notes of all chunks together."""
+        notes = cls()
+        for each in dumped:
+            notes.add(cls.of(each))
+        return notes
+
+    @classmethod
+    def of(cls, dumped: bytes) -> Notes:
+        """Notes that another process of this job has dumped."""
+        notes: Notes = pickle.loads(dumped)  # noqa: S301 - written by `dumped`, in this job
+        return notes
+
+    def survey(self) -> Survey:
+        """What has to be known of the window."""
+        truncations = sorted(self.truncations, key=lambda found: (found.commit_lsn, found.seq, found.target))
+        # NULL has no order.
+        moves = sorted(self.moves, key=repr)
+        return Survey(tuple(truncations), tuple(linked(moves)), tuple(sorted(self.unsent)))
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Makes the pieces of one window; picklable.
+
+    `survey` is what is known of the window so far, `parts` how many parts its changes go to, the first of
+    which is `first_part`.
+    """
+
+    rules: FoldRules
+    survey: Survey
+    first_part: int
+    parts: int
+
+    def packed(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
+        """The pieces (PIECES) of a chunk's changes (ROUTED), in the order of the log."""
+        changes = self._with_lineage(routed.filter(pa.array(self._still_valid(routed))))
+        changes = condensed(changes, self.rules, self._lineages)
+        # The high bits: a lineage's number is sorted by as a whole.
+        mixed = numbers(changes["lineage"]).view(np.uint64) >> np.uint64(32)
+        parts = (mixed % np.uint64(self.parts)).astype(np.int64)
+        if self.parts > 1:
+            changes = changes.take(pa.array(np.argsort(parts, kind="stable")))
+        counts = np.bincount(parts, minlength=self.parts)
+        ends = np.cumsum(counts)
+        there = np.flatnonzero(counts)
+        pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in there]
+        return _pieces((self.first_part + there).tolist(), chunk, [piece.serialize() for piece in pieces])
+
+    def _still_valid(self, routed: pa.RecordBatch) -> Bools:
+        """Row changes that no later TRUNCATE of their table has made void."""
+        valid: Bools = characters(routed["kind"]) != _T
+        targets, lsns, seqs = (numbers(routed[name]) for name in ("target", "commit_lsn", "seq"))
+        last = {truncation.target: truncation for truncation in self.survey.truncations}
+        for each in last.values():
+            earlier = (lsns < each.commit_lsn) | ((lsns == each.commit_lsn) & (seqs <= each.seq))
+            valid &= ~((targets == each.target) & earlier)
+        return valid
+
+    def _with_lineage(self, routed: pa.RecordBatch) -> pa.RecordBatch:
+        key = pc.coalesce(routed["search_key"], routed["new_key"])
+        lineages = self._lineages(numbers(routed["target"]), key)
+        known = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
+        weights = pa.array(np.ones(routed.num_rows, dtype=np.int32))
+        columns = known | {"lineage": pa.array(lineages), "weight": weights}
+        return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
+
+    def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
+        own = _key_numbers(targets, keys)
+        if not self.survey.lineages:
+            return own
+        moved, common = _common(self.survey)
+        at = np.minimum(np.searchsorted(moved, own), len(moved) - 1)
+        return np.where(moved[at] == own, common[at], own)
+
+
+@functools.lru_cache(maxsize=1)
+def _common(survey: Survey) -> tuple[Int64s, Int64s]:
+    """The numbers of keys that are linked to others, ascending, and the number that they have in common."""
+    targets, keys, groups = zip(*survey.lineages, strict=True)
+    own = _key_numbers(np.array(targets, np.int64), pa.array(keys, pa.list_(pa.string())))
+    first: dict[int, int] = {}
+    common = np.array(
+        [first.setdefault(group, int(number)) for group, number in zip(groups, own, strict=True)]
+    )
+    order = np.argsort(own)
+    return own[order], common[order]
+
+
+def noted(routed: pa.RecordBatch, counts: Counter[str]) -> Notes:
+    """What a chunk (ROUTED, and the counts of its routing) says of its window."""
+    kinds = characters(routed["kind"])
+    is_update = kinds == _U
+    moves = is_update & _differ(routed["search_key"], routed["new_key"])
+    entered = (kinds == _I) & routed["transformed"].to_numpy(zero_copy_only=False)
+    if entered.any():
+        entered &= pc.fill_null(pc.match_substring(routed["kinds"], "u"), False).to_numpy(
+            zero_copy_only=False
+        )
+    wanted = np.flatnonzero(moves | entered | (kinds == _T))
+    notes = Notes(counts=counts)
+    columns = ["target", "kind", "commit_lsn", "seq", "truncate_flags", "search_key", "new_key"]
+    for row in routed.select(columns).take(pa.array(wanted)).to_pylist():
+        target, position = row["target"], (row["commit_lsn"], row["seq"])
+        match ChangeKind(row["kind"]):
+            case ChangeKind.TRUNCATE:
+                restart = bool((row["truncate_flags"] or 0) & RESTART_IDENTITY)
+                notes.truncations.add(Truncation(target, *position, restart))
+            case ChangeKind.UPDATE:
+                notes.moves.add(((target, tuple(row["search_key"])), (target, tuple(row["new_key"]))))
+            case _:
+                notes.unsent.add((target, *position))
+    return notes
+
+
+def note_piece(notes: Notes, part: int) -> pa.RecordBatch:
+    """Notes on their way to a part, as a row of PIECES."""
+    return _pieces([part], _NOTE, [notes.dumped()])
+
+
+def _pieces(parts: Sequence[int], chunk: int, contents: Sequence[bytes | pa.Buffer]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(parts, pa.int32()),
+        pa.array(np.full(len(parts), chunk, dtype=np.int32)),
+        pa.array([memoryview(each) for each in contents], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PIECES)
+
+
+@dataclass(slots=True)
+class Part:
+    """What has come to one part."""
+
+    notes: Notes = field(default_factory=Notes)
+    pieces: list[tuple[int, pa.RecordBatch]] = field(default_factory=list)
+    """Changes (INPUT) by the number of their chunk, in any order."""
+
+    def net(self, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+        """The net changes (NET) of the part, ordered by target; can be asked once."""
+        if not self.pieces:
+            return
+        ordered = [piece for _, piece in sorted(self.pieces, key=lambda each: each[0])]
+        self.pieces.clear()
+        changes = pa.Table.from_batches(ordered)
+        lineages, targets = (changes[name].to_numpy() for name in ("lineage", "target"))
+        order = np.argsort(lineages, kind="stable")
+        if len(targets) and (targets[0] != targets).any():
+            order = order[np.argsort(targets[order], kind="stable")]
+        folder = RunFolder(rules)
+        for start in range(0, len(order), _ROWS_PER_FOLD):
+            taken = changes.take(pa.array(order[start : start + _ROWS_PER_FOLD])).combine_chunks()
+            for batch in taken.to_batches():
+                yield from folder.feed(batch)
+        yield from folder.finish()
+
+
+def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
+    """The parts by their numbers, from batches (PIECES) with all that has come to them."""
+    found: dict[int, Part] = {}
+    for batch in batches:
+        columns = (batch["part"].to_pylist(), batch["chunk"].to_pylist(), batch["piece"])
+        for number, chunk, piece in zip(*columns, strict=True):
+            part = found.setdefault(number, Part())
+            if chunk == _NOTE:
+                part.notes.add(Notes.of(piece.as_py()))
+            else:
+                part.pieces.append((chunk, pa.ipc.read_record_batch(piece.as_buffer(), INPUT)))
+    return found
+
+
+def _key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:
+    # Here, not at the top: the driver, which only plans, need not load or compile the kernel.
+    from cdc_replay.compact.hashing import key_numbers  # noqa: PLC0415
+
+    return key_numbers(targets, keys)
+
+
+def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
+    """Whether two lists differ, where neither is NULL; NULL elements are equal to each other."""
+    nothing = np.zeros(len(left), dtype=np.int64)
+    both: Bools = pc.and_(left.is_valid(), right.is_valid()).to_numpy(zero_copy_only=False)
+    differ: Bools = both & (_key_numbers(nothing, left) != _key_numbers(nothing, right))
+    return differ

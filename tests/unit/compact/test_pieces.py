@@ -1,0 +1,150 @@
+"""Changes that travel as packed pieces come to the same net changes as changes that travel one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_replay.compact.hashing import key_numbers
+from cdc_replay.compact.pieces import Notes, Packer, note_piece, noted, parts_of
+from cdc_replay.compact.reference import RoutedChange
+from cdc_replay.compact.runs import FoldRules
+from cdc_replay.model.change import ROUTED, Truncation
+from cdc_replay.model.links import linked
+from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.route.batches import ROUTED_SCHEMA
+from unit.compact.test_fold import (
+    by_reference,
+    canonical,
+    changes_of,
+    delete,
+    in_python,
+    insert,
+    steps,
+    update,
+)
+
+Placed = list[tuple[int, RoutedChange]]
+
+
+def routed(changes: Placed, first: int = 0) -> pa.RecordBatch:
+    """Changes of targets as ROUTED; `seq` counts from `first`."""
+    rows = [
+        dict.fromkeys(ROUTED.names)
+        | {
+            "target": target,
+            "commit_lsn": change.commit_lsn,
+            "seq": seq,
+            "kind": change.kind.value,
+            "transformed": False,
+            "search_key": change.search_key,
+            "new_key": change.new_key,
+            "values": change.values,
+            "kinds": change.kinds,
+        }
+        for seq, (target, change) in enumerate(changes, first)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=ROUTED_SCHEMA)
+
+
+def lineages(changes: Placed) -> list[int]:
+    """The lineage of each change: keys that a row moves between are one, however far."""
+    slots = [
+        (
+            (target, change.search_key or change.new_key or ()),
+            (target, change.new_key or change.search_key or ()),
+        )
+        for target, change in changes
+    ]
+    numbers = {(target, key): number for target, key, number in linked(slots)}
+    return [numbers[slot] for slot, _ in slots]
+
+
+def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
+    """The net changes, after the notes of a first round, as replay makes them."""
+    borders = [0, *sorted(cut % (len(changes) + 1) for cut in cuts), len(changes)]
+    chunks = [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
+    notes = Notes()
+    for chunk in chunks:
+        notes.add(noted(chunk, Counter()))
+    packer = Packer(rules, notes.survey(), 0, parts)
+    pieces = [packer.packed(chunk, number) for number, chunk in enumerate(chunks)]
+    pieces.reverse()  # a shuffle brings them in any order
+    found = [row for part in parts_of(pieces).values() for net in part.net(rules) for row in net.to_pylist()]
+    return [in_python(row) for row in found]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), steps), max_size=40),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.sampled_from(ConflictPolicy),
+    st.booleans(),
+    st.integers(1, 3),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_chunks_and_parts_give_what_the_state_machine_gives(
+    chosen: list[tuple[int, Any]], cuts: list[int], policy: ConflictPolicy, moves: bool, parts: int
+) -> None:
+    """Target 0 has a key, target 1 has none; three keys, so that chunks have several changes of one."""
+    rules = FoldRules(policy, keyless=frozenset({1}), truncated=frozenset())
+    made = changes_of([step for _, step in chosen], moves=moves)
+    changes = [(target, change) for (target, _), change in zip(chosen, made, strict=True)]
+    rows = [
+        (target, lineage, change)
+        for (target, change), lineage in zip(changes, lineages(changes), strict=True)
+    ]
+    assert canonical(through_pieces(changes, cuts, rules, parts)) == canonical(by_reference(rows, rules))
+
+
+def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
+    changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    packed = Packer(rules, Notes().survey(), 0, 1).packed(routed(changes), 0)
+    (net,) = [row for batch in parts_of([packed])[0].net(rules) for row in batch.to_pylist()]
+    assert net["update_missing"] == 1000
+    assert packed["piece"][0].as_buffer().size < 2000
+
+
+def test_what_a_truncate_made_void_is_left_out() -> None:
+    """The changes before it, of its table only; its own note says where it is."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset({0}))
+    notes = Notes(truncations={Truncation(0, 5, 1, restart_identity=False)})
+    changes = [(0, insert("a", lsn=4)), (1, insert("b", lsn=4)), (0, insert("c", lsn=6))]
+    packed = Packer(rules, notes.survey(), 0, 1).packed(routed(changes), 0)
+    assert [row["base_key"] for net in parts_of([packed])[0].net(rules) for row in net.to_pylist()] == [
+        ["c"],
+        ["b"],
+    ]
+
+
+def test_notes_name_moves_and_travel_with_the_pieces() -> None:
+    chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
+    notes = noted(chunk, Counter({"filtered_out": 2}))
+    assert notes.moves == {((0, ("a",)), (0, ("b",)))}
+    arrived = parts_of([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
+    assert arrived.moves == notes.moves
+    assert arrived.counts == {"filtered_out": 4}
+
+
+def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None:
+    keys: list[list[str | None] | None] = [
+        ["a"],
+        ["a"],
+        [""],
+        [None],
+        ["a", None],
+        None,
+        ["ab", "c"],
+        ["a", "bc"],
+    ]
+    array = pa.array(keys, pa.list_(pa.string()))
+    numbers = key_numbers(pa.array([0] * len(keys)).to_numpy(), array)
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers.tolist())) == len(keys) - 1
+    assert key_numbers(pa.array([0, 0]).to_numpy(), array.slice(2, 2)).tolist() == numbers[2:4].tolist()
+    assert key_numbers(pa.array([1]).to_numpy(), array.slice(0, 1))[0] != numbers[0]
