@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.capture.slot import WAL_POSITIONS
-from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.catalog.reader import one_snapshot, read_catalog
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -53,10 +53,7 @@ class Reading:
             PublicationMissing: if a capture publication was dropped.
             MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
         """
-        with connection.transaction():
-            connection.execute("set transaction isolation level repeatable read, read only")
-            # format_type and pg_get_expr leave out the schemas that are in the search path.
-            connection.execute("set local search_path = ''")
+        with one_snapshot(connection):
             ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
             # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
             ((inserted, _, _),) = connection.execute(WAL_POSITIONS).fetchall()

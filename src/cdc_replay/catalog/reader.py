@@ -143,7 +143,7 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCat
     Raises:
         MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
     """
-    with translated_errors("cannot read the publisher's catalog"), _one_snapshot(connection):
+    with translated_errors("cannot read the publisher's catalog"), one_snapshot(connection):
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
@@ -165,7 +165,12 @@ def _one_of(column: LiteralString) -> sql.Composed:
 
 
 @contextlib.contextmanager
-def _one_snapshot(connection: Connection) -> Iterator[None]:
+def one_snapshot(connection: Connection) -> Iterator[None]:
+    """A transaction whose snapshot everything is read under; one that is open already stays as it is.
+
+    Raises:
+        psycopg.Error: if the server cannot be asked.
+    """
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         yield
         return

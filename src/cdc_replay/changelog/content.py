@@ -61,19 +61,6 @@ class LoggedDefinitions:
         yield from self.truncates
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedRelations:
-    """What the messages of a window are about.
-
-    `versions` are the relation versions of its row changes, `truncated` the relations that its TRUNCATEs
-    name, `first_lsn` the lowest position of a message: a transaction may have begun before the window.
-    """
-
-    versions: frozenset[int]
-    truncated: frozenset[RelationId]
-    first_lsn: Lsn | None
-
-
 def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[LoggedCommit]:
     """The transactions of `window` in these row groups, in their order.
 
@@ -150,28 +137,17 @@ def _first_messages(table: pa.Table) -> pa.ChunkedArray:
     return pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
 
 
-def logged_relations(groups: Iterable[RowGroup], window: Window) -> LoggedRelations:
-    """What the messages of `window` in these row groups are about.
+def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[int]:
+    """The relation versions of the row changes of `window` in these row groups.
 
     Raises:
         ChangeLogDamaged: as for `read_columns`.
     """
     versions: set[int] = set()
-    truncated: set[RelationId] = set()
-    first: int | None = None
     for group in groups:
-        table = read_columns(group, ("lsn", "kind", "relation_version"), window)
+        table = read_columns(group, ("relation_version",), window)
         versions.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
-        lowest = pc.min(table["lsn"]).as_py()
-        first = lowest if first is None else min(first, lowest or first)
-        if pc.any(_are_truncates(table)).as_py():
-            truncated.update(_truncated(group, window))
-    return LoggedRelations(frozenset(versions), frozenset(truncated), None if first is None else Lsn(first))
-
-
-def _truncated(group: RowGroup, window: Window) -> Iterator[RelationId]:
-    for _, relation in _truncates(group, window):
-        yield relation
+    return frozenset(versions)
 
 
 def _truncates(group: RowGroup, window: Window) -> Iterator[tuple[tuple[int, int], RelationId]]:

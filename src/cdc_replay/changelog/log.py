@@ -34,14 +34,13 @@ from cdc_replay.changelog.content import (
     LoggedCommit,
     LoggedDefinitions,
     LoggedMessage,
-    LoggedRelations,
     LogSummary,
     end_without,
     log_summary,
     logged_commits,
     logged_definitions,
     logged_messages,
-    logged_relations,
+    relation_versions,
 )
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prepared import PreparedTransactions
@@ -329,13 +328,13 @@ class ChangeLog:
         """
         return logged_commits(self.segments(window), window)
 
-    def relations_in(self, window: Window) -> LoggedRelations:
-        """What the messages of `window` are about; reads small columns, and the messages of TRUNCATEs.
+    def relation_versions(self, window: Window) -> frozenset[int]:
+        """The relation versions of the row changes of `window`; reads a small column.
 
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        return logged_relations(self.segments(window), window)
+        return relation_versions(self.segments(window), window)
 
     def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
         """Which relation versions the changes of `window` have under which catalog versions (R9.10).

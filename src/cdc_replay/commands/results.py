@@ -75,6 +75,19 @@ class CaptureResult(Result):
     messages: int
     bytes: int
 
+    def followed_by(self, later: CaptureResult) -> CaptureResult:
+        """This capture and the next one as one."""
+        return CaptureResult(
+            publisher=self.publisher,
+            from_lsn=self.from_lsn,
+            to_lsn=later.to_lsn,
+            seconds=self.seconds + later.seconds,
+            pulls=self.pulls + later.pulls,
+            transactions=self.transactions + later.transactions,
+            messages=self.messages + later.messages,
+            bytes=self.bytes + later.bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TableCopied(Result):
@@ -97,6 +110,18 @@ class SnapshotResult(Result):
     rows: int
     bytes: int
     tables: tuple[TableCopied, ...]
+
+    def followed_by(self, later: SnapshotResult) -> SnapshotResult:
+        """This snapshot and the next one as one; either may have had nothing to copy."""
+        return SnapshotResult(
+            subscription=self.subscription,
+            from_lsn=self.from_lsn or later.from_lsn,
+            to_lsn=later.to_lsn or self.to_lsn,
+            seconds=self.seconds + later.seconds,
+            rows=self.rows + later.rows,
+            bytes=self.bytes + later.bytes,
+            tables=(*self.tables, *later.tables),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +176,18 @@ class SyncResult(Result):
     snapshot: SnapshotResult
     capture: CaptureResult
     replay: ReplayResult
+
+    def followed_by(self, later: SyncResult) -> SyncResult:
+        """This sync and the next one as one."""
+        return SyncResult(
+            subscription=self.subscription,
+            from_lsn=self.from_lsn,
+            to_lsn=later.to_lsn,
+            seconds=self.seconds + later.seconds,
+            snapshot=self.snapshot.followed_by(later.snapshot),
+            capture=self.capture.followed_by(later.capture),
+            replay=self.replay.followed_by(later.replay),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cdc_replay.capture.pull import current_position
 from cdc_replay.commands.catch_up import caught_up
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import common_publisher
-from cdc_replay.commands.results import CaptureResult, SnapshotResult, SyncResult
+from cdc_replay.commands.results import SyncResult
 from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
@@ -45,7 +45,7 @@ def sync(
             if is_done:
                 break
             again, is_done = _round(config, at_work, target)
-            results = tuple(_joined(*both) for both in zip(results, again, strict=True))
+            results = tuple(first.followed_by(later) for first, later in zip(results, again, strict=True))
     return results
 
 
@@ -71,41 +71,3 @@ def _round(config: Config, at_work: Sequence[Opened], target: Lsn) -> tuple[tupl
         for copied, replayed in zip(snapshots, replays, strict=True)
     )
     return results, is_done
-
-
-def _joined(first: SyncResult, again: SyncResult) -> SyncResult:
-    """Two rounds as one."""
-    return SyncResult(
-        subscription=first.subscription,
-        from_lsn=first.from_lsn,
-        to_lsn=again.to_lsn,
-        seconds=first.seconds + again.seconds,
-        snapshot=_joined_snapshots(first.snapshot, again.snapshot),
-        capture=_joined_captures(first.capture, again.capture),
-        replay=first.replay.followed_by(again.replay),
-    )
-
-
-def _joined_snapshots(first: SnapshotResult, again: SnapshotResult) -> SnapshotResult:
-    return SnapshotResult(
-        subscription=first.subscription,
-        from_lsn=first.from_lsn or again.from_lsn,
-        to_lsn=again.to_lsn or first.to_lsn,
-        seconds=first.seconds + again.seconds,
-        rows=first.rows + again.rows,
-        bytes=first.bytes + again.bytes,
-        tables=(*first.tables, *again.tables),
-    )
-
-
-def _joined_captures(first: CaptureResult, again: CaptureResult) -> CaptureResult:
-    return CaptureResult(
-        publisher=first.publisher,
-        from_lsn=first.from_lsn,
-        to_lsn=again.to_lsn,
-        seconds=first.seconds + again.seconds,
-        pulls=first.pulls + again.pulls,
-        transactions=first.transactions + again.transactions,
-        messages=first.messages + again.messages,
-        bytes=first.bytes + again.bytes,
-    )

@@ -128,7 +128,7 @@ class Unsent:
 def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Relation]]:
     known = change_log.relations()
     versions: dict[RelationId, list[Relation]] = {}
-    for version in sorted(change_log.relations_in(window).versions):
+    for version in sorted(change_log.relation_versions(window)):
         versions.setdefault(known[version].id, []).append(known[version])
     return versions
 

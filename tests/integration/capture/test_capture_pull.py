@@ -83,8 +83,8 @@ def test_every_row_names_a_relation_version_that_the_log_can_describe(
     assert relations[second["relation_version"]].column_names == ("id", "a", "b")
     assert (truncate["relation_id"], truncate["relation_version"]) == (None, None)
     window = Window(Lsn(0), captured.log.end_lsn)
-    found = captured.log.relations_in(window)
-    assert found.versions == {first["relation_version"], second["relation_version"]}
+    versions = captured.log.relation_versions(window)
+    assert versions == {first["relation_version"], second["relation_version"]}
 
 
 def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, set_up: SetUp) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from cdc_replay.capture.stretches import SHORTEST
 from cdc_replay.capture.transactions import Assembler
 from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.prepared import PreparedTransactions
-from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.model.lsn import ZERO, Lsn
 from unit.capture.stream import (
@@ -33,11 +31,6 @@ from unit.capture.stream import (
     stream_commit,
     stream_start,
 )
-
-
-@pytest.fixture
-def prepared(tmp_path: Path) -> PreparedTransactions:
-    return PreparedTransactions(Location.of(str(tmp_path)))
 
 
 def ddl(content: str, *, transactional: bool = True, prefix: str = CATALOG_PREFIX) -> bytes:

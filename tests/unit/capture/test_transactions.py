@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from cdc_replay.capture.stretches import SHORTEST
 from cdc_replay.capture.transactions import Assembler
 from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
-from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from unit.capture.stream import (
@@ -34,11 +32,6 @@ from unit.capture.stream import (
     stream_commit,
     stream_start,
 )
-
-
-@pytest.fixture
-def prepared(tmp_path: Path) -> PreparedTransactions:
-    return PreparedTransactions(Location.of(str(tmp_path)))
 
 
 def rows_of(
