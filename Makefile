@@ -9,10 +9,14 @@ SOURCES := src plugins jobs dags tests tools demo
 
 DAYS ?= 3
 KEEP ?=
+ROWS ?=
+WORKLOADS ?=
+QUICK ?=
+OUT ?=
 
 export PYTHONPATH := tools
 
-.PHONY: help env demo test test-slow lint format docs clean
+.PHONY: help env demo bench test test-slow lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +36,10 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: env ## run the whole pipeline on embedded servers: make demo [DAYS=3] [KEEP=1]
 	$(BIN)/python demo/run.py --days $(DAYS) $(if $(KEEP),--keep)
+
+bench: env ## compare with native replication: make bench [WORKLOADS="churn copy_*"] [ROWS=1000000] [QUICK=1]
+	set -f; PYTHONPATH=tools:tests:demo $(BIN)/python -m benchmarks.run \
+	    $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT)) $(WORKLOADS)
 
 test: env ## run the tests
 	$(BIN)/python -m pytest -m "not slow"
@@ -54,4 +62,4 @@ docs: env ## write the generated pages
 	$(BIN)/python tools/semantics_page.py
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .runtime .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .runtime bench_results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info

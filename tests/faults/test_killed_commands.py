@@ -7,7 +7,8 @@ row that comes twice is there twice; `big` is copied in several chunks.
 |------------|--------------------------------------------------------------------------------------|
 | capture.*  | the process                                                                          |
 | replay.*   | the driver, and the executors with it                                                |
-| snapshot.* | the driver, or where the copying is done the Spark worker, which fails the whole job |
+| snapshot.* | the driver                                                                           |
+| both       | where rows are copied the Spark worker, which fails the whole job                    |
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ TRAFFIC = """
 NAMES = ("t", "notes", "big")
 TESTS = Path(__file__).resolve().parents[1]
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+IN_WORKERS = {"snapshot.mid_copy", "snapshot.after_chunk", "snapshot.after_table", "replay.mid_staging"}
+"""Points that Spark workers reach: the command fails, and its process ends by itself."""
 STAGING = "select relname::text from pg_class where relname ~ '^(stage|snapshot)_?'"
 
 
@@ -87,8 +90,7 @@ def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
         check=False,
         timeout=300,
     )
-    worker_dies = failpoint in {"snapshot.mid_copy", "snapshot.after_table"}
-    assert done.returncode == (1 if worker_dies else -signal.SIGKILL), done.stderr
+    assert done.returncode == (1 if failpoint in IN_WORKERS else -signal.SIGKILL), done.stderr
     databases = [twin.publisher, *(pair.ours for pair in twin.pairs.values())]
     wait_for(lambda: not any(map(sessions, databases)), f"the servers to see that {arguments} is gone")
 

@@ -1,0 +1,79 @@
+"""The benchmark runs, compares what it says, and judges by its bounds. Its figures are not tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDES = {"native", "cold", "warm"}
+
+
+@pytest.fixture
+def demo_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "demo"))
+
+
+def bench(out: Path, *arguments: str) -> dict[str, Any]:
+    """What a run of the benchmark writes; it must find all subscribers equal and no bound broken."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.run", *arguments, "--out", str(out)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/tools:{ROOT}/tests:{ROOT}/demo"},
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert ET.parse(out / "bench.svg").getroot().tag.endswith("svg")
+    found: dict[str, Any] = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_small_backlog_is_drained_by_all_and_their_tables_are_equal(tmp_path: Path) -> None:
+    [measured] = bench(tmp_path, "hot_keys", "--rows", "5000")["workloads"]
+    assert set(measured["runs"]) == SIDES | {"pg_recvlogical"}
+    assert measured["changes"] >= 5000
+    assert measured["differences"] == []
+    assert all(measured["peaks"][side]["ours"] > 0 for side in ("cold", "warm"))
+
+
+@pytest.mark.slow
+def test_copies_empty_windows_and_real_flights_are_measured_too(tmp_path: Path) -> None:
+    found = bench(tmp_path, "copy_20", "empty_window", "flights_filtered", "--quick")
+    copied, empty, flights = found["workloads"]
+    assert set(copied["runs"]) == SIDES
+    assert set(empty["runs"]) == {"cold", "warm"}
+    assert flights["changes"] > 0
+    assert [each["holds"] for each in found["bounds"]] == [True, True]
+
+
+@pytest.mark.usefixtures("demo_on_path")
+def test_a_bound_is_judged_at_full_size_only_and_a_broken_one_fails_the_run() -> None:
+    from benchmarks.bounds import judged
+    from benchmarks.measures import Measured
+    from benchmarks.report import Report
+    from benchmarks.workloads import WORKLOADS
+
+    full = WORKLOADS["hot_keys"].size
+    slow = Measured("hot_keys", 1, full, 1.0, {"native": 10.0, "cold": 10.1}, {}, {}, ())
+    assert list(judged(slow, full - 1)) == []
+    [verdict] = judged(slow, full)
+    assert (verdict.figure, verdict.limit, verdict.holds) == (1.01, 1.0, False)
+    assert not Report({}, [slow], [verdict]).is_good
+    assert Report({}, [slow], []).is_good
+
+
+@pytest.mark.usefixtures("demo_on_path")
+def test_unequal_tables_fail_the_run() -> None:
+    from benchmarks.measures import Measured
+    from benchmarks.report import Report
+
+    wrong = Measured("churn", 1, 5, 1.0, {}, {}, {}, ("cold_0.t",))
+    assert not Report({}, [wrong], []).is_good

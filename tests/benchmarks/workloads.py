@@ -1,0 +1,122 @@
+"""What is measured: every workload with the size at which its bounds are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from benchmarks.backlogs import (
+    BACKLOGS,
+    CHURN,
+    FULL_ROWS,
+    SIX_COLUMNS,
+    Backlog,
+    Procedure,
+    filled,
+    numbered_tables,
+    shares,
+)
+
+MILLION: Final = 1_000_000
+SMALLEST: Final = 1000
+COPIED_TABLES: Final = 20
+ONE: Final = (("p",),)
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """A backlog that is drained; `shows_capture`: by `capture` alone too."""
+
+    name: str
+    about: str
+    size: int
+    backlog: Backlog
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+    shows_capture: bool = False
+
+
+@dataclass(frozen=True)
+class InitialCopy:
+    """Tables that are copied; `shows_readers`: with more and more of them."""
+
+    name: str
+    about: str
+    size: int
+    tables: str
+    table_names: tuple[str, ...]
+    shows_readers: bool = False
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+    @property
+    def publisher_script(self) -> str:
+        """Tables and publication."""
+        return f"{self.tables}; create publication p for all tables"
+
+    def fill(self, rows: int) -> tuple[str, ...]:
+        """Statements that give the tables so many rows in all."""
+        return tuple(filled(table, str(rows // len(self.table_names))) for table in self.table_names)
+
+
+@dataclass(frozen=True)
+class EmptyWindow:
+    """Nothing has happened since the last sync."""
+
+    name: str
+    about: str
+    size: int
+    backlog: Backlog
+    subscriptions: tuple[tuple[str, ...], ...] = ONE
+
+
+Workload: TypeAlias = CatchUp | InitialCopy | EmptyWindow
+
+
+def _churn_for(count: int) -> Backlog:
+    return Procedure("churn", SIX_COLUMNS, shares(count), CHURN)
+
+
+def _filters(count: int) -> tuple[tuple[str, ...], ...]:
+    return tuple((f"p_{number}",) for number in range(count))
+
+
+_ALL: Final[tuple[Workload, ...]] = (
+    CatchUp("churn", "inserts, filter-crossing updates, deletes", 5 * MILLION, BACKLOGS["churn"],
+            shows_capture=True),
+    CatchUp("hot_keys", "updates of a thousand rows", 5 * MILLION, BACKLOGS["hot_keys"]),
+    CatchUp("distinct_keys", "every row changes once", 5 * MILLION, BACKLOGS["distinct_keys"]),
+    CatchUp("wide_rows", "30 columns, 3 kB out of line", 5 * MILLION, BACKLOGS["wide_rows"]),
+    CatchUp("many_tables", "200 tables", 5 * MILLION, BACKLOGS["many_tables"]),
+    CatchUp("small_transactions", "inserts, each committed alone", 100_000, BACKLOGS["small_transactions"],
+            shows_capture=True),
+    CatchUp("flights", "the demo's year, all of it", 1_500_000, BACKLOGS["flights"],
+            (("analytics_flights", "analytics_weather"),)),
+    CatchUp("flights_filtered", "the demo's year through two row filters", 1_500_000, BACKLOGS["flights"],
+            (("late_flights", "one_airline"),)),
+    CatchUp("subscriptions_8", "each with a filter of its own", MILLION, _churn_for(8), _filters(8)),
+    CatchUp("subscriptions_8_alike", "each to all rows", MILLION, BACKLOGS["churn"], ONE * 8),
+    CatchUp("subscriptions_32", "each with a filter of its own", MILLION, _churn_for(32), _filters(32)),
+    InitialCopy("copy_1", "one table", 5 * MILLION, SIX_COLUMNS, ("t",), shows_readers=True),
+    InitialCopy("copy_20", "20 tables", 5 * MILLION, numbered_tables(COPIED_TABLES),
+                tuple(f"t_{number}" for number in range(1, COPIED_TABLES + 1))),
+    EmptyWindow("empty_window", "nothing to do", 10_000, BACKLOGS["churn"]),
+    CatchUp("growth_1e5", "churn", 100_000, BACKLOGS["churn"]),
+    CatchUp("growth_1e6", "churn", MILLION, BACKLOGS["churn"]),
+    CatchUp("growth_1e7", "churn", 10 * MILLION, BACKLOGS["churn"]),
+)  # fmt: skip
+
+WORKLOADS: Final[Mapping[str, Workload]] = {workload.name: workload for workload in _ALL}
+
+QUICK_SHARE: Final = 0.01
+
+
+def size_of(workload: Workload, *, rows: int | None, is_quick: bool) -> int:
+    """How many changes or rows; `rows` replaces the size of the large ones, a quick run has a hundredth."""
+    if is_quick:
+        return max(SMALLEST, int(workload.size * QUICK_SHARE))
+    if rows is not None and not workload.name.startswith("growth"):
+        return min(rows, workload.size) if workload.size < MILLION else rows
+    return workload.size
+
+
+__all__ = ["FULL_ROWS", "WORKLOADS", "CatchUp", "EmptyWindow", "InitialCopy", "Workload", "size_of"]
