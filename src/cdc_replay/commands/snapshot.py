@@ -3,34 +3,45 @@
 A snapshot is (LSN, data): the publisher's catalog and rows are read under one exported snapshot, whose
 consistent point becomes the tables' applied LSN. The change log must reach back to that point, so the slot
 comes first.
+
+While rows are read and staged, `snapshot` lets others work on the subscription: replay goes on with the
+tables that are ready, a table that is copied again among them. It takes the subscription back to make the new
+rows visible. A table that was replayed beyond the snapshot meanwhile goes back to it, and the next replay
+brings it forward again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opened import Opened, opened
+from cdc_replay.commands.captured import is_captured
+from cdc_replay.commands.changed_filters import remember_definitions
+from cdc_replay.commands.opened import Opened, copying, opened, others_may_work
 from cdc_replay.commands.results import SnapshotResult, TableCopied
+from cdc_replay.commands.resumed_copy import history_of, read_log_of
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.config import Config
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
+from cdc_replay.model.publication import PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
-from cdc_replay.publication.partition_root import contains
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications
-from cdc_replay.snapshot.load import CopiedTable, SnapshotRequest, load_tables
+from cdc_replay.snapshot.begin import SnapshotRequest
+from cdc_replay.snapshot.load import CopiedTable, load_tables
+from cdc_replay.snapshot.resume import ReadLog
 from cdc_replay.spark_session import spark_session
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
@@ -60,7 +71,7 @@ def snapshot(
         SubscriberNotReady: listing every table and column that the subscriber lacks.
     """
     with opened(config, subscription, "snapshot") as at_work:
-        return snapshot_opened(config, at_work, tables=tables, progress=progress)
+        return snapshot_opened(config, at_work, tables=tables, progress=progress, lets_others_work=True)
 
 
 def snapshot_opened(
@@ -69,17 +80,38 @@ def snapshot_opened(
     *,
     tables: Sequence[QualifiedName] = (),
     progress: Progress | None = None,
+    lets_others_work: bool = False,
 ) -> SnapshotResult:
-    """`snapshot` for a subscription whose lock the caller holds."""
+    """`snapshot` for a subscription whose lock the caller holds.
+
+    It is kept all the time, or with `lets_others_work` let go while rows are read and staged.
+    """
+    manner = partial(others_may_work, at_work) if lets_others_work else contextlib.nullcontext
+    return _snapshot(config, at_work, _Wish(tuple(tables), progress, manner))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """The tables that were named, whom to tell of progress, and what is entered while rows are read."""
+
+    tables: tuple[QualifiedName, ...] = ()
+    progress: Progress | None = None
+    while_copying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+
+def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
+    tables = wish.tables
     began = time.monotonic()
     publisher = config.publisher(at_work.subscription.publisher)
     change_log = remembered(config, at_work)
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult(at_work.subscription.name, None, None, time.monotonic() - began, 0, 0, ())
-    with export_snapshot(config.dsn_of(publisher)) as exported:
+    with copying(at_work), export_snapshot(config.dsn_of(publisher)) as exported:
         failpoint("snapshot.after_export")
-        copied = _copy(at_work, exported, _Wish(tables, states, change_log.start_lsn), progress)
+        copied = _copy(
+            at_work, exported, _Work(wish, states, change_log, read_log_of(config, publisher.name))
+        )
     if tables:
         # What could not be passed was a change of one of them, or the next replay parks it again.
         state.unpark(at_work.connection, at_work.subscription.name)
@@ -90,7 +122,17 @@ def snapshot_opened(
         seconds=time.monotonic() - began,
         rows=sum(table.rows for table in copied),
         bytes=sum(table.bytes for table in copied),
-        tables=tuple(TableCopied(str(each.name), each.rows, each.bytes, each.seconds) for each in copied),
+        tables=tuple(
+            TableCopied(
+                str(each.name),
+                each.rows,
+                each.bytes,
+                each.seconds,
+                each.chunks_read,
+                each.chunks_staged_before,
+            )
+            for each in copied
+        ),
     )
 
 
@@ -112,12 +154,23 @@ def remembered(config: Config, at_work: Opened) -> ChangeLog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """The tables that were named, the states of all tables, and where the change log starts."""
+class _Work:
+    """What is wished for, the states of all tables, the change log, and how a copy reads it."""
 
-    named: Sequence[QualifiedName]
+    wish: _Wish
     states: Mapping[QualifiedName, TableState]
-    log_start: Lsn
+    change_log: ChangeLog
+    read_log: ReadLog
+
+    @property
+    def named(self) -> tuple[QualifiedName, ...]:
+        """The tables that were named."""
+        return self.wish.tables
+
+    @property
+    def log_start(self) -> Lsn:
+        """Where the change log starts."""
+        return self.change_log.start_lsn
 
 
 def _needed(at_work: Opened, states: Mapping[QualifiedName, TableState], log_start: Lsn) -> bool:
@@ -136,21 +189,26 @@ def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
     Either it was begun anew since (R1.33), or the publisher has rewritten the rows, which sends nothing
     (R11.9).
     """
-    return isinstance(found, Parked) or (isinstance(found, Ready) and found.applied_lsn < log_start)
+    match found:
+        case Parked(transaction=None):
+            return True
+        case Parked(applied_lsn) | Ready(applied_lsn):
+            return applied_lsn < log_start
+        case _:
+            return False
 
 
-def _copy(
-    at_work: Opened, exported: ExportedSnapshot, wish: _Wish, progress: Progress | None
-) -> tuple[CopiedTable, ...]:
+def _copy(at_work: Opened, exported: ExportedSnapshot, work: _Work) -> tuple[CopiedTable, ...]:
     name = at_work.subscription.name
     published = published_tables(at_work, exported)
-    wanted = _tables_to_copy(at_work, published.tables, wish)
-    _check_captured(published.catalog, at_work.subscription, wanted)
-    if not at_work.subscription.copy_data and not wish.named:
+    wanted = _tables_to_copy(at_work, published.tables, work)
+    check_captured(published.catalog, at_work.subscription, wanted)
+    if not at_work.subscription.copy_data and not work.named:
         for table in wanted:
             state.set_table_state(
                 at_work.connection, name, table.table.name, Ready(exported.consistent_point)
             )
+        remember_definitions(at_work.connection, name, exported.consistent_point, wanted)
         return ()
     copied: list[CopiedTable] = []
     # An initial copy deletes no row (R7.13); a resync replaces those that are there.
@@ -158,13 +216,41 @@ def _copy(
         tables = tuple(
             each
             for each in wanted
-            if replace is (bool(wish.named) or _is_stale(wish.states.get(each.table.name), wish.log_start))
+            if replace is (bool(work.named) or _is_stale(work.states.get(each.table.name), work.log_start))
         )
         if tables:
-            request = SnapshotRequest(name, exported, at_work.dsn, tables, replace)
+            request = _request(at_work, exported, work, tables, replace=replace)
+            if not replace:
+                # Before any row is there; a resync that is killed keeps rows that came by the old definition.
+                remember_definitions(at_work.connection, name, exported.consistent_point, tables)
             with translated_spark_errors(f'snapshot of subscription "{name}"'):
-                copied += load_tables(spark_session("cdc-replay"), request, progress=progress)
+                copied += load_tables(spark_session("cdc-replay"), request, progress=work.wish.progress)
+            if replace:
+                remember_definitions(at_work.connection, name, exported.consistent_point, tables)
     return tuple(copied)
+
+
+def _request(
+    at_work: Opened,
+    exported: ExportedSnapshot,
+    work: _Work,
+    tables: tuple[SyncedTable, ...],
+    *,
+    replace: bool,
+) -> SnapshotRequest:
+    return SnapshotRequest(
+        at_work.subscription.name,
+        exported,
+        at_work.dsn,
+        tables,
+        replace=replace,
+        chunk_bytes=at_work.config.snapshot_chunk,
+        history=history_of(work.change_log.header),
+        read_log=work.read_log,
+        readers=at_work.config.snapshot_readers,
+        bytes_per_second=at_work.config.snapshot_rate,
+        while_copying=work.wish.while_copying,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +275,14 @@ def published_tables(at_work: Opened, exported: ExportedSnapshot) -> Published:
     return Published(catalog, found)
 
 
-def _check_captured(
+def check_captured(
     catalog: PublisherCatalog, subscription: Subscription, tables: Sequence[SyncedTable]
 ) -> None:
-    """A table that is copied, but whose changes the log does not get, would silently stand still."""
+    """Check that the log gets the changes of these tables: otherwise they would silently stand still.
+
+    Raises:
+        PublisherNotReady: naming those that it does not get.
+    """
     missing = [
         f"{leaf.name} ({action.value})"
         for table in tables
@@ -210,38 +300,31 @@ def _check_captured(
         )
 
 
-def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
-    """Whether the log gets the action's changes of a leaf."""
-    publication = catalog.publications.get(CAPTURE_PUBLICATIONS[action])
-    family = (table, *catalog.ancestors(table.id))
-    return publication is not None and any(contains(publication, each) for each in family)
-
-
 def _tables_to_copy(
-    at_work: Opened, published: Mapping[QualifiedName, SyncedTable], wish: _Wish
+    at_work: Opened, published: Mapping[QualifiedName, SyncedTable], work: _Work
 ) -> tuple[SyncedTable, ...]:
     name = at_work.subscription.name
-    if unknown := [str(each) for each in wish.named if each not in published]:
+    if unknown := [str(each) for each in work.named if each not in published]:
         raise SubscriberNotReady(
             f'subscription "{name}" has no table {", ".join(unknown)}',
             detail=f"Its publications have: {', '.join(map(str, sorted(published))) or 'none'}.",
         )
-    if not wish.states:
+    if not work.states:
         enter_tables(at_work, published)
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
-    entered = set(wish.states or published)
-    if new := [str(each) for each in wish.named if each not in entered]:
+    entered = set(work.states or published)
+    if new := [str(each) for each in work.named if each not in entered]:
         raise SubscriberNotReady(
             f'table {", ".join(new)} is not in subscription "{name}" yet',
             hint=f"Run `cdc-replay refresh {name}`.",
             rule="R7.12",
         )
-    if wish.named:
-        return tuple(published[each] for each in dict.fromkeys(wish.named))
+    if work.named:
+        return tuple(published[each] for each in dict.fromkeys(work.named))
     return tuple(
         each
         for table, each in published.items()
-        if table in entered and _needs_copy(at_work, wish.states.get(table, Pending()), wish.log_start)
+        if table in entered and _needs_copy(at_work, work.states.get(table, Pending()), work.log_start)
     )
 
 

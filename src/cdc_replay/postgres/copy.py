@@ -11,7 +11,8 @@ waiting for the socket and sending cost much more than a row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from cdc_replay.errors import (
     PublisherNotReady,
     ServerUnavailable,
     SubscriberNotReady,
+    SubscriberNotWritable,
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
@@ -37,18 +39,49 @@ Progress = Callable[[int], None]
 """Called with the number of bytes of every block that was sent."""
 
 
+class Pace:
+    """Lets a copy move no more than so many bytes per second, on the average since it began.
+
+    The one that sends waits, so the server that is read from waits as well: nothing gathers in between.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_second
+        self._clock, self._wait = clock, wait
+        self._began = clock()
+        self._sent = 0
+
+    def __call__(self, size: int) -> None:
+        """Wait until `size` more bytes are within the rate."""
+        self._sent += size
+        ahead = self._sent / self._rate - (self._clock() - self._began)
+        if ahead > 0:
+            self._wait(ahead)
+
+
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """Where rows go: `relation` receives them, errors name `table`, which it is or stands for."""
+    """Where rows go: `relation` receives them, errors name `table`, which it is or stands for.
+
+    `is_new`: this transaction has created the relation, so that nobody needs to look who wrote its rows.
+    """
 
     relation: sql.Composable
     table: QualifiedName
     columns: tuple[str, ...]
+    is_new: bool = False
 
     @property
     def statement(self) -> sql.Composed:
         """The `copy … from stdin` that takes the rows."""
-        return sql.SQL("copy {}{} from stdin").format(self.relation, column_list(self.columns))
+        options = sql.SQL(" with (freeze)" if self.is_new else "")
+        return sql.SQL("copy {}{} from stdin{}").format(self.relation, column_list(self.columns), options)
 
 
 def column_list(columns: Sequence[str]) -> sql.Composable:
@@ -68,7 +101,7 @@ class Copied:
 
 def copy_across(
     source: Connection,
-    queries: Sequence[sql.Composable],
+    queries: Iterable[sql.Composable],
     destination: Connection,
     target: CopyTarget,
     progress: Progress | None = None,
@@ -81,10 +114,11 @@ def copy_across(
     Raises:
         MissingPrivilege: if a role may not read or write the table; it names the table and the side.
         InvalidFilter: if a query fails on a value, which only a row filter can cause.
-        PublisherNotReady: if the table is not there any more.
+        PublisherNotReady: if the table is not there any more, or the query fails for another reason.
         ApplyConflict: if the target refuses a row: a key that is there already, a constraint, a value that
             its type does not take (R8.5).
-        SubscriberNotReady: if the target is not there any more.
+        SubscriberNotReady: if the target is not there any more, or refuses the row in another way.
+        SubscriberNotWritable: if the subscriber is read-only or full.
         ServerUnavailable: if a connection is lost.
     """
     size = 0
@@ -153,6 +187,14 @@ def _reading(table: QualifiedName) -> Iterator[None]:
             hint="The table changed while the command ran: run it again.",
             rule="R7.6",
         ) from error
+    except psycopg.OperationalError as error:  # canceled, out of memory or space, a conflict with recovery
+        raise ServerUnavailable(
+            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
+        ) from error
+    except psycopg.Error as error:
+        raise PublisherNotReady(
+            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
+        ) from error
 
 
 @contextlib.contextmanager
@@ -160,36 +202,46 @@ def writing(table: QualifiedName) -> Iterator[None]:
     """Raise what a subscriber says when it does not take the rows of `table` as an error that names it.
 
     Raises:
-        ApplyConflict, SubscriberNotReady, MissingPrivilege, ServerUnavailable: see `copy_across`.
+        ApplyConflict, SubscriberNotReady, SubscriberNotWritable, MissingPrivilege, ServerUnavailable: see
+            `copy_across`.
     """
     what = f'cannot write table "{table}" of the subscriber'
     try:
         with translated_errors(what):
             yield
     except psycopg.Error as error:
-        if (ours := _refusal(what, error)) is None:
-            raise
-        raise ours from error
+        raise _refusal(what, error) from error
 
 
-def _refusal(what: str, error: psycopg.Error) -> CdcReplayError | None:
+def _refusal(what: str, error: psycopg.Error) -> CdcReplayError:
+    kind, hint, rule = _reason(error)
     said = f"{what}: {error.diag.message_primary}"
-    detail = error.diag.message_detail
+    return kind(said, detail=error.diag.message_detail, hint=hint, rule=rule)
+
+
+def _reason(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
+    """What kind of error it is, the remedy, and the rule."""
+    kind: type[CdcReplayError] = SubscriberNotReady
+    hint: str | None = "Change what refuses the row on the subscriber, then run the command again."
+    rule: str | None = None
     match error:
         case pg.UniqueViolation() | pg.ExclusionViolation():
-            hint = (
-                "Remove the rows that are there already, or the rows of the publisher that have the same key."
-            )
-            return ApplyConflict(said, detail=detail, hint=hint, rule="R8.5")
+            kind, rule = ApplyConflict, "R8.5"
+            hint = "Remove the rows that are there already, or the publisher's rows that have the same key."
         case pg.IntegrityError() | pg.DataError():
+            kind, rule = ApplyConflict, "R8.5"
             hint = "Change the constraint or the type of the subscriber's column so that it takes the value."
-            return ApplyConflict(said, detail=detail, hint=hint, rule="R8.5")
         case pg.UndefinedTable() | pg.UndefinedColumn() | pg.InvalidSchemaName():
-            hint = (
-                "Create the table on the subscriber with the published columns, then run the command again."
-            )
-            return SubscriberNotReady(said, detail=detail, hint=hint, rule="R8.1")
-        case pg.OperationalError():
-            return ServerUnavailable(said, detail=detail)
+            rule = "R8.1"
+            hint = "Create the table on the subscriber with the published columns, then run it again."
+        case pg.ReadOnlySqlTransaction():
+            kind = SubscriberNotWritable
+            hint = "Give the address of the primary, or let the database take writes, then run it again."
+        case pg.DiskFull():
+            kind = SubscriberNotWritable
+            hint = "Make room on the subscriber's disk, then run the command again: it goes on from there."
+        case psycopg.OperationalError():
+            kind, hint = ServerUnavailable, None
         case _:
-            return None
+            pass
+    return kind, hint, rule

@@ -3,10 +3,18 @@
 A task opens one connection to each side and copies its chunks one after another. Every chunk is a
 transaction of the subscriber, which depends on how many chunks the table has:
 
-| chunks | transaction                                                            | readers then see   |
-|--------|------------------------------------------------------------------------|--------------------|
-| one    | claim, delete if it is a resync, COPY into the target, state `Ready`   | the complete table |
-| more   | COPY into the chunk's staging table (`staging.py`); the driver ends it | nothing yet        |
+| table              | transaction                                             | readers then see   |
+|--------------------|---------------------------------------------------------|--------------------|
+| one chunk, first   | claim, COPY into the target, state `Ready`              | the complete table |
+| copy               |                                                         |                    |
+| several, or resync | COPY into the chunk's staging table (`staging.py`); the | nothing yet        |
+|                    | driver ends it                                          |                    |
+
+So a copy that replaces rows touches its target only at the end, when the driver holds the subscription.
+
+A chunk is a range of pages, so its table must not get another file while it is read: then the task has
+read pages of both, or of a file that its snapshot sees nothing of. Having read, and holding the lock that
+keeps the file from changing, it compares the file with the one that its snapshot knows.
 
 Claim: before it writes to a target, a transaction takes the table's advisory lock and looks at its state.
 Only the state with which the run began allows the copy. A task that Spark runs twice, or that outlives its
@@ -19,22 +27,24 @@ of the job, are copied all the same.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from psycopg import sql
 
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.errors import CdcReplayError, PublisherNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.table_state import Ready, TableState
+from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
-from cdc_replay.postgres.copy import CopyTarget, copy_across
+from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.snapshot.staging import create_staging, staging_table
+from cdc_replay.snapshot.indexes import built_afterwards
+from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
 from cdc_replay.subscriber.state import set_table_state, stable_hash, table_states
 
 
@@ -42,18 +52,24 @@ from cdc_replay.subscriber.state import set_table_state, stable_hash, table_stat
 class CopySetting:
     """What all chunks of a run have in common; picklable.
 
-    `replace`: the target's rows are deleted by the transaction that brings the new ones.
+    `replace`: the target's rows are deleted by the transaction that brings the new ones. `bytes_per_second`
+    is how much COPY text one task may move; None: as much as goes through.
     """
 
     subscription: str
     snapshot: ExportedSnapshot
     subscriber_dsn: str
     replace: bool
+    bytes_per_second: float | None = None
 
     @property
     def purpose(self) -> str:
         """What the connections are for."""
         return f"snapshot {self.subscription}"
+
+    def pace(self) -> Pace | None:
+        """What slows a copy down; None if nothing does."""
+        return None if self.bytes_per_second is None else Pace(self.bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +92,19 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCopy:
-    """One chunk: the queries that return its rows, and the staging table; None goes into the target."""
+    """One chunk: the queries that return its rows, and the staging table; None goes into the target.
+
+    `leaves` are the physical tables (oids) whose files must stay the same. `described` is what the staging
+    table says of itself, but for rows and bytes; None where nobody could use it again.
+    """
 
     table: TableCopy
     number: int
     queries: tuple[sql.Composed, ...]
     bytes: int
     staging: str | None
+    leaves: tuple[int, ...] = ()
+    described: StagedChunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +128,15 @@ class FailedChunk:
 
 
 ChunkResult: TypeAlias = CopiedChunk | FailedChunk
+
+# The catalog's row is the snapshot's, the function answers as of now.
+CHANGED_FILES: Final = """
+    select pg_catalog.format('%%I.%%I', nspname, relname)
+      from pg_catalog.pg_class as class
+      join pg_catalog.pg_namespace as namespace on namespace.oid = relnamespace
+     where class.oid = any (%s::oid[])
+       and pg_catalog.pg_relation_filenode(class.oid) is distinct from relfilenode
+"""
 
 
 def copy_chunks(setting: CopySetting, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
@@ -155,25 +186,55 @@ def _attempt(
 def _copy(
     setting: CopySetting, chunk: ChunkCopy, source: Connection, destination: Connection
 ) -> tuple[int, int]:
+    if chunk.staging is not None:
+        return _stage(setting, chunk, chunk.staging, source, destination)
     table = chunk.table
-    with destination.transaction():
-        if chunk.staging is not None:
-            create_staging(destination, chunk.staging, table.identifier, table.columns)
-            target = CopyTarget(staging_table(chunk.staging), table.name, table.columns)
-        elif claim(destination, setting.subscription, table):
-            target = CopyTarget(table.identifier, table.name, table.columns)
-            if setting.replace:
-                empty(destination, table)
-        else:
+    with writing(table.name), destination.transaction():
+        if not claim(destination, setting.subscription, table):
             return 0, 0
-        copied = copy_across(source, chunk.queries, destination, target)
+        target = CopyTarget(table.identifier, table.name, table.columns)
+        with built_afterwards(destination, table.name.schema, table.name.name):
+            copied = copy_across(source, chunk.queries, destination, target, setting.pace())
         failpoint("snapshot.mid_copy")
-        if chunk.staging is None:
-            ready = Ready(setting.snapshot.consistent_point)
-            set_table_state(destination, setting.subscription, table.name, ready)
-    if chunk.staging is None:
-        failpoint("snapshot.after_table")
+        ready = Ready(setting.snapshot.consistent_point)
+        set_table_state(destination, setting.subscription, table.name, ready)
+    failpoint("snapshot.after_table")
     return copied.rows, copied.bytes
+
+
+def _stage(
+    setting: CopySetting, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
+) -> tuple[int, int]:
+    table = chunk.table
+    with writing(table.name), destination.transaction():
+        create_staging(destination, staging, table.identifier, table.columns)
+        target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
+        copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+        _check_files(source, chunk)
+        failpoint("snapshot.mid_copy")
+        if chunk.described is not None:
+            held = dataclasses.replace(chunk.described, rows=copied.rows, bytes=copied.bytes)
+            describe_staging(destination, staging, held)
+    failpoint("snapshot.after_chunk")
+    return copied.rows, copied.bytes
+
+
+def _check_files(source: Connection, chunk: ChunkCopy) -> None:
+    """The chunk was read from the files that the snapshot's catalog names.
+
+    Raises:
+        PublisherNotReady: if a table has another one by now.
+    """
+    what = f'cannot read table "{chunk.table.name}" of the publisher'
+    with translated_errors(what):
+        rows = source.execute(CHANGED_FILES, [list(chunk.leaves)]).fetchall()
+    if rows:
+        raise PublisherNotReady(
+            f"{what}: {', '.join(name for (name,) in rows)} was truncated or rewritten while it was copied",
+            detail=f"The copy is as of {chunk.described.lsn}." if chunk.described else None,
+            hint="Run the command again: the table is copied anew.",
+            rule="R7.6",
+        )
 
 
 def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
@@ -182,6 +243,17 @@ def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
         "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
     )
     return table_states(connection, subscription).get(table.name) == table.begun
+
+
+def is_still_wanted(connection: Connection, subscription: str, table: TableCopy) -> bool:
+    """Whether staged rows may become the table's: as `claim`, for a caller that holds the subscription.
+
+    A table that was complete before may have been replayed further in the meantime; it still takes the rows.
+    """
+    found = table_states(connection, subscription).get(table.name)
+    return found == table.begun or (
+        isinstance(found, Ready | Parked) and isinstance(table.begun, Ready | Parked)
+    )
 
 
 def empty(connection: Connection, table: TableCopy) -> None:

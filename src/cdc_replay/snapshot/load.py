@@ -9,9 +9,10 @@ transaction that makes its rows visible; replay takes over from there (R7.9).
 | never copied, or copy was killed     | `Copying` is recorded     | the rows that were there        |
 | resync (`replace`) of a ready table  | its state stays as it was | the old rows, complete          |
 
-So a killed resync changes nothing, and a killed initial copy leaves `Copying`, which the next run takes up
-with a new snapshot. An initial copy deletes no row of the target (R7.13): rows that are there already and
-have the key of a copied one are a conflict, as they are for a native table synchronisation.
+So a killed resync changes nothing, and a killed initial copy leaves `Copying`. The next run takes up either
+with a new snapshot: it reads what is not staged yet, and what has changed since (`resume.py`). An initial
+copy deletes no row of the target (R7.13): rows that are there already and have the key of a copied one are a
+conflict, as they are for a native table synchronisation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -29,28 +30,26 @@ from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.table_state import Copying, Parked, Ready, TableState
+from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.snapshot import plan
+from cdc_replay.snapshot.begin import SnapshotRequest, TablePlan, begin
 from cdc_replay.snapshot.chunk import (
     ChunkCopy,
     ChunkResult,
     CopiedChunk,
-    CopySetting,
     FailedChunk,
-    TableCopy,
-    claim,
     copy_chunks,
     empty,
+    is_still_wanted,
     subscriber_connection,
 )
-from cdc_replay.snapshot.staging import drop_leftovers, move_staged, staging_name
+from cdc_replay.snapshot.indexes import built_afterwards
+from cdc_replay.snapshot.late import LatePart, LateRows, stage_late_rows
+from cdc_replay.snapshot.resume import touched_keys
+from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.snapshot.watch import Progress, watched
-from cdc_replay.subscriber.state import set_table_state, table_states
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
+from cdc_replay.subscriber.state import set_table_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,22 +64,6 @@ TASK_CHUNKS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotRequest:
-    """Which tables to copy, from where, to where.
-
-    `replace`: a resync, the rows of the targets are replaced. Without it, tables that are ready are left
-    alone.
-    """
-
-    subscription: str
-    snapshot: ExportedSnapshot
-    subscriber_dsn: str
-    tables: tuple[SyncedTable, ...]
-    replace: bool = False
-    chunk_bytes: int = plan.CHUNK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
 class CopiedTable:
     """A table that is complete as of `lsn`. `seconds` of work, over all its chunks; `bytes` of COPY text."""
 
@@ -89,6 +72,9 @@ class CopiedTable:
     bytes: int
     seconds: float
     lsn: Lsn
+    chunks_read: int = 0
+    chunks_staged_before: int = 0
+    """By runs that were killed; this one has used them."""
 
 
 def load_tables(
@@ -97,7 +83,8 @@ def load_tables(
     """Copy the tables; those that were copied, in the order of the request.
 
     The subscriber's state schema is installed, the subscription is remembered in it and its lock is held by
-    the caller, who also keeps the snapshot exported until this returns.
+    the caller, who also keeps the snapshot exported until this returns. Only while `while_copying` is entered
+    others may hold the lock.
 
     Raises:
         SubscriberNotReady: listing every table and column that the subscriber lacks; nothing is changed
@@ -105,68 +92,43 @@ def load_tables(
         copied. The
             others are copied all the same; further tables that failed are in the log.
     """
-    setting = CopySetting(request.subscription, request.snapshot, request.subscriber_dsn, request.replace)
-    with contextlib.closing(subscriber_connection(setting)) as connection:
-        chunks = _begin(connection, request)
-        results = _run(spark, setting, chunks, progress)
-        return _complete(connection, setting, chunks, results, progress)
+    with contextlib.closing(subscriber_connection(request.setting(1))) as connection:
+        plans = begin(connection, request)
+        for each in plans:
+            _announce(each)
+        run = _Run(spark, request, plans, connection)
+        with request.while_copying():
+            run.copy_chunks(progress)
+            run.stage_late_rows()
+        return run.complete(progress)
 
 
-def _begin(connection: Connection, request: SnapshotRequest) -> tuple[ChunkCopy, ...]:
-    """Check the targets, clear up after a killed run, record the states, plan the chunks."""
-    states = table_states(connection, request.subscription)
-    tables = [
-        each for each in request.tables if request.replace or not _is_complete(states.get(each.table.name))
-    ]
-    targets = read_target_tables(connection, [each.table.name for each in tables])
-    check_targets({each.table.name: each.columns for each in tables}, targets)
-    if dropped := drop_leftovers(connection, request.subscription):
-        logger.info("dropped %d staging tables of a snapshot that was killed", dropped)
-    with contextlib.closing(import_snapshot(request.snapshot, purpose="snapshot plan")) as source:
-        storage = plan.read_storage(source, tables)
-    chunks: list[ChunkCopy] = []
-    with connection.transaction():
-        for synced in tables:
-            target = targets[synced.table.name]
-            begun = _begin_table(connection, request, target.name, states.get(target.name))
-            table = TableCopy(target.name, synced.columns, target.is_partitioned, begun)
-            planned = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes)
-            chunks += _chunk_copies(request, synced, table, planned)
-    return tuple(chunks)
+def _announce(planned: TablePlan) -> None:
+    if planned.staged:
+        logger.info(
+            "table %s: %d chunks with %d rows are staged already, %d chunks are read",
+            planned.table.name,
+            len(planned.staged),
+            sum(chunk.rows for chunk in planned.staged.values()),
+            len(planned.chunks),
+        )
 
 
-def _is_complete(state: TableState | None) -> bool:
-    return isinstance(state, Ready | Parked)
+def tasks(chunks: Sequence[ChunkCopy], readers: int | None) -> list[tuple[ChunkCopy, ...]]:
+    """The chunks in groups: a group is copied by one task over one pair of connections.
 
-
-def _begin_table(
-    connection: Connection, request: SnapshotRequest, name: QualifiedName, state: TableState | None
-) -> TableState:
-    """The state under which the table is copied; recorded, unless the table is complete and stays so."""
-    if state is not None and _is_complete(state):
-        return state
-    copying = Copying(request.snapshot.consistent_point)
-    set_table_state(connection, request.subscription, name, copying)
-    return copying
-
-
-def _chunk_copies(
-    request: SnapshotRequest, synced: SyncedTable, table: TableCopy, chunks: Sequence[plan.Chunk]
-) -> Iterator[ChunkCopy]:
-    for chunk in chunks:
-        queries = tuple(plan.select(piece, synced.columns, synced.filters) for piece in chunk.slices)
-        staging = None
-        if len(chunks) > 1:
-            point = request.snapshot.consistent_point
-            staging = staging_name(request.subscription, table.name, point, chunk.number)
-        yield ChunkCopy(table, chunk.number, queries, chunk.bytes, staging)
-
-
-def _tasks(chunks: Sequence[ChunkCopy]) -> list[tuple[ChunkCopy, ...]]:
-    """The chunks in groups, the biggest first: a group is copied by one task over one pair of connections."""
+    The biggest come first, so that no big one is left alone in the end. A bound on the readers makes as many
+    groups of about the same size.
+    """
+    by_size = sorted(chunks, key=lambda each: -each.bytes)
+    if readers is not None:
+        bounded: list[list[ChunkCopy]] = [[] for _ in range(readers)]
+        for chunk in by_size:
+            min(bounded, key=lambda group: sum(each.bytes for each in group)).append(chunk)
+        return [tuple(group) for group in bounded if group]
     groups: list[list[ChunkCopy]] = []
     room = 0
-    for chunk in sorted(chunks, key=lambda each: -each.bytes):
+    for chunk in by_size:
         if not groups or chunk.bytes > room or len(groups[-1]) == TASK_CHUNKS:
             groups.append([])
             room = TASK_BYTES
@@ -175,92 +137,131 @@ def _tasks(chunks: Sequence[ChunkCopy]) -> list[tuple[ChunkCopy, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _run(
-    spark: SparkSession, setting: CopySetting, chunks: Sequence[ChunkCopy], progress: Progress | None
-) -> list[ChunkResult]:
-    """Copy all chunks on the executors; one result for each."""
-    if not chunks:
-        return []
-    tasks = _tasks(chunks)
-    with watched(setting, chunks, progress):
-        return (
-            spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(partial(copy_chunks, setting)).collect()
+class _Run:
+    """One run: what has come of every chunk, and what is wrong with which table."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        request: SnapshotRequest,
+        plans: Sequence[TablePlan],
+        connection: Connection,
+    ) -> None:
+        self._spark, self._request, self._plans = spark, request, plans
+        self._connection = connection
+        self._done: dict[QualifiedName, list[CopiedChunk]] = defaultdict(list)
+        self._late: dict[QualifiedName, list[LatePart]] = defaultdict(list)
+        self._errors: dict[QualifiedName, CdcReplayError] = {}
+
+    def copy_chunks(self, progress: Progress | None) -> None:
+        """Copy what is missing, on the executors."""
+        chunks = [chunk for each in self._plans for chunk in each.chunks]
+        if not chunks:
+            return
+        groups = tasks(chunks, self._request.readers)
+        context = self._spark.sparkContext
+        setting = self._request.setting(min(len(groups), context.defaultParallelism))
+        with watched(setting, self._plans, progress):
+            job = context.parallelize(groups, len(groups)).flatMap(partial(copy_chunks, setting))
+            results: list[ChunkResult] = job.collect()
+        for result in results:
+            if isinstance(result, FailedChunk):
+                self._errors[result.table] = result.error
+            else:
+                self._done[result.table].append(result)
+
+    def stage_late_rows(self) -> None:
+        """Read again what the log has touched since the oldest chunk was read, table by table."""
+        for each in self._plans:
+            if each.logged is None or each.definition is None or each.table.name in self._errors:
+                continue
+            tasks = self._request.readers or self._spark.sparkContext.defaultParallelism
+            setting = self._request.setting(tasks)
+            late = LateRows.of(setting, each.table, each.synced, each.definition.key)
+            keys = touched_keys(each.logged, each.synced, each.definition.key_columns)
+            for part in stage_late_rows(late, keys.coalesce(tasks)):
+                if isinstance(part, CdcReplayError):
+                    self._errors[each.table.name] = part
+                else:
+                    self._late[each.table.name].append(part)
+            failpoint("snapshot.after_late")
+
+    def complete(self, progress: Progress | None) -> tuple[CopiedTable, ...]:
+        """Move what is staged, report every table; then raise the first error, if there was one."""
+        copied: list[CopiedTable] = []
+        for each in self._plans:
+            name = each.table.name
+            if name in self._errors:
+                continue
+            try:
+                copied.append(self._copied(each, self._swap_in(each)))
+            except CdcReplayError as error:
+                self._errors[name] = error
+                continue
+            if progress is not None:
+                progress(name, copied[-1].rows, copied[-1].bytes)
+        for name, failure in self._errors.items():
+            logger.error("table %s was not copied: %s", name, failure.message)
+        for failure in self._errors.values():
+            raise failure
+        return tuple(copied)
+
+    def _copied(self, planned: TablePlan, swapped: tuple[int, float] | None) -> CopiedTable:
+        done, late = self._done[planned.table.name], self._late[planned.table.name]
+        rows = sum(each.rows for each in done) if swapped is None else swapped[0]
+        work: list[CopiedChunk | LatePart] = [*done, *late]
+        size = sum(each.bytes for each in work) + sum(each.bytes for each in planned.staged.values())
+        seconds = sum(each.seconds for each in work) + (0.0 if swapped is None else swapped[1])
+        table = CopiedTable(
+            planned.table.name,
+            rows=rows,
+            bytes=size,
+            seconds=seconds,
+            lsn=self._request.snapshot.consistent_point,
+            chunks_read=len(done),
+            chunks_staged_before=len(planned.staged),
         )
+        logger.info(
+            "table %s: %d rows, %d bytes in %d chunks, %d of them of an earlier run, %.2f s, as of %s",
+            table.name,
+            table.rows,
+            table.bytes,
+            len(done) + len(planned.staged),
+            len(planned.staged),
+            table.seconds,
+            table.lsn,
+        )
+        return table
 
+    def _swap_in(self, planned: TablePlan) -> tuple[int, float] | None:
+        """Make a staged table visible and ready, all at once; the rows, and the seconds that it took.
 
-def _complete(
-    connection: Connection,
-    setting: CopySetting,
-    chunks: Sequence[ChunkCopy],
-    results: Sequence[ChunkResult],
-    progress: Progress | None,
-) -> tuple[CopiedTable, ...]:
-    """Move what is staged, report every table; then raise the first error, if there was one."""
-    chunks_of: dict[QualifiedName, list[ChunkCopy]] = defaultdict(list)
-    for chunk in chunks:
-        chunks_of[chunk.table.name].append(chunk)
-    copied: list[CopiedTable] = []
-    errors = {result.table: result.error for result in results if isinstance(result, FailedChunk)}
-    for name, parts in chunks_of.items():
-        if name in errors:
-            continue
-        try:
-            seconds = _swap_in(connection, setting, parts)
-        except CdcReplayError as error:
-            errors[name] = error
-            continue
-        done = [each for each in results if isinstance(each, CopiedChunk) and each.table == name]
-        copied.append(_copied_table(setting, name, done, seconds))
-        if progress is not None:
-            progress(name, copied[-1].rows, copied[-1].bytes)
-    for name, failure in errors.items():
-        logger.error("table %s was not copied: %s", name, failure.message)
-    for failure in errors.values():
-        raise failure
-    return tuple(copied)
+        Raises:
+            ApplyConflict: if the target refuses a row.
+            ServerUnavailable: if it is locked for too long, or full.
+        """
+        if not planned.is_staged:
+            return None
+        began = time.monotonic()
+        table, rows = planned.table, 0
+        connection, request = self._connection, self._request
+        failpoint("snapshot.before_swap")
+        with writing(table.name), connection.transaction():
+            if is_still_wanted(connection, request.subscription, table):
+                if request.replace:
+                    empty(connection, table)
+                target, overlay = table.identifier, self._overlay(planned)
+                with built_afterwards(connection, table.name.schema, table.name.name):
+                    rows = move_staged(connection, planned.staging, target, table.columns, overlay)
+                ready = Ready(request.snapshot.consistent_point)
+                set_table_state(connection, request.subscription, table.name, ready)
+        failpoint("snapshot.after_table")
+        return rows, time.monotonic() - began
 
-
-def _copied_table(
-    setting: CopySetting, name: QualifiedName, done: Sequence[CopiedChunk], seconds: float
-) -> CopiedTable:
-    table = CopiedTable(
-        name,
-        rows=sum(each.rows for each in done),
-        bytes=sum(each.bytes for each in done),
-        seconds=seconds + sum(each.seconds for each in done),
-        lsn=setting.snapshot.consistent_point,
-    )
-    logger.info(
-        "table %s: %d rows, %d bytes in %d chunks, %.2f s, as of %s",
-        name,
-        table.rows,
-        table.bytes,
-        len(done),
-        table.seconds,
-        table.lsn,
-    )
-    return table
-
-
-def _swap_in(connection: Connection, setting: CopySetting, parts: Sequence[ChunkCopy]) -> float:
-    """Make a staged table visible and ready, all at once; the seconds that it took.
-
-    Raises:
-        ApplyConflict: if the target refuses a row.
-        ServerUnavailable: if it is locked for too long, or full.
-    """
-    staged = [part.staging for part in parts if part.staging is not None]
-    if not staged:
-        return 0.0
-    began = time.monotonic()
-    table = parts[0].table
-    failpoint("snapshot.before_swap")
-    with writing(table.name), connection.transaction():
-        if claim(connection, setting.subscription, table):
-            if setting.replace:
-                empty(connection, table)
-            move_staged(connection, staged, table.identifier, table.columns)
-            ready = Ready(setting.snapshot.consistent_point)
-            set_table_state(connection, setting.subscription, table.name, ready)
-    failpoint("snapshot.after_table")
-    return time.monotonic() - began
+    def _overlay(self, planned: TablePlan) -> Overlay | None:
+        late = self._late[planned.table.name]
+        if planned.definition is None or not late:
+            return None
+        key = planned.definition.key_columns
+        rows = tuple(part.rows_table for part in late)
+        return Overlay(key, rows, tuple(part.keys_table for part in late))

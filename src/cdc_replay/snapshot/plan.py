@@ -12,6 +12,10 @@ reading the other ranges. The ranges of one table follow each other and the last
 which appear after the size was taken belong to it. Tables below `CHUNK_BYTES` are not cut; the small leaves
 of a partitioned table share a chunk.
 
+Page ranges that an earlier, killed run has staged are left out (`done`): what is between them is cut in the
+same way. A range says something about a table only as long as its rows stay in the same file, which
+`Storage.filenode` names: TRUNCATE, VACUUM FULL, CLUSTER and ALTER TABLE with a rewrite begin a new one.
+
 The row filter is the OR of what the publications attach to the published relation, whatever actions they
 publish (R7.3, R7.4). PostgreSQL evaluates it, as `pg_get_expr` prints it with an empty search_path.
 """
@@ -34,7 +38,7 @@ from cdc_replay.publication.resolve import SyncedTable
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 """How much of a table one chunk reads, unless that makes more than `MAX_CHUNKS`."""
 
-MAX_CHUNKS: Final = 64
+MAX_CHUNKS: Final = 256
 """Most chunks of one table: each is a staging table on the subscriber until the table is complete."""
 
 STORAGE: Final = """
@@ -42,6 +46,7 @@ STORAGE: Final = """
            (pg_catalog.pg_relation_size(c.oid)
                / pg_catalog.current_setting('block_size')::bigint)::bigint as pages,
            pg_catalog.pg_table_size(c.oid)::bigint as bytes,
+           c.relfilenode::bigint as filenode,
            pg_catalog.has_table_privilege(c.oid, 'select')
                and not pg_catalog.row_security_active(c.oid) as is_open
       from pg_catalog.pg_class c
@@ -53,12 +58,14 @@ STORAGE: Final = """
 class Storage:
     """A physical table as it lies on disk: pages of the main fork, bytes with TOAST.
 
-    `is_open`: the role may read all of its rows directly.
+    `is_open`: the role may read all of its rows directly. `filenode` is the file as of the snapshot that this
+    was read under; 0 for a table that has none.
     """
 
     pages: int
     bytes: int
     is_open: bool
+    filenode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +100,34 @@ def read_storage(connection: Connection, tables: Iterable[SyncedTable]) -> dict[
     oids = {table.id for synced in tables for table in (synced.table, *synced.leaves)}
     with translated_errors("cannot read the sizes of the published tables"):
         rows = connection.execute(STORAGE, [sorted(oids)]).fetchall()
-    return {RelationId(oid): Storage(pages, size, is_open) for oid, pages, size, is_open in rows}
+    return {
+        RelationId(oid): Storage(pages, size, is_open, filenode)
+        for oid, pages, size, filenode, is_open in rows
+    }
+
+
+def is_read_by_pages(synced: SyncedTable, storage: Mapping[RelationId, Storage]) -> bool:
+    """Whether the role may read the physical tables themselves; a partitioned table is read as one else."""
+    return not synced.table.is_partitioned or all(
+        _of(storage, table).is_open for table in (synced.table, *synced.leaves)
+    )
 
 
 def plan_table(
-    synced: SyncedTable, storage: Mapping[RelationId, Storage], *, chunk_bytes: int = CHUNK_BYTES
+    synced: SyncedTable,
+    storage: Mapping[RelationId, Storage],
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    done: Sequence[Slice] = (),
 ) -> tuple[Chunk, ...]:
-    """The chunks of one table, at least one; their slices hold every row of it exactly once."""
-    if not synced.table.is_partitioned:
-        return _cut((synced.table,), storage, chunk_bytes)
-    if all(_of(storage, table).is_open for table in (synced.table, *synced.leaves)):
-        return _cut(synced.leaves, storage, chunk_bytes)
+    """The chunks of one table; their slices, and `done`, hold every row of it exactly once.
+
+    There is at least one, unless all of the table is done.
+    """
+    if is_read_by_pages(synced, storage):
+        tables = synced.leaves if synced.table.is_partitioned else (synced.table,)
+        parts = tuple(part for table in tables for part in _undone(table, _of(storage, table), done))
+        return _cut(parts, chunk_bytes) or (() if done else (Chunk(0, (), 0),))
     size = sum(_of(storage, leaf).bytes for leaf in synced.leaves)
     return (Chunk(0, (Slice(synced.table, only=False),), size),)
 
@@ -113,36 +137,74 @@ def _of(storage: Mapping[RelationId, Storage], table: Table) -> Storage:
     return storage.get(table.id, Storage(0, 0, is_open=True))
 
 
-def _cut(
-    tables: Sequence[Table], storage: Mapping[RelationId, Storage], chunk_bytes: int
-) -> tuple[Chunk, ...]:
-    """Lay the tables end to end and cut the line into equal parts; a part is a chunk."""
-    sizes = [_of(storage, table).bytes for table in tables]
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of pages that is to be read: how many pages and bytes it has by now."""
+
+    slice: Slice
+    pages: int
+    bytes: int
+
+
+def _undone(table: Table, stored: Storage, done: Iterable[Slice]) -> Iterator[_Part]:
+    """The ranges of pages that are not among `done`, in order."""
+    page = 0
+    for piece in sorted(
+        (each for each in done if each.table.id == table.id), key=lambda each: each.first_page
+    ):
+        if page < piece.first_page:
+            yield _part(stored, Slice(table, first_page=page, end_page=piece.first_page))
+        if piece.end_page is None:
+            return
+        page = piece.end_page
+    yield _part(stored, Slice(table, first_page=page))
+
+
+def _part(stored: Storage, piece: Slice) -> _Part:
+    if piece.is_whole:
+        return _Part(piece, stored.pages, stored.bytes)
+    end = stored.pages if piece.end_page is None else min(piece.end_page, stored.pages)
+    pages = max(0, end - piece.first_page)
+    return _Part(piece, pages, round(stored.bytes * pages / max(1, stored.pages)))
+
+
+def _cut(parts: Sequence[_Part], chunk_bytes: int) -> tuple[Chunk, ...]:
+    """Lay the parts end to end and cut the line into equal lengths; one length is a chunk."""
+    sizes = [part.bytes for part in parts]
     wanted = min(MAX_CHUNKS, max(1, round(sum(sizes) / chunk_bytes)))
     length = max(1, -(-sum(sizes) // wanted))
     slices: dict[int, list[Slice]] = defaultdict(list)
-    for table, start in zip(tables, itertools.accumulate(sizes, initial=0), strict=False):
-        for number, piece in _pieces(table, _of(storage, table), start, length):
+    for part, start in zip(parts, itertools.accumulate(sizes, initial=0), strict=False):
+        for number, piece in _pieces(part, start, length):
             slices[min(number, wanted - 1)].append(piece)
     chunks = enumerate(slices[number] for number in sorted(slices))
-    return tuple(Chunk(number, tuple(pieces), length) for number, pieces in chunks) or (Chunk(0, (), 0),)
+    return tuple(Chunk(number, tuple(pieces), length) for number, pieces in chunks)
 
 
-def _pieces(table: Table, stored: Storage, start: int, length: int) -> Iterator[tuple[int, Slice]]:
-    """The parts of the line that `table` lies in, from byte `start`, with its pages there."""
-    first, last = start // length, max(start, start + stored.bytes - 1) // length
+def _pieces(part: _Part, start: int, length: int) -> Iterator[tuple[int, Slice]]:
+    """The lengths of the line that `part` lies in, from byte `start`, with its pages there."""
+    first, last = start // length, max(start, start + part.bytes - 1) // length
     page = 0
+    begin = part.slice.first_page
     for number in range(first, last):
-        end = round(stored.pages * ((number + 1) * length - start) / stored.bytes)
-        if page < end < stored.pages:
-            yield number, Slice(table, first_page=page, end_page=end)
+        end = round(part.pages * ((number + 1) * length - start) / part.bytes)
+        if page < end < part.pages:
+            yield number, Slice(part.slice.table, first_page=begin + page, end_page=begin + end)
             page = end
-    yield last, Slice(table, first_page=page)
+    yield last, Slice(part.slice.table, first_page=begin + page, end_page=part.slice.end_page)
 
 
-def select(piece: Slice, columns: Sequence[str], filters: tuple[RowFilter, ...] | None) -> sql.Composed:
-    """The query for the rows of `piece` that pass the filters, with these columns in this order."""
-    conditions = [*_page_conditions(piece), *_filter_conditions(filters)]
+def select(
+    piece: Slice,
+    columns: Sequence[str],
+    filters: tuple[RowFilter, ...] | None,
+    also: Sequence[sql.Composable] = (),
+) -> sql.Composed:
+    """The query for the rows of `piece` that pass the filters, with these columns in this order.
+
+    `also` are further conditions.
+    """
+    conditions = [*_page_conditions(piece), *_filter_conditions(filters), *also]
     return sql.SQL("select {} from {}{}{}").format(
         sql.SQL(", ").join(map(sql.Identifier, columns)),
         sql.SQL("only " if piece.only else ""),

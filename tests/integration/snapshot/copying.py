@@ -17,7 +17,8 @@ from cdc_replay.model.table_state import TableState
 from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.snapshot.load import CopiedTable, SnapshotRequest, load_tables
+from cdc_replay.snapshot.begin import SnapshotRequest
+from cdc_replay.snapshot.load import CopiedTable, load_tables
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+from cdc_replay.commands.status import status
+from cdc_replay.config import Config, load_config
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
+from cdc_replay.snapshot.begin import TablePlan
 from cdc_replay.snapshot.chunk import ChunkCopy, CopySetting, TableCopy
 from cdc_replay.snapshot.watch import watched
 from fixtures.postgres import Database
 from integration.snapshot.copying import public, snapshot_request
 
 
-def test_rows_of_a_running_copy_are_reported(publisher: Database, subscriber: Database) -> None:
-    publisher.run("create publication p for all tables")
+def test_rows_of_a_running_copy_are_reported(
+    publisher: Database, subscriber: Database, tmp_path: Path
+) -> None:
+    publisher.run("create table t (id int); create publication p for all tables")
     subscriber.run("create table t (id int)")
-    table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending())
-    chunk = ChunkCopy(table, 0, (), 0, staging=None)
     reported: list[tuple[QualifiedName, int, int]] = []
     seen = threading.Event()
 
@@ -25,18 +29,37 @@ def test_rows_of_a_running_copy_are_reported(publisher: Database, subscriber: Da
         seen.set()
 
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
-        setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
+        (synced,) = request.tables
+        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending())
+        chunk = ChunkCopy(table, 0, (), 2_000_000, staging=None)
+        planned = TablePlan(table, synced, None, {}, None, (chunk,))
         with (
-            watched(setting, [chunk], progress),
+            watched(request.setting(1), [planned], progress),
             writer.cursor() as cursor,
             cursor.copy("copy t from stdin") as into,
         ):
             into.write(b"1234567\n" * 100_000)
             assert seen.wait(timeout=30), "no progress is reported within 30 s"
+            (shown,) = status(configuration(publisher, subscriber, tmp_path)).copies
+        assert status(configuration(publisher, subscriber, tmp_path)).copies == ()
     name, rows, size = reported[0]
     assert name == public("t")
     assert 0 < rows <= 100_000
     assert 0 < size <= 800_000
+    assert (shown.table, shown.expected_bytes) == ("public.t", 2_000_000)
+    assert 0 < shown.rows <= 100_000
+    assert shown.bytes_per_second > 0
+    assert shown.seconds_left is not None
+
+
+def configuration(publisher: Database, subscriber: Database, folder: Path) -> Config:
+    file = folder / "cdc_replay.yaml"
+    file.write_text(
+        f"publishers: {{pub: {{dsn: '{publisher.dsn}', change_log: log}}}}\n"
+        f"subscriptions: {{s: {{publisher: pub, publications: [p], dsn: '{subscriber.dsn}'}}}}\n",
+        encoding="utf-8",
+    )
+    return load_config(file)
 
 
 def test_server_that_is_gone_does_not_disturb_the_copy(publisher: Database, subscriber: Database) -> None:

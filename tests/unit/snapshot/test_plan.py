@@ -119,3 +119,23 @@ def test_query_combines_range_and_filters() -> None:
 def test_root_is_read_with_its_partitions() -> None:
     query = select(Slice(table(1), only=False), ("a",), None)
     assert query.as_string(None) == 'select "a" from "public"."t1"'
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_that_are_done_are_left_out_and_no_others(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(50):
+        sizes = [chance.choice([0, 1, 7, 100, 5000]) for _ in range(chance.randrange(1, 6))]
+        synced, storage = partitioned(sizes)
+        first = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]))
+        done = chance.sample(first, chance.randrange(1, len(first) + 1))
+        slices = tuple(piece for chunk in done for piece in chunk.slices)
+        rest = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]), done=slices)
+        pieces = [*slices, *(piece for chunk in rest for piece in chunk.slices)]
+        in_order = tuple(sorted(pieces, key=lambda piece: piece.first_page))
+        assert_every_page_once((Chunk(0, in_order, 0),), storage)
+
+
+def test_nothing_is_left_of_a_table_that_is_done() -> None:
+    synced, storage = plain(pages=10)
+    assert plan_table(synced, storage, done=(Slice(synced.table),)) == ()

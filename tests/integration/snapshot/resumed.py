@@ -1,0 +1,116 @@
+"""A table whose copy is killed again and again, each time after some of its chunks, and then completed.
+
+copy = ResumedCopy(publisher, subscriber, folder)
+copy.begin("p")
+copy.killed_after(3)          # three of the missing chunks are staged under a snapshot of its own
+copy.completed(spark, rows)   # after a check that the table is what `rows` says of the publisher
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.resumed_copy import history_of, read_log_of
+from cdc_replay.commands.setup import setup
+from cdc_replay.config import Config, load_config
+from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.snapshot.begin import SnapshotRequest, begin
+from cdc_replay.snapshot.chunk import CopiedChunk, copy_chunks, subscriber_connection
+from cdc_replay.snapshot.load import CopiedTable, load_tables
+from fixtures.postgres import Database
+from integration.snapshot.copying import snapshot_request
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHUNK_BYTES = 32 * 1024
+
+
+@dataclass
+class ResumedCopy:
+    """Publisher `pub`, its slot and change log, and subscription `s` to one publication with one table."""
+
+    publisher: Database
+    subscriber: Database
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    publication: str = ""
+    replace: bool = False
+
+    def begin(self, publication: str) -> None:
+        """From now on the log has the changes of the publication's tables."""
+        self.publication = publication
+        setup(self.config, "pub")
+
+    @property
+    def file(self) -> Path:
+        publisher = {
+            "dsn": self.publisher.dsn,
+            "slot": f"resumed_{self.publisher.name}",
+            "change_log": "./change_log",
+        }
+        subscription = {"publisher": "pub", "publications": [self.publication], "dsn": self.subscriber.dsn}
+        content = {"publishers": {"pub": publisher}, "subscriptions": {"s": subscription | self.options}}
+        file = self.folder / "cdc_replay.yaml"
+        file.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return file
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.file)
+
+    @contextmanager
+    def request(self) -> Iterator[SnapshotRequest]:
+        """A request for the table as of now, with the log."""
+        header = ChangeLog.open(self.config.publisher("pub").change_log).header
+        with snapshot_request(
+            self.publisher.dsn,
+            self.subscriber.dsn,
+            self.publication,
+            chunk_bytes=CHUNK_BYTES,
+            replace=self.replace,
+            history=history_of(header),
+            read_log=read_log_of(self.config, "pub"),
+        ) as request:
+            yield request
+
+    def killed_after(self, count: int, chance: random.Random | None = None) -> int:
+        """Stage so many of the missing chunks, the first or random ones; how many were missing."""
+        with self.request() as request, closing(subscriber_connection(request.setting(1))) as connection:
+            (planned,) = begin(connection, request)
+            chunks = list(planned.chunks)
+            some = chunks[:count] if chance is None else chance.sample(chunks, min(count, len(chunks)))
+            for result in copy_chunks(request.setting(1), some):
+                assert isinstance(result, CopiedChunk), result
+        return len(chunks)
+
+    def completed(
+        self,
+        spark: SparkSession,
+        rows: str,
+        *,
+        received: str | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> CopiedTable:
+        """Copy what is missing, and check that the target has what `rows` returned at the snapshot.
+
+        `received` is the query on the subscriber, `meanwhile` happens after the snapshot was taken.
+        """
+        with self.request() as request:
+            with import_snapshot(request.snapshot, purpose="test") as reader:
+                reader.execute("set local search_path = public")
+                expected = sorted(reader.execute(rows.encode()).fetchall())
+            meanwhile()
+            (copied,) = load_tables(spark, request)
+        found = sorted(self.subscriber.rows(received or rows))
+        assert found == expected
+        assert self.subscriber.rows("select relname from pg_class where relname like 'snapshot%'") == []
+        return copied

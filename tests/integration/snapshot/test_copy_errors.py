@@ -1,0 +1,95 @@
+"""What goes wrong on one side is said with the table and the cause, and nothing of it stays (R7.6, R8.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_replay.errors import InvalidFilter, PublisherNotReady, SubscriberNotReady, SubscriberNotWritable
+from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.snapshot.begin import begin
+from cdc_replay.snapshot.chunk import FailedChunk, copy_chunks, subscriber_connection
+from cdc_replay.snapshot.load import load_tables
+from fixtures.postgres import Database
+from integration.snapshot.copying import copy_tables, snapshot_request
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILLED = "insert into t select n, repeat('x', 150) from generate_series(1, 3000) n"
+
+
+@pytest.mark.spark
+def test_row_that_fails_at_the_end_of_a_chunk_names_table_and_cause(
+    spark: SparkSession, publisher: Database, subscriber: Database
+) -> None:
+    publisher.run(f"""
+        create table t (id int primary key, pad text); {FILLED};
+        create publication p for table t where (1000 / (3000 - id) >= 0)
+    """)
+    subscriber.run("create table t (id int primary key, pad text)")
+    with pytest.raises(InvalidFilter, match=r'table "public\.t" of the publisher: division by zero'):
+        copy_tables(spark, publisher, subscriber, "p", chunk_bytes=64 * 1024)
+    assert subscriber.rows("select count(*) from t") == [(0,)]
+
+
+@pytest.mark.spark
+def test_trigger_that_refuses_a_row_is_quoted(
+    spark: SparkSession, publisher: Database, subscriber: Database
+) -> None:
+    publisher.run(
+        f"create table t (id int primary key, pad text); {FILLED}; create publication p for table t"
+    )
+    subscriber.run("""
+        create table t (id int primary key, pad text);
+        create function refuse() returns trigger language plpgsql as
+            $$ begin raise exception 'no row %', new.id using detail = 'Ask the owner.'; end $$;
+        create trigger refuse before insert on t for each row execute function refuse();
+        alter table t enable always trigger refuse
+    """)
+    with pytest.raises(SubscriberNotReady, match=r'table "public\.t" of the subscriber: no row 1') as error:
+        copy_tables(spark, publisher, subscriber, "p")
+    assert error.value.detail == "Ask the owner."
+    assert subscriber.rows("select count(*) from t") == [(0,)]
+
+
+def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: Database) -> None:
+    publisher.run(
+        f"create table t (id int primary key, pad text); {FILLED}; create publication p for table t"
+    )
+    subscriber.run("create table t (id int primary key, pad text)")
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
+        setting = request.setting(1)
+        with subscriber_connection(setting) as connection:
+            (planned,) = begin(connection, request)
+        subscriber.run(
+            "do $$ begin execute format('alter database %I set default_transaction_read_only = on',"
+            " current_database()); end $$"
+        )
+        (failed,) = copy_chunks(setting, planned.chunks)
+    assert isinstance(failed, FailedChunk)
+    assert isinstance(failed.error, SubscriberNotWritable)
+    assert "public.t" in failed.error.message
+    assert "read-only" in failed.error.message
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("change", ["truncate t", "vacuum full t"])
+def test_table_that_gets_another_file_under_the_snapshot_is_not_put_together(
+    spark: SparkSession, publisher: Database, subscriber: Database, change: str
+) -> None:
+    publisher.run(
+        f"create table t (id int primary key, pad text); {FILLED}; create publication p for table t"
+    )
+    subscriber.run("create table t (id int primary key, pad text)")
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p", chunk_bytes=64 * 1024) as request:
+        publisher.run(change)
+        publisher.run("insert into t select n, 'new' from generate_series(5001, 9000) n")
+        with import_snapshot(request.snapshot, purpose="test") as reader:
+            assert reader.execute("select count(*) from public.t where id > 5000").fetchone() == (0,)
+        with pytest.raises(PublisherNotReady, match="truncated or rewritten while it was copied"):
+            load_tables(spark, request)
+    copy_tables(spark, publisher, subscriber, "p", chunk_bytes=64 * 1024)
+    content = "select count(*), min(id), max(id) from t"
+    assert subscriber.rows(content) == publisher.rows(content)

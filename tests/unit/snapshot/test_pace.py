@@ -1,0 +1,42 @@
+"""A copy with a rate moves no more than that, on the average since it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cdc_replay.postgres.copy import Pace
+
+
+@dataclass
+class Clock:
+    """Time that passes only by waiting, or by hand."""
+
+    now: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+def pace(clock: Clock, rate: float) -> Pace:
+    return Pace(rate, clock=lambda: clock.now, wait=clock.wait)
+
+
+def test_sender_that_is_too_fast_waits_for_the_rest_of_the_time() -> None:
+    clock = Clock()
+    send = pace(clock, 100.0)
+    send(50)
+    clock.now += 0.2
+    send(150)
+    assert clock.waits == [0.5, 1.3]
+    assert clock.now == 2.0
+
+
+def test_sender_that_is_slower_than_the_rate_never_waits() -> None:
+    clock = Clock()
+    send = pace(clock, 100.0)
+    for _ in range(10):
+        clock.now += 1.0
+        send(99)
+    assert clock.waits == []
