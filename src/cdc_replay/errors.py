@@ -26,13 +26,21 @@ class CdcReplayError(Exception):
     retry: ClassVar[Retry] = Retry.NEVER
 
     def __init__(
-        self, message: str, *, detail: str | None = None, hint: str | None = None, rule: str | None = None
+        self,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        rule: str | None = None,
+        table: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.detail = detail
         self.hint = hint
         self.rule = rule
+        self.table = table
+        """Schema and name of the subscriber's table that it is about, where it is about one."""
 
     def __str__(self) -> str:
         parts = [self.message if self.rule is None else f"{self.message} [{self.rule}]"]
@@ -143,6 +151,22 @@ class SubscriberNotReady(CdcReplayError):
     """The subscriber lacks tables or columns, or its tables cannot receive the changes."""
 
 
+class TargetMismatch(SubscriberNotReady):
+    """What is published has no place in the subscriber's tables: a table or a column is missing, or unfit."""
+
+
+class SubscriberNotWritable(CdcReplayError):
+    """The subscriber answers, and takes no changes now: it is read-only, or has no room."""
+
+    retry = Retry.LATER
+
+
+class SubscriberLocked(CdcReplayError):
+    """Other sessions of the subscriber hold what the changes need, or were preferred to them."""
+
+    retry = Retry.LATER
+
+
 class SubscriptionBusy(CdcReplayError):
     """Another process is working on the subscription."""
 
@@ -151,6 +175,10 @@ class SubscriptionBusy(CdcReplayError):
 
 class SubscriptionParked(CdcReplayError):
     """The subscription is parked until its reason is dealt with."""
+
+
+class NotParked(CdcReplayError):
+    """What is to be resumed is not parked, or not before the transaction that is to be skipped."""
 
 
 class ApplyConflict(CdcReplayError):

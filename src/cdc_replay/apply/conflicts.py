@@ -9,6 +9,16 @@
 
 The names are PostgreSQL 18's. What no policy can decide (a value that the target's type or constraints
 refuse, another unique index) fails under every policy, as it stops a native worker (R8.5).
+
+What PostgreSQL says is one of these, and each has classes of its own:
+
+| the subscriber                                   | error                            | trying again        |
+|--------------------------------------------------|----------------------------------|---------------------|
+| refuses this change, whenever it comes           | ApplyConflict                    | after a repair      |
+| has no place for it: table, column, privilege    | TargetMismatch, MissingPrivilege | after a repair      |
+| takes no changes now: read-only, full            | SubscriberNotWritable            | later               |
+| is gone                                          | ServerUnavailable                | later               |
+| is used by others: lock, deadlock, serialization | SubscriberLocked                 | at once, then later |
 """
 
 from __future__ import annotations
@@ -26,7 +36,9 @@ from cdc_replay.errors import (
     CdcReplayError,
     MissingPrivilege,
     ServerUnavailable,
-    SubscriberNotReady,
+    SubscriberLocked,
+    SubscriberNotWritable,
+    TargetMismatch,
     UnknownValue,
 )
 from cdc_replay.model.change import ConflictKind
@@ -41,7 +53,17 @@ KEYS_SHOWN: Final = 5
 _NAMES_KEY_ONLY: Final = (pg.UniqueViolation, pg.ExclusionViolation, pg.ForeignKeyViolation)
 """Errors whose DETAIL shows key values; that of others may show whole rows."""
 
-_NOT_READY: Final = (
+_REFUSED: Final = (
+    pg.IntegrityError,
+    pg.DataError,
+    pg.WithCheckOptionViolation,
+    pg.ProgramLimitExceeded,
+    pg.RaiseException,
+    pg.TriggeredActionException,
+)
+"""The change itself is refused: by type, constraint, index size, or a trigger that fires in replica mode."""
+
+_MISMATCHED: Final = (
     pg.UndefinedTable,
     pg.UndefinedColumn,
     pg.UndefinedFunction,
@@ -50,12 +72,30 @@ _NOT_READY: Final = (
     pg.FeatureNotSupported,
     pg.GeneratedAlways,
     pg.WrongObjectType,
-    pg.ReadOnlySqlTransaction,
+    pg.DatatypeMismatch,
 )
+
+_NOT_WRITABLE: Final = (
+    pg.ReadOnlySqlTransaction,
+    pg.InsufficientResources,
+    pg.DiskFull,
+    pg.OutOfMemory,
+    pg.ConfigurationLimitExceeded,
+)
+
+_LOCKED: Final = (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure)
 
 _CLASSES: Final = {
     kind.__name__: kind
-    for kind in (ApplyConflict, MissingPrivilege, ServerUnavailable, SubscriberNotReady, UnknownValue)
+    for kind in (
+        ApplyConflict,
+        MissingPrivilege,
+        ServerUnavailable,
+        SubscriberLocked,
+        SubscriberNotWritable,
+        TargetMismatch,
+        UnknownValue,
+    )
 }
 
 
@@ -68,21 +108,33 @@ class Failure:
     detail: str | None
     hint: str | None
     rule: str | None
+    schema: str | None = None
+    table: str | None = None
 
     @classmethod
     def of(cls, error: CdcReplayError) -> Failure:
         """The form of `error`."""
-        return cls(type(error).__name__, error.message, error.detail, error.hint, error.rule)
+        schema, table = error.table or (None, None)
+        return cls(type(error).__name__, error.message, error.detail, error.hint, error.rule, schema, table)
 
     @property
     def texts(self) -> list[str | None]:
         """The fields in order."""
-        return [self.class_name, self.message, self.detail, self.hint, self.rule]
+        return [
+            self.class_name,
+            self.message,
+            self.detail,
+            self.hint,
+            self.rule,
+            self.schema,
+            self.table,
+        ]
 
     def error(self) -> CdcReplayError:
         """The error to raise."""
         kind = _CLASSES.get(self.class_name, CdcReplayError)
-        return kind(self.message, detail=self.detail, hint=self.hint, rule=self.rule)
+        table = None if self.schema is None or self.table is None else (self.schema, self.table)
+        return kind(self.message, detail=self.detail, hint=self.hint, rule=self.rule, table=table)
 
 
 def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
@@ -98,27 +150,46 @@ def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
 
 
 def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
-    """Our error for a change that the target refuses; it names the table, and never shows a whole row."""
-    said = error.diag.message_primary or str(error).strip()
-    table = "the subscriber" if target is None else f'table "{target.schema}"."{target.name}"'
-    detail = error.diag.message_detail if isinstance(error, _NAMES_KEY_ONLY) else None
-    message = f"cannot apply changes to {table}: {said}"
-    if isinstance(error, (pg.IntegrityError, pg.DataError)):
-        return ApplyConflict(
-            message,
-            detail=detail,
-            hint="Nothing of the window is applied. Change the row or the constraint on the subscriber,"
-            " then run `cdc-replay replay` again.",
-            rule="R8.5",
-        )
-    if isinstance(error, _NOT_READY):
-        return SubscriberNotReady(
-            message,
-            detail=error.diag.message_detail,
-            hint="Nothing of the window is applied. Correct the table on the subscriber, then run it again.",
-            rule="R8.1",
-        )
-    return CdcReplayError(message, detail=f"SQLSTATE {error.sqlstate}")
+    """Our error for what the target does not take; it names the table, and never shows a whole row."""
+    about = target or _table_named(error)
+    name = "the subscriber" if about is None else f'table "{about.schema}"."{about.name}"'
+    kind, hint, rule = _meaning(error)
+    return kind(
+        f"cannot apply changes to {name}: {error.diag.message_primary or str(error).strip()}",
+        detail=_detail(error, kind),
+        hint=hint,
+        rule=rule,
+        table=None if about is None else (about.schema, about.name),
+    )
+
+
+def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
+    """The class of our error, its hint and its rule."""
+    nothing = "Nothing of it is applied."
+    if isinstance(error, _NOT_WRITABLE):
+        return SubscriberNotWritable, f"{nothing} Run it again once the subscriber can be written.", None
+    if isinstance(error, _LOCKED):
+        return SubscriberLocked, f"{nothing} Run it again once the other session has ended.", None
+    if isinstance(error, _MISMATCHED):
+        return TargetMismatch, f"{nothing} Correct the table on the subscriber, then run it again.", "R8.1"
+    if isinstance(error, _REFUSED):
+        remedy = "Change the row or the constraint on the subscriber, then run `cdc-replay replay` again."
+        return ApplyConflict, f"{nothing} {remedy}", "R8.5"
+    return CdcReplayError, None, None
+
+
+def _detail(error: psycopg.Error, kind: type[CdcReplayError]) -> str | None:
+    if kind is CdcReplayError:
+        return f"SQLSTATE {error.sqlstate}"
+    if kind is ApplyConflict and not isinstance(error, _NAMES_KEY_ONLY):
+        return None
+    return error.diag.message_detail
+
+
+def _table_named(error: psycopg.Error) -> QualifiedName | None:
+    """The table whose constraint was violated, as the server names it; a deferred one shows at COMMIT."""
+    schema, table = error.diag.schema_name, error.diag.table_name
+    return None if schema is None or table is None else QualifiedName(schema, table)
 
 
 @contextlib.contextmanager
@@ -126,7 +197,7 @@ def refusals(target: QualifiedName | None) -> Iterator[None]:
     """Raise PostgreSQL's errors as ours, naming the table that the statements inside change.
 
     Raises:
-        ApplyConflict, SubscriberNotReady, MissingPrivilege, ServerUnavailable: by SQLSTATE.
+        CdcReplayError: its class by SQLSTATE, as the table above says.
     """
     try:
         with translated_errors("cannot apply changes"):
@@ -144,8 +215,23 @@ def in_the_way(
         f'duplicate key value violates unique constraint "{constraint}"'
         f' of table "{target.schema}"."{target.name}"',
         detail=f"{kind.value}: key {', '.join(keys)} already exists{more}.",
-        hint="Nothing of the window is applied. Remove the rows, or set `on_conflict` to overwrite or skip.",
+        hint="Nothing of it is applied. Remove the rows, or set `on_conflict` to overwrite or skip.",
         rule="R8.5",
+        table=(target.schema, target.name),
+    )
+
+
+def taken_elsewhere(kind: ConflictKind, target: QualifiedName, error: pg.UniqueViolation) -> ApplyConflict:
+    """The error for a row whose value in another unique index than the key's is taken (R8.5)."""
+    said = error.diag.message_detail or error.diag.message_primary or "a value is taken."
+    return ApplyConflict(
+        f'duplicate key value violates unique constraint "{error.diag.constraint_name}"'
+        f' of table "{target.schema}"."{target.name}"',
+        detail=f"{kind.value}: {said}",
+        hint="Nothing of it is applied. `on_conflict` does not decide this: change the row or the constraint"
+        " on the subscriber, then run `cdc-replay replay` again.",
+        rule="R8.5",
+        table=(target.schema, target.name),
     )
 
 
@@ -156,10 +242,11 @@ def ambiguous(target: QualifiedName, count: int, keys: list[str]) -> ApplyConfli
         f'several rows of table "{target.schema}"."{target.name}" have the key of one row of the publisher',
         detail=f"The publisher's partition sends {', '.join(keys)} of the old row{more}, and partitions have"
         " rows with equal keys.",
-        hint="Nothing of the window is applied. On the publisher, give the partitions REPLICA IDENTITY FULL,"
+        hint="Nothing of it is applied. On the publisher, give the partitions REPLICA IDENTITY FULL,"
         " or an index that has the partition key too, and copy the table again with"
         f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
         rule="R8.12",
+        table=(target.schema, target.name),
     )
 
 
@@ -183,6 +270,7 @@ def unknown_value(
         hint="Nothing of the window is applied, and no NULL is stored instead. Copy the table again:"
         f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
         rule="R4.6",
+        table=(target.schema, target.name),
     )
 
 
@@ -195,4 +283,5 @@ def contradictory(kind: ConflictKind, target: QualifiedName, count: int) -> Appl
         hint="Give the subscriber's table a key that tells the published rows apart,"
         " or set `on_conflict` to overwrite or skip.",
         rule="R8.5",
+        table=(target.schema, target.name),
     )

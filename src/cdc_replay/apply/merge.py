@@ -22,14 +22,22 @@ conflict, and only then the rows are named.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.apply.conflicts import KEYS_SHOWN, ambiguous, contradictory, in_the_way, key_text
+from cdc_replay.apply.conflicts import (
+    KEYS_SHOWN,
+    ambiguous,
+    contradictory,
+    in_the_way,
+    key_text,
+    taken_elsewhere,
+)
 from cdc_replay.apply.staging import MOVED, UNSURE, Staged
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
@@ -49,6 +57,8 @@ class Merged:
     update: int = 0
     delete: int = 0
     conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
+    conflict_keys: dict[str, list[str]] = field(default_factory=dict)
+    """The keys of the first `KEYS_SHOWN` rows of each kind; never another value."""
 
 
 def merge(connection: Connection, target: TargetTable, staged: Staged, policy: ConflictPolicy) -> Merged:
@@ -99,9 +109,9 @@ class _Merge:
             raise ambiguous(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
     def _remove(self, kind: NetKind) -> int:
-        gone, update_missing, delete_missing = self._row(self.statements.remove(kind))
-        self._count(ConflictKind.UPDATE_MISSING, update_missing)
-        self._count(ConflictKind.DELETE_MISSING, delete_missing)
+        gone, *missing = self._row(self.statements.remove(kind, KEYS_SHOWN))
+        self._count(ConflictKind.UPDATE_MISSING, *missing[:2])
+        self._count(ConflictKind.DELETE_MISSING, *missing[2:])
         return int(gone)
 
     def _update(self, *, clear: bool) -> None:
@@ -122,62 +132,65 @@ class _Merge:
             self._put_back(taken)
 
     def _clear(self) -> None:
+        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        same = sql.SQL("{} and {}").format(self.statements.mine(NetKind.NOTHING), self.statements.match)
+        standing = self.statements.standing(rows, same, KEYS_SHOWN)
         if self.policy is ConflictPolicy.ERROR:
-            rows = sql.SQL("{} as s").format(self.staged.table.identifier)
-            nothing = self.statements.mine(NetKind.NOTHING)
-            same = sql.SQL("{} and {}").format(nothing, self.statements.match)
-            standing = self.statements.standing(rows, same, KEYS_SHOWN)
             self._refuse_standing(ConflictKind.INSERT_EXISTS, standing)
-        self._count(ConflictKind.INSERT_EXISTS, self._remove(NetKind.NOTHING))
+        self._count_standing(ConflictKind.INSERT_EXISTS, standing)
+        self._remove(NetKind.NOTHING)
 
     def _take_out(self, which: sql.SQL) -> None:
         """Move rows to a temporary table, as they will be put back."""
         taken = sql.Identifier("pg_temp", f"taken_{self.staged.table.index}_{len(self._taken)}")
         keep = self.policy is ConflictPolicy.SKIP
-        self._execute(*self.statements.take(taken, which, keep_originals=keep))
-        count, update_missing = self._row(self.statements.count_taken(taken, which))
-        self.merged.update += count
-        self._count(ConflictKind.UPDATE_MISSING, update_missing)
+        self.merged.update += self._execute(*self.statements.take(taken, which, keep_originals=keep))
+        not_taken = self.statements.not_taken(taken, which, KEYS_SHOWN)
+        self._count(ConflictKind.UPDATE_MISSING, *self._row(not_taken))
         self._taken.append(taken)
 
     def _update_in_place(self, which: sql.SQL, staged: int) -> None:
+        update = self.statements.update(which)
+        has_moves = which is ANY and self.staged.count(MOVED) > 0
         try:
-            with self.connection.transaction():
-                updated = self._execute(self.statements.update(which))
+            with self.connection.transaction() as savepoint:
+                updated = self._execute(update)
+                if updated < staged and has_moves:
+                    # Which rows are missing shows before others have moved away from their keys.
+                    raise psycopg.Rollback(savepoint)
+            if updated < staged:
+                unmatched = self.statements.unmatched_updates(which, KEYS_SHOWN)
+                self._count(ConflictKind.UPDATE_MISSING, *self._row(unmatched))
+            if updated < staged and has_moves:
+                updated = self._execute(update)
         except _ALREADY_THERE:
             # Rows may exchange keys, or values of another unique constraint: then all must be out at once.
             self._take_out(which)
             return
         self.merged.update += updated
-        if updated < staged:
-            (missing,) = self._row(self.statements.count_unmatched_updates(which))
-            self._count(ConflictKind.UPDATE_MISSING, missing)
 
     def _put_back(self, taken: sql.Identifier) -> None:
-        if self.policy is ConflictPolicy.OVERWRITE:
-            removed = self._execute(self.statements.delete_standing(taken))
-            self._count(ConflictKind.UPDATE_EXISTS, removed)
-        elif self.policy is ConflictPolicy.SKIP:
-            # A row that returns to its old key may stand in the way of the next.
-            while kept := self._execute(self.statements.return_blocked(taken)):
-                self._count(ConflictKind.UPDATE_EXISTS, kept)
-                self.merged.update -= kept
         rows = sql.SQL("{} as m").format(taken)
         standing = self.statements.standing(rows, self.statements.same_as_taken, KEYS_SHOWN)
+        if self.policy is ConflictPolicy.OVERWRITE:
+            self._count_standing(ConflictKind.UPDATE_EXISTS, standing)
+            self._execute(self.statements.delete_standing(taken))
+        elif self.policy is ConflictPolicy.SKIP:
+            # A row that returns to its old key may stand in the way of the next.
+            while self._count_standing(ConflictKind.UPDATE_EXISTS, standing):
+                self.merged.update -= self._execute(self.statements.return_blocked(taken))
         self._execute_or_refuse(ConflictKind.UPDATE_EXISTS, standing, [self.statements.put_back(taken)])
 
     def _insert(self) -> None:
         statements = self.statements
         if self.staged.count(UNSURE):
-            (missing,) = self._row(statements.count_unsure())
-            self._count(ConflictKind.UPDATE_MISSING, missing)
+            self._count(ConflictKind.UPDATE_MISSING, *self._row(statements.unsure(KEYS_SHOWN)))
         rows = sql.SQL("{} as s").format(self.staged.table.identifier)
         same = sql.SQL("{} and {}").format(statements.mine(NetKind.INSERT), statements.same_as_inserted)
         standing = statements.standing(rows, same, KEYS_SHOWN)
         blocked = 0
         if self.policy is not ConflictPolicy.ERROR:
-            blocked, *_ = self._row(standing) or (0,)
-            self._count(ConflictKind.INSERT_EXISTS, blocked)
+            blocked = self._count_standing(ConflictKind.INSERT_EXISTS, standing)
         if blocked and self.policy is ConflictPolicy.OVERWRITE and not statements.cannot_update_in_place:
             self.merged.update += self._execute(statements.overwrite_standing())
         inserts = [statements.insert(omitted, only_free=blocked > 0) for omitted in self.staged.omitted]
@@ -202,9 +215,11 @@ class _Merge:
         try:
             with self.connection.transaction():
                 return sum(self._execute(statement) for statement in statements)
-        except _ALREADY_THERE:
+        except _ALREADY_THERE as error:
             if self.staged.table.has_own_key:
                 self._refuse_standing(kind, standing)
+            if isinstance(error, pg.UniqueViolation):
+                raise taken_elsewhere(kind, self.statements.target.name, error) from error
             raise
 
     def _refuse_standing(self, kind: ConflictKind, standing: sql.Composed) -> None:
@@ -224,6 +239,18 @@ class _Merge:
             if conflicts[kind.value]:
                 raise contradictory(kind, self.statements.target.name, conflicts[kind.value])
 
-    def _count(self, kind: ConflictKind, count: int) -> None:
-        if count:
-            self.merged.conflicts[kind.value] += int(count)
+    def _count_standing(self, kind: ConflictKind, standing: sql.Composed) -> int:
+        """Count rows of the target that are in the way; how many there are."""
+        rows = self.connection.execute(standing).fetchall()
+        count = int(rows[0][0]) if rows else 0
+        self._count(kind, count, [key for _, *key in rows])
+        return count
+
+    def _count(self, kind: ConflictKind, count: int, keys: Iterable[Sequence[object]] = ()) -> None:
+        if not count:
+            return
+        self.merged.conflicts[kind.value] += int(count)
+        shown = self.merged.conflict_keys.setdefault(kind.value, [])
+        if self.staged.table.is_keyed:
+            shown += [key_text(self.staged.table.keys, key) for key in keys]
+            del shown[KEYS_SHOWN:]

@@ -32,6 +32,7 @@ from pyspark import TaskContext
 from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.errors import UnknownValue
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
@@ -315,6 +316,7 @@ class _Staging:
                     copy = copying.enter_context(_copy_into(connection, table))
                 tally = self._tallies.setdefault(target, _Tally())
                 copy.write(_csv(rows, table, self.attempt, tally))
+                failpoint("replay.mid_staging")
 
 
 def _copy_into(connection: Connection, table: StageTable) -> contextlib.AbstractContextManager[psycopg.Copy]:

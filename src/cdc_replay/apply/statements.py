@@ -33,12 +33,17 @@ _REMOVE: Final = """
     with gone as (
         delete from {target} as t using {stage} as s{pairs} where {mine} and {match}
         returning s.ctid as staged
+    ),
+    missing as (
+        select s.update_missing, s.delete_missing, {key} as key
+        from {stage} as s left join gone on gone.staged = s.ctid
+        where {mine} and gone.staged is null
     )
-    select count(gone.staged),
-        coalesce(sum(s.update_missing) filter (where gone.staged is null), 0),
-        coalesce(sum(s.delete_missing) filter (where gone.staged is null), 0)
-    from {stage} as s left join gone on gone.staged = s.ctid
-    where {mine}
+    select (select count(*) from gone),
+        (select coalesce(sum(update_missing), 0) from missing),
+        array(select key from missing where update_missing > 0 limit {limit}),
+        (select coalesce(sum(delete_missing), 0) from missing),
+        array(select key from missing where delete_missing > 0 limit {limit})
 """
 
 _TAKE: Final = """
@@ -47,15 +52,12 @@ _TAKE: Final = """
     from {target} as t, {stage} as s{pairs} where {mine} and {match}
 """
 
-_COUNT_TAKEN: Final = """
-    select count(m.staged), coalesce(sum(s.update_missing) filter (where m.staged is null), 0)
-    from {stage} as s left join {taken} as m on m.staged = s.ctid
-    where {mine}
-"""
-
-_COUNT_UNMATCHED: Final = """
-    select coalesce(sum(s.update_missing), 0) from {stage} as s
-    where {mine} and not exists (select from {target} as t{pairs} where {match})
+_UNMATCHED: Final = """
+    with missing as (
+        select s.update_missing, {key} as key
+        from {stage} as s where {mine} and s.update_missing > 0 and {free}
+    )
+    select coalesce(sum(update_missing), 0), array(select key from missing limit {limit}) from missing
 """
 
 # Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
@@ -80,8 +82,8 @@ _PAIR: Final = """
 """
 
 _AMBIGUOUS: Final = """
-    select count(*) over (), {key} from {target} as t, {stage} as s where {mine} and {match}
-    group by s.ctid, {key} having count(*) > 1 limit {limit}
+    select count(*) over (), {columns} from {target} as t, {stage} as s where {mine} and {match}
+    group by s.ctid, {columns} having count(*) > 1 limit {limit}
 """
 
 _STANDING: Final = """
@@ -146,13 +148,13 @@ class Statements:
 
     def ambiguous(self, limit: int) -> sql.Composed:
         """(number of all, key…) of staged UPDATEs and DELETEs that match several rows, some of them."""
-        key = _commas(_column("s", f"b{number}") for number in range(len(self.staged.table.keys)))
+        columns = _commas(_column("s", f"b{number}") for number in range(len(self.staged.table.keys)))
         mine = self.mine(NetKind.UPDATE, NetKind.DELETE)
-        return self._fill(_AMBIGUOUS, key=key, mine=mine, limit=sql.Literal(limit))
+        return self._fill(_AMBIGUOUS, columns=columns, mine=mine, limit=sql.Literal(limit))
 
-    def remove(self, kind: NetKind) -> sql.Composed:
-        """Delete matched rows: (deleted, update_missing, delete_missing)."""
-        return self._fill(_REMOVE, mine=self.mine(kind))
+    def remove(self, kind: NetKind, limit: int) -> sql.Composed:
+        """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys), `limit` keys each."""
+        return self._fill(_REMOVE, mine=self.mine(kind), key=self._base_key, limit=sql.Literal(limit))
 
     def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
         """Move UPDATEd rows to a temporary table: `c0`… as they will be, `o0`… as they were."""
@@ -173,9 +175,11 @@ class Statements:
             ),
         ]
 
-    def count_taken(self, taken: sql.Identifier, which: sql.SQL) -> sql.Composed:
-        """(taken out, update_missing) of the UPDATEs of `which`."""
-        return self._fill(_COUNT_TAKEN, taken=taken, mine=self.mine(NetKind.UPDATE, which=which))
+    def not_taken(self, taken: sql.Identifier, which: sql.SQL, limit: int) -> sql.Composed:
+        """(update_missing, keys) of the UPDATEs of `which` whose rows were not there to be taken out."""
+        free = sql.SQL("not exists (select from {} as m where m.staged = s.ctid)").format(taken)
+        mine = self.mine(NetKind.UPDATE, which=which)
+        return self._fill(_UNMATCHED, free=free, mine=mine, key=self._base_key, limit=sql.Literal(limit))
 
     def put_back(self, taken: sql.Identifier) -> sql.Composed:
         """Insert the rows that were taken out, as they shall be."""
@@ -202,9 +206,11 @@ class Statements:
             mine=self.mine(NetKind.UPDATE, which=which),
         )
 
-    def count_unmatched_updates(self, which: sql.SQL) -> sql.Composed:
-        """(update_missing,) of staged UPDATEs of `which`."""
-        return self._fill(_COUNT_UNMATCHED, mine=self.mine(NetKind.UPDATE, which=which))
+    def unmatched_updates(self, which: sql.SQL, limit: int) -> sql.Composed:
+        """(update_missing, keys) of the UPDATEs of `which` whose rows are not there."""
+        free = self._fill("not exists (select from {target} as t{pairs} where {match})")
+        mine = self.mine(NetKind.UPDATE, which=which)
+        return self._fill(_UNMATCHED, free=free, mine=mine, key=self._base_key, limit=sql.Literal(limit))
 
     def overwrite_standing(self) -> sql.Composed:
         """Overwrite the columns sent in rows that stand where staged INSERTs want to be."""
@@ -246,13 +252,12 @@ class Statements:
             where=_and(conditions),
         )
 
-    def count_unsure(self) -> sql.Composed:
-        """(update_missing,) of staged INSERTs whose row is not there."""
-        return self._fill(
-            "select coalesce(sum(s.update_missing), 0) from {stage} as s where {mine} and {free}",
-            mine=self.mine(NetKind.INSERT),
-            free=self._exists(self.same_as_inserted, expected=False),
-        )
+    def unsure(self, limit: int) -> sql.Composed:
+        """(update_missing, keys) of staged INSERTs whose row is not there."""
+        free = self._exists(self.same_as_inserted, expected=False)
+        mine = self.mine(NetKind.INSERT)
+        key = _texts(f"v{number}" for number in self.staged.table.key_positions)
+        return self._fill(_UNMATCHED, free=free, mine=mine, key=key, limit=sql.Literal(limit))
 
     def standing(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
         """(number of all, key…) of rows of the target that stand in the way of `rows`, some of them."""
@@ -279,6 +284,13 @@ class Statements:
         return sql.SQL("s.attempt = any ({}::bigint[]) and s.kind = any ({}::text[]) and {}").format(
             sql.Literal(self.staged.attempts), sql.Literal([kind.value for kind in kinds]), which
         )
+
+    @property
+    def _base_key(self) -> sql.Composed:
+        """The key by which `s` finds its row; of a table without one nothing is to be shown."""
+        if not self.staged.table.is_keyed:
+            return sql.SQL("array[null]::text[]").format()
+        return _texts(f"b{number}" for number in range(len(self.staged.table.keys)))
 
     @property
     def match(self) -> sql.Composed:
@@ -372,6 +384,11 @@ def _column(alias: str, name: str) -> sql.Identifier:
 
 def _commas(parts: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL(", ").join(parts)
+
+
+def _texts(columns: Iterable[str]) -> sql.Composed:
+    values = _commas(sql.SQL("{}::text").format(_column("s", column)) for column in columns)
+    return sql.SQL("array[{}]::text[]").format(values)
 
 
 def _and(parts: Iterable[sql.Composable]) -> sql.Composed:

@@ -3,7 +3,7 @@
     executors                             driver, one connection for the whole window
                                           drop what a killed run left
     COPY net changes into staging         wait
-                                          begin
+                                          begin, under the subscription's origin (subscriber.origin)
                                             TRUNCATE, then each target's rows   (apply.merge)
                                             every table Ready(upto), the caller's record
                                           commit
@@ -12,6 +12,8 @@
 Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again
 from its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time.
 Staging is unlogged: a crash of the server empties it, but also ends the connection that would merge it.
+
+Where other sessions hold what the transaction needs it is tried again, with what is staged (`apply.locks`).
 
 Triggers and foreign keys behave as in a native apply worker, by `session_replication_role` (R8.13).
 """
@@ -25,13 +27,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.apply.conflicts import refusals
+from cdc_replay.apply.locks import persistently, set_lock_timeout
 from cdc_replay.apply.merge import Merged, merge
 from cdc_replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
 from cdc_replay.errors import MissingPrivilege
@@ -41,6 +44,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.state import advance_tables
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,17 @@ class ApplyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Rows changed on the subscriber, tables truncated, and conflicts by `ConflictKind` value."""
+    """Rows changed on the subscriber, tables truncated, and conflicts by `ConflictKind` value.
+
+    `conflict_keys` has the first of each kind and table: the table, and the row's key.
+    """
 
     insert: int = 0
     update: int = 0
     delete: int = 0
     truncate: int = 0
     conflicts: Mapping[str, int] = field(default_factory=dict)
+    conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -106,13 +115,24 @@ class OpenWindow:
 
         Raises:
             ApplyConflict: if the subscriber's rows or constraints do not allow a change.
-            ServerUnavailable: if the subscriber is lost.
+            TargetMismatch: if its tables are not what they were when the window was opened.
+            SubscriberLocked: if other sessions hold what is needed, at every try.
+            SubscriberNotWritable: if it is read-only, or has no room.
+            ServerUnavailable: if it is lost.
         """
         started = time.monotonic()
-        with refusals(None), self.connection.transaction():
-            applied = self._merge_all(staged, truncations, started)
-            _finish(self.connection, self.request, applied, before_commit)
+
+        def attempt() -> Applied:
+            with refusals(None), _transaction(self.connection, self.request):
+                applied = self._merge_all(staged, truncations, started)
+                _finish(self.connection, self.request, applied, before_commit)
+            return applied
+
+        applied = _persistently(attempt, self.connection, self.request)
         failpoint("replay.after_commit")
+        for kind, count in applied.conflicts.items():
+            keys = ", ".join(applied.conflict_keys.get(kind, ())) or "no key to show"
+            _log.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
         _log.info(
             "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
             *(
@@ -141,6 +161,8 @@ class OpenWindow:
             total.update += merged.update
             total.delete += merged.delete
             total.conflicts.update(merged.conflicts)
+            for kind, keys in merged.conflict_keys.items():
+                total.conflict_keys.setdefault(kind, []).extend(f"{names[index]} {key}" for key in keys)
             failpoint("replay.mid_merge")
         return Applied(
             total.insert,
@@ -148,6 +170,7 @@ class OpenWindow:
             total.delete,
             len(truncations),
             dict(total.conflicts),
+            dict(total.conflict_keys),
             time.monotonic() - started,
         )
 
@@ -178,14 +201,20 @@ def opened_window(request: ApplyRequest) -> Iterator[OpenWindow]:
     The caller holds the subscription's lock (`subscriber.state.lock`).
 
     Raises:
-        SubscriberNotReady: if a target is missing or cannot receive its columns.
+        TargetMismatch: if a target is missing or cannot receive its columns.
         MissingPrivilege: if the role may not apply changes.
-        ServerUnavailable: if the subscriber is lost.
+        SubscriberLocked, SubscriberNotWritable, ServerUnavailable: as for `OpenWindow.apply`.
     """
     name = request.subscription.name
     with _session(request) as connection:
-        drop_staging(connection, name)
-        targets = _targets(connection, request)
+
+        def prepare() -> dict[QualifiedName, TargetTable]:
+            with refusals(None):
+                # The server may not have noticed yet that a killed run is gone.
+                drop_staging(connection, name)
+                return _targets(connection, request)
+
+        targets = _persistently(prepare, connection, request)
         run = uuid.uuid4().hex[:8]
         tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
         try:
@@ -220,12 +249,13 @@ def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = 
     The caller holds the subscription's lock and knows that nothing is to be applied.
     """
     applied = Applied()
-    with (
-        connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection,
-        refusals(None),
-        connection.transaction(),
-    ):
-        _finish(connection, request, applied, before_commit)
+    with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
+
+        def attempt() -> None:
+            with refusals(None), _transaction(connection, request):
+                _finish(connection, request, applied, before_commit)
+
+        _persistently(attempt, connection, request)
     return applied
 
 
@@ -241,7 +271,23 @@ def _session(request: ApplyRequest) -> Iterator[Connection]:
                 hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
                 rule="R8.13",
             ) from error
+        set_lock_timeout(connection, request.subscription.lock_timeout)
         yield connection
+
+
+def _transaction(connection: Connection, request: ApplyRequest) -> contextlib.AbstractContextManager[None]:
+    return under_origin(connection, request.subscription.name, request.upto)
+
+
+def _persistently(attempt: Callable[[], _T], connection: Connection, request: ApplyRequest) -> _T:
+    subscription = request.subscription
+    return persistently(
+        attempt,
+        connection,
+        subscription=subscription.name,
+        dsn=request.dsn,
+        lock_timeout=subscription.lock_timeout,
+    )
 
 
 def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedName, TargetTable]:

@@ -3,24 +3,35 @@
 On return the subscribers equal the publisher's filtered state as of one LSN. What replay cannot bring there,
 because the publisher has rewritten a table without sending its rows (R11.9), it leaves to a snapshot: then
 all three steps are done again.
+
+A subscription whose subscriber does not answer, or whose snapshot fails, stops nobody else. Its tables that
+are ready are replayed all the same, and the error is in its result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
+
+import psycopg
 
 from cdc_replay.capture.pull import current_position
 from cdc_replay.commands.catch_up import caught_up
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import common_publisher
-from cdc_replay.commands.results import SyncResult
+from cdc_replay.commands.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
 from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.lsn import ZERO, Lsn
+
+log = logging.getLogger(__name__)
 
 ROUNDS: Final = 5
 """A table that is rewritten again and again is left to the next sync after that many copies."""
@@ -34,40 +45,103 @@ def sync(
     A table that is copied on the way is copied as of a later LSN; all are brought to that one then.
 
     Raises:
-        CdcReplayError: from snapshot or capture. A replay that fails is in its result.
+        CdcReplayError: from capture, and where no subscription gets as far as that. What fails for one of
+            them otherwise is in its result.
     """
     publisher = common_publisher(config, subscriptions)
     target = to_lsn or current_position(config.dsn_of(publisher))
     with contextlib.ExitStack() as stack:
-        at_work = [stack.enter_context(opened(config, name, "sync")) for name in subscriptions]
-        results, is_done = _round(config, at_work, target)
-        for _ in range(ROUNDS - 1):
-            if is_done:
+        syncing = _Syncing(config, target)
+        at_work = []
+        for name in subscriptions:
+            try:
+                at_work.append(stack.enter_context(opened(config, name, "sync")))
+            except (CdcReplayError, psycopg.Error) as error:
+                syncing.fail(name, error)
+        for _ in range(ROUNDS):
+            if syncing.round(at_work):
                 break
-            again, is_done = _round(config, at_work, target)
-            results = tuple(first.followed_by(later) for first, later in zip(results, again, strict=True))
-    return results
+    return tuple(syncing.result(name) for name in subscriptions)
 
 
-def _round(config: Config, at_work: Sequence[Opened], target: Lsn) -> tuple[tuple[SyncResult, ...], bool]:
-    """The three steps, once; and whether replay has left no table to another snapshot."""
-    began = time.monotonic()
-    publisher = common_publisher(config, [each.subscription.name for each in at_work])
-    snapshots = [snapshot_opened(config, each) for each in at_work]
-    upto = max(target, *(snapshot_lsn(each, target) for each in snapshots))
-    waiting = [waiting_for_copy(each) for each in at_work]
-    captured, replays = caught_up(config, publisher, at_work, upto)
-    is_done = all(waiting_for_copy(each) <= known for each, known in zip(at_work, waiting, strict=True))
-    results = tuple(
-        SyncResult(
-            subscription=replayed.subscription,
-            from_lsn=replayed.from_lsn,
-            to_lsn=replayed.to_lsn,
-            seconds=time.monotonic() - began,
-            snapshot=copied,
-            capture=captured,
-            replay=replayed,
+@dataclass(slots=True)
+class _Syncing:
+    config: Config
+    target: Lsn
+    results: dict[str, SyncResult] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    """By subscription: why it could not be opened or copied."""
+    captured: CaptureResult | None = None
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note what stops that subscription, and no other."""
+        log.warning("subscription %s: %s", name, error)
+        self.failures.setdefault(name, error)
+
+    def round(self, at_work: Sequence[Opened]) -> bool:
+        """The three steps, once; whether replay has left no table to another snapshot.
+
+        Raises:
+            CdcReplayError: from capture, or the first failure if there is nothing to replay.
+        """
+        began = time.monotonic()
+        snapshots = {each.subscription.name: self._copied(each) for each in at_work}
+        going_on = [each for each in at_work if self._has_tables(each)]
+        if not going_on:
+            raise next(iter(self.failures.values()))
+        publisher = common_publisher(self.config, [each.subscription.name for each in going_on])
+        upto = max(self.target, *(snapshot_lsn(each, self.target) for each in snapshots.values()))
+        waiting = [waiting_for_copy(each) for each in going_on]
+        captured, replays = caught_up(self.config, publisher, going_on, upto)
+        self.captured = captured if self.captured is None else self.captured.followed_by(captured)
+        for replayed in replays:
+            name = replayed.subscription
+            found = SyncResult(
+                subscription=name,
+                from_lsn=replayed.from_lsn,
+                to_lsn=replayed.to_lsn,
+                seconds=time.monotonic() - began,
+                snapshot=snapshots[name],
+                capture=captured,
+                replay=replayed,
+            )
+            self.results[name] = self.results[name].followed_by(found) if name in self.results else found
+        return all(waiting_for_copy(each) <= known for each, known in zip(going_on, waiting, strict=True))
+
+    def result(self, name: str) -> SyncResult:
+        """All rounds of a subscription; what kept it from being opened or copied counts as its error."""
+        if self.captured is None:
+            raise next(iter(self.failures.values()))
+        nothing = ReplayResult(name, ZERO, ZERO, 0.0)
+        found = self.results.get(name) or SyncResult(
+            name, ZERO, ZERO, 0.0, _not_copied(name), self.captured, nothing
         )
-        for copied, replayed in zip(snapshots, replays, strict=True)
-    )
-    return results, is_done
+        if (failure := self.failures.get(name)) is None:
+            return found
+        replayed = dataclasses.replace(found.replay, error=str(failure).strip())
+        return dataclasses.replace(found, replay=replayed)
+
+    def _copied(self, each: Opened) -> SnapshotResult:
+        name = each.subscription.name
+        if name in self.failures:
+            return _not_copied(name)
+        try:
+            return snapshot_opened(self.config, each)
+        except (CdcReplayError, psycopg.Error) as error:
+            self.fail(name, error)
+            return _not_copied(name)
+
+    def _has_tables(self, each: Opened) -> bool:
+        """Without any there is nothing to replay, and the snapshot has said why."""
+        name = each.subscription.name
+        if name not in self.failures:
+            return True
+        try:
+            return bool(each.ready_tables())
+        except psycopg.Error as error:
+            self.fail(name, error)
+            return False
+
+
+def _not_copied(name: str) -> SnapshotResult:
+    return SnapshotResult(name, None, None, 0.0, 0, 0, ())

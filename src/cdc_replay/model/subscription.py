@@ -20,16 +20,28 @@ class ConflictPolicy(enum.Enum):
     """What to do with a change that the subscriber's rows do not allow. Conflicts are always counted."""
 
     ERROR = "error"
-    """Apply nothing of the window and park the subscription, as a native worker stops."""
+    """Apply nothing of the transaction, and park (`FailurePolicy`), as a native worker stops."""
     OVERWRITE = "overwrite"
     """The publisher's row wins."""
     SKIP = "skip"
     """The subscriber's row stays."""
 
 
+class FailurePolicy(enum.Enum):
+    """What stands still when the subscriber refuses a change for good (R8.5)."""
+
+    SUBSCRIPTION = "subscription"
+    """Everything from the change's transaction on, as with a native worker: tables stay at one position."""
+    TABLE = "table"
+    """The table alone; the others go on, past the transaction that has the change."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """An ordered list of publications of one publisher, and how their changes are applied."""
+    """An ordered list of publications of one publisher, and how their changes are applied.
+
+    `lock_timeout` is how many seconds a window waits for one lock of the subscriber; 0: for ever.
+    """
 
     name: str
     publisher: str
@@ -37,6 +49,8 @@ class Subscription:
     copy_data: bool = True
     origin: OriginPolicy = OriginPolicy.ANY
     on_conflict: ConflictPolicy = ConflictPolicy.ERROR
+    on_failure: FailurePolicy = FailurePolicy.SUBSCRIPTION
+    lock_timeout: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

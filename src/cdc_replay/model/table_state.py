@@ -6,6 +6,7 @@
 | Copying | snapshot, when its copy starts          | leaves it out                               |
 | Ready   | snapshot, with the last row of the copy | applies what is after `applied_lsn`         |
 | Parked  | replay, when the publisher rewrote it   | leaves it out until it is copied again      |
+|         | replay, when a change of it was refused | leaves it out until it is copied or resumed |
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The table holds everything up to `applied_lsn`; what came then is not in the log (R11.9)."""
+    """The table holds everything up to `applied_lsn`, and not what came then.
+
+    That is in the log where `transaction` is given: it was committed there, and the subscriber refuses a
+    change of it (R8.5). Without one only a copy helps (R11.9).
+    """
 
     applied_lsn: Lsn
     reason: str
+    transaction: Lsn | None = None
 
 
 TableState: TypeAlias = Pending | Copying | Ready | Parked
@@ -55,6 +61,8 @@ def describe(state: TableState) -> str:
             return f"copying as of {consistent_point}"
         case Ready(applied_lsn):
             return f"replayed up to {applied_lsn}"
-        case Parked(applied_lsn, reason):
+        case Parked(applied_lsn, reason, None):
             return f"parked at {applied_lsn}: {reason}"
+        case Parked(applied_lsn, reason, transaction):
+            return f"parked at {applied_lsn}, before transaction {transaction}: {reason}"
     assert_never(state)

@@ -7,7 +7,9 @@ commit (R8.17). Whoever changes rows changes the state in the same transaction; 
 |--------------------|--------------------------------------------------------------------------------|
 | subscription       | a subscription, the publisher it is bound to, and why it is parked, if it is   |
 | subscription_table | the state of one table of it (`model.table_state`)                             |
+| brought            | the definition with which the rows of one table were brought (`brought`)       |
 | result             | what one command ended with; the last `RESULTS_KEPT` of each command stay      |
+| copy_progress      | how far the running copy of one table is (`subscriber.progress`)               |
 
 The functions work on an open connection and never commit a transaction that the caller has opened. Those that
 only read answer "nothing known" where the schema does not exist yet.
@@ -30,6 +32,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.subscriber.origin import drop_origin
 
 SCHEMA: Final = "cdc_replay"
 
@@ -45,6 +48,7 @@ _INSTALL: Final = (
         publications text[] not null,
         parked_at pg_lsn,
         parked_reason text,
+        parked_transaction pg_lsn,
         created timestamptz not null default pg_catalog.now(),
         check ((parked_at is null) = (parked_reason is null))
     )
@@ -57,9 +61,23 @@ _INSTALL: Final = (
         state text not null check (state in ('pending', 'copying', 'ready', 'parked')),
         lsn pg_lsn,
         reason text,
+        transaction pg_lsn,
         primary key (subscription, schema_name, table_name),
         check ((state = 'pending') = (lsn is null)),
         check ((state = 'parked') = (reason is not null))
+    )
+    """,
+    """
+    create table if not exists cdc_replay.brought (
+        subscription text not null,
+        schema_name text not null,
+        table_name text not null,
+        lsn pg_lsn not null,
+        filters text[],
+        columns text[] not null,
+        primary key (subscription, schema_name, table_name),
+        foreign key (subscription, schema_name, table_name)
+            references cdc_replay.subscription_table on delete cascade
     )
     """,
     """
@@ -72,13 +90,29 @@ _INSTALL: Final = (
         primary key (subscription, command, number)
     )
     """,
+    """
+    create table if not exists cdc_replay.copy_progress (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        schema_name text not null,
+        table_name text not null,
+        rows bigint not null,
+        bytes bigint not null,
+        expected_bytes bigint not null,
+        bytes_per_second float8 not null,
+        started timestamptz not null default pg_catalog.clock_timestamp(),
+        updated timestamptz not null default pg_catalog.clock_timestamp(),
+        primary key (subscription, schema_name, table_name)
+    )
+    """,
 )
 
 _SET_TABLE_STATE: Final = """
-    insert into cdc_replay.subscription_table (subscription, schema_name, table_name, state, lsn, reason)
-    values (%s, %s, %s, %s, %s, %s)
+    insert into cdc_replay.subscription_table
+        (subscription, schema_name, table_name, state, lsn, reason, transaction)
+    values (%s, %s, %s, %s, %s, %s, %s)
     on conflict (subscription, schema_name, table_name)
-    do update set state = excluded.state, lsn = excluded.lsn, reason = excluded.reason
+    do update set state = excluded.state, lsn = excluded.lsn, reason = excluded.reason,
+        transaction = excluded.transaction
 """
 
 _ADVANCE_TABLES: Final = """
@@ -86,7 +120,7 @@ _ADVANCE_TABLES: Final = """
     select %s, schema_name, table_name, 'ready', %s
     from unnest(%s::text[], %s::text[]) as advanced (schema_name, table_name)
     on conflict (subscription, schema_name, table_name)
-    do update set state = excluded.state, lsn = excluded.lsn, reason = null
+    do update set state = excluded.state, lsn = excluded.lsn, reason = null, transaction = null
 """
 
 _REMEMBER: Final = """
@@ -119,7 +153,10 @@ _LOCK_HOLDER: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription as its subscriber knows it; `parked_at` and `parked_reason` go together."""
+    """A subscription as its subscriber knows it; `parked_at` and `parked_reason` go together.
+
+    `parked_transaction` is where the transaction was committed that the subscriber refuses, if it is one.
+    """
 
     name: str
     publisher_system_identifier: str
@@ -127,6 +164,7 @@ class SubscriptionRecord:
     parked_at: Lsn | None
     parked_reason: str | None
     created: datetime
+    parked_transaction: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +193,7 @@ def install(connection: Connection) -> None:
 
 def is_installed(connection: Connection) -> bool:
     """Whether this database has the schema with all its tables."""
-    row = connection.execute("select to_regclass('cdc_replay.result') is not null").fetchone()
+    row = connection.execute("select to_regclass('cdc_replay.copy_progress') is not null").fetchone()
     return row is not None and bool(row[0])
 
 
@@ -184,6 +222,16 @@ def lock(connection: Connection, subscription: str) -> Iterator[None]:
             connection.execute("select pg_advisory_unlock(%s)", (key,))
 
 
+@contextlib.contextmanager
+def unlocked(connection: Connection, subscription: str) -> Iterator[None]:
+    """Inside of `lock`: let others hold the subscription, then wait until it is free again."""
+    key = _advisory_key("subscription", subscription)
+    connection.execute("select pg_advisory_unlock(%s)", (key,))
+    yield
+    with translated_errors(f'cannot lock subscription "{subscription}" again'):
+        connection.execute("select pg_advisory_lock(%s)", (key,))
+
+
 def remember_subscription(
     connection: Connection, subscription: str, publisher_system_identifier: str, publications: Iterable[str]
 ) -> None:
@@ -210,13 +258,13 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
     if not is_installed(connection):
         return None
     row = connection.execute(
-        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created"
-        " from cdc_replay.subscription where name = %s",
+        "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created,"
+        " parked_transaction::text from cdc_replay.subscription where name = %s",
         (subscription,),
     ).fetchone()
     if row is None:
         return None
-    name, system_identifier, publications, parked_at, parked_reason, created = row
+    name, system_identifier, publications, parked_at, parked_reason, created, transaction = row
     return SubscriptionRecord(
         name,
         system_identifier,
@@ -224,6 +272,7 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
         None if parked_at is None else Lsn.parse(parked_at),
         parked_reason,
         created,
+        None if transaction is None else Lsn.parse(transaction),
     )
 
 
@@ -232,8 +281,8 @@ def table_states(connection: Connection, subscription: str) -> dict[QualifiedNam
     if not is_installed(connection):
         return {}
     rows = connection.execute(
-        "select schema_name, table_name, state, lsn::text, reason from cdc_replay.subscription_table"
-        " where subscription = %s order by schema_name, table_name",
+        "select schema_name, table_name, state, lsn::text, reason, transaction::text"
+        " from cdc_replay.subscription_table where subscription = %s order by schema_name, table_name",
         (subscription,),
     )
     return {QualifiedName(schema, name): _state(*stored) for schema, name, *stored in rows}
@@ -267,18 +316,25 @@ def forget_table(connection: Connection, subscription: str, name: QualifiedName)
     )
 
 
-def park(connection: Connection, subscription: str, at: Lsn, reason: str) -> None:
-    """Stop replaying the subscription until it is unparked; `at` is the position that it could not pass."""
+def park(
+    connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn | None = None
+) -> None:
+    """Stop replaying the subscription until it is unparked; `at` is the position that it could not pass.
+
+    With `transaction`, the commit LSN of what the subscriber refuses, replay tries that one again.
+    """
     connection.execute(
-        "update cdc_replay.subscription set parked_at = %s, parked_reason = %s where name = %s",
-        (str(at), reason, subscription),
+        "update cdc_replay.subscription set parked_at = %s, parked_reason = %s, parked_transaction = %s"
+        " where name = %s",
+        (str(at), reason, None if transaction is None else str(transaction), subscription),
     )
 
 
 def unpark(connection: Connection, subscription: str) -> None:
     """Let the subscription be replayed again."""
     connection.execute(
-        "update cdc_replay.subscription set parked_at = null, parked_reason = null where name = %s",
+        "update cdc_replay.subscription"
+        " set parked_at = null, parked_reason = null, parked_transaction = null where name = %s",
         (subscription,),
     )
 
@@ -309,7 +365,9 @@ def last_result(connection: Connection, subscription: str, command: str) -> Reco
 
 
 def remove_subscription(connection: Connection, subscription: str) -> None:
-    """Forget the subscription with all that belongs to it; with the last one the schema goes.
+    """Forget the subscription with all that belongs to it, its replication origin too.
+
+    With the last one the schema goes.
 
     The rows of the subscribed tables stay.
     """
@@ -321,6 +379,7 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
         left = connection.execute("select exists (select from cdc_replay.subscription)").fetchone()
         if left is not None and not left[0]:
             connection.execute("drop schema cdc_replay cascade")
+    drop_origin(connection, subscription)
 
 
 def stable_hash(subscription: str) -> int:
@@ -338,26 +397,26 @@ def _lock_holder(connection: Connection, key: int) -> str | None:
     return None if row is None else f'It is server process {row[0]} ("{row[1]}") of the subscriber.'
 
 
-def _stored(state: TableState) -> tuple[str, str | None, str | None]:
+def _stored(state: TableState) -> tuple[str, str | None, str | None, str | None]:
     match state:
         case Pending():
-            return "pending", None, None
+            return "pending", None, None, None
         case Copying(consistent_point):
-            return "copying", str(consistent_point), None
+            return "copying", str(consistent_point), None, None
         case Ready(applied_lsn):
-            return "ready", str(applied_lsn), None
-        case Parked(applied_lsn, reason):
-            return "parked", str(applied_lsn), reason
+            return "ready", str(applied_lsn), None, None
+        case Parked(applied_lsn, reason, transaction):
+            return "parked", str(applied_lsn), reason, None if transaction is None else str(transaction)
     assert_never(state)
 
 
-def _state(word: str, lsn: str | None, reason: str | None) -> TableState:
+def _state(word: str, lsn: str | None, reason: str | None, transaction: str | None) -> TableState:
     match word, lsn, reason:
         case "copying", str(), _:
             return Copying(Lsn.parse(lsn))
         case "ready", str(), _:
             return Ready(Lsn.parse(lsn))
         case "parked", str(), str():
-            return Parked(Lsn.parse(lsn), reason)
+            return Parked(Lsn.parse(lsn), reason, None if transaction is None else Lsn.parse(transaction))
         case _:
             return Pending()

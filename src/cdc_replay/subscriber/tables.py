@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_replay.errors import SubscriberNotReady
+from cdc_replay.errors import TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 
@@ -162,15 +162,17 @@ def check_targets(
     """Every wanted table is there and can take the published columns `wanted` gives for it (R8.1, R6.10).
 
     Raises:
-        SubscriberNotReady: otherwise, with everything that is missing or in the way.
+        TargetMismatch: otherwise, with everything that is missing or in the way.
     """
     faults = [fault for name, columns in wanted.items() for fault in _faults(name, columns, found.get(name))]
     if faults:
-        raise SubscriberNotReady(
-            f"the subscriber cannot receive {len({name for name, _ in faults})} of the published tables",
+        names = sorted({name for name, _ in faults})
+        raise TargetMismatch(
+            f"the subscriber cannot receive {len(names)} of the published tables",
             detail="\n".join(f"{_quoted(name)}: {fault}" for name, fault in faults),
             hint="Create what is missing with the publisher's names (case-sensitive), then run it again.",
             rule="R8.1",
+            table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,62 @@ def test_a_missing_row_is_counted_and_never_an_error(make: Make, policy: Conflic
     assert target.rows("select * from t order by id") == UNTOUCHED
     assert applied.conflicts == {"update_missing": 5, "delete_missing": 2}
     assert (applied.insert, applied.update, applied.delete) == (0, 0, 0)
+
+
+def test_the_first_rows_of_each_kind_are_named_by_their_keys_only(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At most five of each kind and table, whatever they hold otherwise."""
+    caplog.set_level(logging.INFO)
+    target = make(ConflictPolicy.SKIP)
+    changes = target.window()
+    changes.update("t", 3, 33)
+    for number in range(10, 17):
+        changes.update("t", number, 777)
+    changes.delete("t", 20)
+    changes.update("t", 31, 777)
+    changes.delete("t", 31)
+    changes.insert("t", 1, 777)
+    changes.update("t", 2, 777, old=[3])
+    applied = target.apply(changes)
+    assert applied.conflicts == {
+        "update_missing": 8,
+        "delete_missing": 2,
+        "insert_exists": 1,
+        "update_exists": 1,
+    }
+    keys = applied.conflict_keys
+    assert (keys["insert_exists"], keys["update_exists"]) == (["public.t (id)=(1)"], ["public.t (id)=(2)"])
+    assert sorted(keys["delete_missing"]) == ["public.t (id)=(20)", "public.t (id)=(31)"]
+    assert len(keys["update_missing"]) == 5
+    missing = {f"public.t (id)=({number})" for number in (*range(10, 17), 31)}
+    assert set(keys["update_missing"]) <= missing
+    logged = [each.getMessage() for each in caplog.records if " x " in each.getMessage()]
+    assert len(logged) == 4
+    assert not any("777" in line for line in logged)
+
+
+def test_rows_without_a_key_are_counted_and_not_shown(spark: SparkSession, subscriber: Database) -> None:
+    subscriber.run("create table k (a int, b text)")
+    target = Target(spark, subscriber.dsn, {"k": ("a", "b")})
+    changes = target.window()
+    changes.delete("k", 1, "secret")
+    changes.update("k", 2, "secret", old=[1, "other"])
+    applied = target.apply(changes)
+    assert applied.conflicts == {"delete_missing": 1, "update_missing": 1}
+    assert not any(applied.conflict_keys.values())
+
+
+def test_rows_that_move_are_not_taken_for_missing_ones(make: Make) -> None:
+    """1 → 5 leaves key 1 before anybody looks whether 10 was there."""
+    target = make(ConflictPolicy.ERROR)
+    changes = target.window()
+    changes.update("t", 5, 50, old=[1])
+    changes.update("t", 10, 100)
+    applied = target.apply(changes)
+    assert target.rows("select id from t order by id") == [(2,), (3,), (5,)]
+    assert (applied.update, applied.conflicts) == (1, {"update_missing": 1})
+    assert applied.conflict_keys == {"update_missing": ["public.t (id)=(10)"]}
 
 
 def insert_exists(changes: Changes) -> None:

@@ -6,7 +6,16 @@ import pytest
 from psycopg import errors as pg
 
 from cdc_replay.apply.conflicts import Failure, failure_of, in_the_way
-from cdc_replay.errors import ApplyConflict, CdcReplayError, MissingPrivilege, ServerUnavailable
+from cdc_replay.errors import (
+    ApplyConflict,
+    CdcReplayError,
+    MissingPrivilege,
+    Retry,
+    ServerUnavailable,
+    SubscriberLocked,
+    SubscriberNotWritable,
+    TargetMismatch,
+)
 from cdc_replay.model.change import ConflictKind
 from cdc_replay.model.relation import QualifiedName
 
@@ -21,7 +30,14 @@ TARGET = QualifiedName("public", "t")
         (pg.InsufficientPrivilege("bad"), MissingPrivilege),
         (pg.AdminShutdown("bad"), ServerUnavailable),
         (pg.OperationalError("connection lost"), ServerUnavailable),
-        (pg.DiskFull("bad"), CdcReplayError),
+        (pg.DiskFull("bad"), SubscriberNotWritable),
+        (pg.ReadOnlySqlTransaction("bad"), SubscriberNotWritable),
+        (pg.LockNotAvailable("bad"), SubscriberLocked),
+        (pg.DeadlockDetected("bad"), SubscriberLocked),
+        (pg.UndefinedColumn("bad"), TargetMismatch),
+        (pg.RaiseException("bad"), ApplyConflict),
+        (pg.ProgramLimitExceeded("bad"), ApplyConflict),
+        (pg.InternalError_("bad"), CdcReplayError),
     ],
 )
 def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[CdcReplayError]) -> None:
@@ -29,6 +45,23 @@ def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[Cd
     error = failure.error()
     assert type(error) is ours
     assert str(server_says) in error.message
+    known_by_table = ours not in {MissingPrivilege, ServerUnavailable}
+    assert error.table == (("public", "t") if known_by_table else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "retry"),
+    [
+        (ApplyConflict, Retry.NEVER),
+        (TargetMismatch, Retry.NEVER),
+        (SubscriberNotWritable, Retry.LATER),
+        (SubscriberLocked, Retry.LATER),
+        (ServerUnavailable, Retry.LATER),
+    ],
+)
+def test_the_class_says_whether_it_may_pass_by_itself(kind: type[CdcReplayError], retry: Retry) -> None:
+    """Only what does not is parked."""
+    assert kind.retry is retry
 
 
 def test_conflicts_name_the_first_keys_and_how_many_more() -> None:

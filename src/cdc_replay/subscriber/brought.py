@@ -1,0 +1,74 @@
+"""With which definition the rows of a table were brought: row filters and columns, as of an LSN.
+
+A changed row filter sends nothing (R9.12), so rows that came under another one stay, and rows that it would
+have let in are missing. Whether that can be so is known by comparing what is in force now with what the table
+was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`.
+
+It is written before an initial copy, when the table has no rows of ours yet, and behind a copy that replaces
+rows, or with a reconciliation. A crash between can make it older than the rows, never younger: then a
+difference may be suspected where there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.state import is_installed
+
+_REMEMBER: Final = """
+    insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns)
+    values (%s, %s, %s, %s, %s, %s)
+    on conflict (subscription, schema_name, table_name)
+    do update set lsn = excluded.lsn, filters = excluded.filters, columns = excluded.columns
+"""
+
+_BROUGHT: Final = """
+    select schema_name, table_name, lsn::text, filters, columns
+    from cdc_replay.brought where subscription = %s order by schema_name, table_name
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What decides which rows and columns of a table a subscriber holds.
+
+    `filters` are the row filters to OR as SQL, None where every row passes. Their order means nothing, nor
+    does that of the columns.
+    """
+
+    filters: frozenset[str] | None
+    columns: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The definition with which the rows of a table were brought as of `lsn`."""
+
+    lsn: Lsn
+    definition: Definition
+
+
+def remember_brought(
+    connection: Connection, subscription: str, name: QualifiedName, lsn: Lsn, definition: Definition
+) -> None:
+    """Store it for a table of the subscription, in place of what was known."""
+    filters = None if definition.filters is None else sorted(definition.filters)
+    values = (subscription, name.schema, name.name, str(lsn), filters, sorted(definition.columns))
+    connection.execute(_REMEMBER, values)
+
+
+def brought(connection: Connection, subscription: str) -> dict[QualifiedName, Brought]:
+    """What is known of the subscription's tables, by name; one that was never copied may be missing."""
+    if not is_installed(connection):
+        return {}
+    return {
+        QualifiedName(schema, table): Brought(
+            Lsn.parse(lsn),
+            Definition(None if filters is None else frozenset(filters), frozenset(columns)),
+        )
+        for schema, table, lsn, filters, columns in connection.execute(_BROUGHT, (subscription,))
+    }
