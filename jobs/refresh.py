@@ -1,4 +1,4 @@
-"""`spark-submit jobs/refresh.py [--config=PATH] SUBSCRIPTION`."""
+"""`spark-submit jobs/refresh.py [--config=PATH] SUBSCRIPTION [--reconcile]`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Read the publications of a subscription again")
 parser.add_argument("subscription")
 parser.add_argument("--config")
+parser.add_argument("--reconcile", action="store_true")
 arguments = parser.parse_args()
 try:
-    result = refresh(load_config(arguments.config), arguments.subscription)
+    config = load_config(arguments.config)
+    result = refresh(config, arguments.subscription, reconcile=arguments.reconcile)
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
 except CdcReplayError as error:
     sys.exit(str(error))

@@ -69,6 +69,26 @@ def snapshot_request(params: Mapping[str, Any]) -> JobRequest:
     return JobRequest(tuple(f"--table={table}" for table in params["tables"]))
 
 
+def refresh_params() -> ParamsDict:
+    """`reconcile`."""
+    return ParamsDict(
+        {
+            "reconcile": Param(
+                default=False,
+                type="boolean",
+                title="Reconcile",
+                description="Also bring the rows that a changed row filter lets in, and delete those that it"
+                " shuts out.",
+            )
+        }
+    )
+
+
+def refresh_request(params: Mapping[str, Any]) -> JobRequest:
+    """Arguments of `jobs/refresh.py`."""
+    return JobRequest(("--reconcile",) if params["reconcile"] else ())
+
+
 def backfill_params() -> ParamsDict:
     """`from`, `to`, `into_conn_id`, `dry_run`."""
     return ParamsDict(

@@ -9,8 +9,10 @@ from typing import Final
 
 from cdc_replay.capture.event_trigger import is_installed
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Result
 from cdc_replay.config import Config
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing
 from cdc_replay.filters.compile import ServerFilter, compile_filter
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
@@ -49,7 +51,8 @@ class ExplainedTable:
 class ExplainResult(Result):
     """What a subscription sees of its publisher as of `to_lsn`.
 
-    `definitions` says from where in the stream on a changed definition is in force (R9.10, R9.11).
+    `definitions` says from where in the stream on a changed definition is in force (R9.10, R9.11). `warnings`
+    also names tables whose rows were brought with another row filter (R9.12).
     """
 
     subscription: str
@@ -83,8 +86,22 @@ def explain(config: Config, subscription: str) -> ExplainResult:
         publications=found.publications,
         definitions=BY_POSITION if is_exact else BY_PULL,
         tables=explain_tables(catalog, found.publications),
-        warnings=warnings_for(catalog, found.publications),
+        warnings=(*warnings_for(catalog, found.publications), *_changed(config, subscription, catalog)),
     )
+
+
+def _changed(config: Config, subscription: str, catalog: PublisherCatalog) -> tuple[str, ...]:
+    """Warnings of changed row filters; one that this is not known, where the subscriber does not answer."""
+    found = config.subscription(subscription)
+    change_log = config.publisher(found.subscription.publisher).change_log
+    try:
+        with connect(config.dsn_of(found), purpose=f"explain {subscription}") as connection:
+            changed = changed_filters(connection, found.subscription, change_log, catalog)
+    except ChangeLogMissing:
+        return ()
+    except CdcReplayError as error:
+        return (f"whether row filters have changed since rows were brought is not known: {error.message}",)
+    return tuple(map(str, changed.values()))
 
 
 def explain_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[ExplainedTable, ...]:

@@ -1,69 +1,189 @@
-"""`refresh`: as ALTER SUBSCRIPTION … REFRESH PUBLICATION.
+"""`refresh`: as ALTER SUBSCRIPTION … REFRESH PUBLICATION, and more with `--reconcile`.
 
 The publications are read again. New tables are copied, dropped ones are forgotten, rows that are already
 there stay (R7.13, R9.12).
+
+With `reconcile`, every table then is what a new subscription would copy at one LSN, the result's `to_lsn`:
+rows that a changed filter shuts out are deleted, rows that it lets in are brought, rows that differ are
+updated, without a full copy (`cdc_replay.reconcile`). New tables that are empty on the subscriber are copied
+first, in parallel; new ones with rows, and tables that are parked, are reconciled as they are.
+
+| killed                      | durable                                    | the next run       |
+|-----------------------------|--------------------------------------------|--------------------|
+| before tables are entered   | capture publications that carry more       | does all of it     |
+| behind that                 | new tables are `Pending`, others forgotten | goes on with these |
+| while new ones are copied   | as for `snapshot`                          | as for `snapshot`  |
+| while tables are reconciled | nothing of it, before its one commit       | begins that again  |
+
+A table that is entered and not copied waits, and replay leaves it out: nothing passes it by.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from psycopg import sql
 
 from cdc_replay.capture.setup import setup_publisher
+from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.results import RefreshResult
+from cdc_replay.commands.results import RefreshResult, SnapshotResult, TableReconciled
 from cdc_replay.commands.setup import setup_request
-from cdc_replay.commands.snapshot import enter_tables, published_tables, remembered, snapshot_opened
+from cdc_replay.commands.snapshot import (
+    Published,
+    check_captured,
+    enter_tables,
+    published_tables,
+    remembered,
+    snapshot_opened,
+)
 from cdc_replay.config import Config
+from cdc_replay.digest import from_table
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Copying, Pending
+from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.tables import check_targets, read_target_tables
+
+log = logging.getLogger(__name__)
 
 
-def refresh(config: Config, subscription: str) -> RefreshResult:
+def refresh(config: Config, subscription: str, *, reconcile: bool = False) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
-    With `copy_data: false` the new ones start as they are, with what is committed from now on. A parked
-    subscription is replayed again.
+    With `copy_data: false` the new ones start as they are, with what is committed from now on; with
+    `reconcile` they get all their rows. A parked subscription is replayed again.
 
     Raises:
-        PublicationRefused, PublicationMissing, SubscriberNotReady: with nothing changed.
+        PublicationRefused, PublicationMissing, TargetMismatch: with nothing changed.
+        CdcReplayError: as from `snapshot`; with `reconcile`, as `reconcile_tables`.
     """
     began = time.monotonic()
-    publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with opened(config, subscription, "refresh") as at_work:
-        with export_snapshot(config.dsn_of(publisher)) as exported:
-            published = published_tables(at_work, exported).tables
-        # The slot must carry the new tables' changes before their rows are copied, or what happens in between
-        # would be in neither.
-        setup_publisher(setup_request(config, publisher), dry_run=False)
-        remembered(config, at_work)
-        added, removed = _change_tables(at_work, published)
-        # Also where no table is new: a refresh that was killed may have left some waiting.
-        copied = snapshot_opened(config, at_work)
-        # The table that stopped it may have left; otherwise the next replay parks it again.
-        state.unpark(at_work.connection, subscription)
+        before = lsn = applied_lsn(at_work)
+        published, added, removed = _entered_and_forgotten(config, at_work, reconcile=reconcile)
+        if reconcile:
+            copied = _copied_where_empty(config, at_work, published)
+            lsn, reconciled = _reconciled(config, at_work)
+            warnings: tuple[str, ...] = ()
+        else:
+            # Also where no table is new: a refresh that was killed may have left some waiting.
+            copied = snapshot_opened(config, at_work)
+            # The table that stopped it may have left; otherwise the next replay parks it again.
+            state.unpark(at_work.connection, subscription)
+            before = lsn = applied_lsn(at_work)
+            reconciled, warnings = (), _warnings(config, at_work, published)
         return RefreshResult(
             subscription=subscription,
-            from_lsn=applied_lsn(at_work),
-            to_lsn=applied_lsn(at_work),
+            from_lsn=before,
+            to_lsn=lsn,
             seconds=time.monotonic() - began,
             added=tuple(map(str, added)),
             removed=tuple(map(str, removed)),
             snapshot=copied,
+            inserted=sum(each.insert for each in reconciled),
+            updated=sum(each.update for each in reconciled),
+            deleted=sum(each.delete for each in reconciled),
+            bytes=sum(each.bytes for each in reconciled),
+            reconciled=tuple(map(_table_result, reconciled)),
+            warnings=warnings,
         )
 
 
-def _change_tables(
-    at_work: Opened, published: Mapping[QualifiedName, SyncedTable]
-) -> tuple[tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
+def _entered_and_forgotten(
+    config: Config, at_work: Opened, *, reconcile: bool
+) -> tuple[Published, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
+    """Take over what the publications list; returns it, with the tables that entered and those that left."""
+    publisher = config.publisher(at_work.subscription.publisher)
+    with export_snapshot(config.dsn_of(publisher)) as exported:
+        published = published_tables(at_work, exported)
+    if reconcile:
+        _check_columns(at_work, published.tables)
+    # The slot must carry the new tables' changes before their rows are copied, or what happens in between
+    # would be in neither.
+    setup_publisher(setup_request(config, publisher), dry_run=False)
+    remembered(config, at_work)
     states = at_work.table_states()
+    added = {table: each for table, each in published.tables.items() if table not in states}
+    removed = tuple(table for table in states if table not in published.tables)
+    with at_work.connection.transaction():
+        enter_tables(at_work, added)
+        for table in removed:
+            state.forget_table(at_work.connection, at_work.subscription.name, table)
+    return published, tuple(added), removed
+
+
+def _check_columns(at_work: Opened, tables: Mapping[QualifiedName, SyncedTable]) -> None:
+    """Also with `copy_data: false`: reconciling brings rows, so the columns must be there."""
+    targets = read_target_tables(at_work.connection, tuple(tables))
+    check_targets({name: each.columns for name, each in tables.items()}, targets)
+
+
+def _warnings(config: Config, at_work: Opened, published: Published) -> tuple[str, ...]:
+    subscription = at_work.subscription
+    change_log = config.publisher(subscription.publisher).change_log
+    found = changed_filters(at_work.connection, subscription, change_log, published.catalog)
+    warnings = tuple(map(str, found.values()))
+    for warning in warnings:
+        log.warning("subscription %s: %s", subscription.name, warning)
+    return warnings
+
+
+def _copied_where_empty(config: Config, at_work: Opened, published: Published) -> SnapshotResult:
+    """Copy the tables that wait for their first rows and have none: many readers are faster than one."""
+    targets = read_target_tables(at_work.connection, tuple(published.tables))
+    waiting = [
+        name
+        for name, found in at_work.table_states().items()
+        if isinstance(found, Pending | Copying)
+        and name in targets
+        and _is_empty(at_work.connection, name, is_partitioned=targets[name].is_partitioned)
+    ]
+    if not waiting:
+        return SnapshotResult(at_work.subscription.name, None, None, 0.0, 0, 0, ())
+    return snapshot_opened(config, at_work, tables=waiting)
+
+
+def _is_empty(connection: Connection, name: QualifiedName, *, is_partitioned: bool) -> bool:
+    table = from_table(name, is_partitioned=is_partitioned)
+    ((found,),) = connection.execute(sql.SQL("select exists (select from {})").format(table)).fetchall()
+    return not found
+
+
+def _reconciled(config: Config, at_work: Opened) -> tuple[Lsn, tuple[ReconciledTable, ...]]:
+    """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
+    publisher = config.publisher(at_work.subscription.publisher)
     name = at_work.subscription.name
-    added = {table: each for table, each in published.items() if table not in states}
-    removed = tuple(table for table in states if table not in published)
-    enter_tables(at_work, added)
-    for table in removed:
-        state.forget_table(at_work.connection, name, table)
-    return tuple(added), removed
+    with export_snapshot(config.dsn_of(publisher)) as exported:
+        # Once more: what was published before may have changed, and its changes must be in the log.
+        published = published_tables(at_work, exported)
+        states = at_work.table_states()
+        tables = tuple(each for table, each in published.tables.items() if table in states)
+        check_captured(published.catalog, at_work.subscription, tables)
+        lsn = exported.consistent_point
+
+        def record(connection: Connection, done: Sequence[ReconciledTable]) -> None:
+            remember_definitions(connection, name, lsn, tables)
+            state.unpark(connection, name)
+            recorded = {
+                "subscription": name,
+                "to_lsn": str(lsn),
+                "tables": [_table_result(each).to_dict() for each in done],
+            }
+            state.record_result(connection, name, "reconcile", recorded)
+
+        request = ReconcileRequest(name, exported, at_work.dsn, tables, at_work.subscription.lock_timeout)
+        return lsn, reconcile_tables(request, record)
+
+
+def _table_result(done: ReconciledTable) -> TableReconciled:
+    return TableReconciled(
+        str(done.name), done.insert, done.update, done.delete, done.rows, done.bytes, done.seconds
+    )

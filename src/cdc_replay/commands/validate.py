@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.changed_filters import ChangedFilter, changed_filters
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import Json, Result
@@ -22,6 +23,7 @@ from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
@@ -63,7 +65,7 @@ def validate(config: Config, subscription: str) -> ValidateResult:
         request, from_lsn = _at_the_fence(config, subscription, stack)
         # Both sides are fixed now: others may go on with the subscription while it is compared.
         verdict = validate_subscription(request)
-    result = _result(verdict, from_lsn, began)
+    result = _result(verdict, request.tables, from_lsn, began)
     dsn = config.dsn_of(config.subscription(subscription))
     with connect(dsn, purpose=f"validate {subscription}") as connection:
         state.record_result(connection, subscription, "validate", result.to_dict())
@@ -100,13 +102,20 @@ def _at_the_fence(
             )
         with import_snapshot(exported, purpose="catalog") as connection:
             catalog = read_catalog(connection, fence_lsn)
-        tables = validated_tables(at_work, catalog)
+        changed = changed_filters(at_work.connection, at_work.subscription, publisher.change_log, catalog)
+        tables = validated_tables(at_work, catalog, changed)
         fence = stack.enter_context(open_fence(exported, at_work.dsn, subscription))
     return ValidationRequest(subscription, fence, tables, config.expectations), replayed.from_lsn
 
 
-def validated_tables(at_work: Opened, catalog: PublisherCatalog) -> tuple[ValidatedTable, ...]:
-    """The subscription's tables with how each of them can be judged."""
+def validated_tables(
+    at_work: Opened, catalog: PublisherCatalog, changed: Mapping[QualifiedName, ChangedFilter]
+) -> tuple[ValidatedTable, ...]:
+    """The subscription's tables with how each of them can be judged.
+
+    One whose filter has changed is judged as any other: native keeps such rows too (R9.12), but they are not
+    what the publications say. It is told where they come from.
+    """
     publications = at_work.subscription.publications
     synced = {each.table.name: each for each in synced_tables(catalog, publications)}
     states = at_work.table_states()
@@ -115,7 +124,8 @@ def validated_tables(at_work: Opened, catalog: PublisherCatalog) -> tuple[Valida
     found = []
     for name, each in subscribed.items():
         reason = why_not_mirrored(catalog, publications, each)
-        found.append(ValidatedTable(each, targets[name], full=reason is None, note=reason or ""))
+        notice = changed[name].notice if name in changed else ""
+        found.append(ValidatedTable(each, targets[name], reason is None, reason or "", notice))
     return tuple(found)
 
 
@@ -134,8 +144,18 @@ def why_not_mirrored(
     return None
 
 
-def _result(verdict: Verdict, from_lsn: Lsn, began: float) -> ValidateResult:
-    failures = verdict.describe_failures()
+def _result(
+    verdict: Verdict, tables: Sequence[ValidatedTable], from_lsn: Lsn, began: float
+) -> ValidateResult:
+    failed = {each.name for each in verdict.tables if not each.success}
+    failures = (
+        *verdict.describe_failures(),
+        *(
+            f"{each.target.name}: {each.changed}"
+            for each in tables
+            if each.changed and each.target.name in failed
+        ),
+    )
     return ValidateResult(
         subscription=verdict.subscription,
         from_lsn=from_lsn,

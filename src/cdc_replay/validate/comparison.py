@@ -27,15 +27,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
-from psycopg import errors as pg
-from psycopg import sql
 
+from cdc_replay import digest
+from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.tables import TargetTable
-from cdc_replay.validate import digest
-from cdc_replay.validate.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.validate.fence import Fence
 from cdc_replay.validate.verdict import Difference, DifferenceKind
 
@@ -59,13 +57,15 @@ class ValidatedTable:
     """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
 
     `full`: the publications publish all four actions with one filter. Otherwise the subscriber may differ
-    rightly (it keeps rows whose DELETE is not published), and `note` says why.
+    rightly (it keeps rows whose DELETE is not published), and `note` says why. `changed` says that the rows
+    were brought with another row filter than that of now, if they were.
     """
 
     table: SyncedTable
     target: TargetTable
     full: bool
     note: str = ""
+    changed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +213,8 @@ def compared_columns(validated: ValidatedTable) -> tuple[str, ...]:
 
 
 def compared_key(validated: ValidatedTable, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns by which rows of the two sides belong together, empty if there are none.
-
-    The replica identity's key where the publisher has one, else its primary key, else the subscriber's
-    identity; only if all its columns are compared.
-    """
-    table = validated.table.table
-    for key in (table.key_columns, table.primary_key, validated.target.identity):
-        if key and set(key) <= set(columns):
-            return tuple(key)
-    return ()
+    """The columns by which rows of the two sides belong together, empty if there are none."""
+    return digest.common_key(validated.table.table, validated.target, columns)
 
 
 def _sides(
@@ -239,22 +231,9 @@ def _sides(
     unknown = None
     if synced.filters is not None:
         outside = digest.outside_filter(synced.filters)
-        if (unknown := _why_not_evaluated(subscriber, outside)) is None:
+        if (unknown := digest.why_not_evaluated(subscriber, outside)) is None:
             subscriber = Side(fence.subscriber, there, key, columns, outside)
     return Side(fence.publisher, here, key, columns), subscriber, unknown
-
-
-def _why_not_evaluated(subscriber: Side, outside: sql.Composable) -> str | None:
-    # The server is asked whether it knows the names, operators and collations: nobody knows better.
-    query = sql.SQL("select {} from ({}) as rows limit 0").format(outside, subscriber.rows)
-    try:
-        with subscriber.connection.transaction():
-            subscriber.connection.execute(query)
-    except pg.InsufficientPrivilege:
-        raise
-    except psycopg.ProgrammingError as error:
-        return error.diag.message_primary or str(error)
-    return None
 
 
 def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cdc_replay.digest import BUCKETS
 from cdc_replay.validate.comparison import Comparison, NotCompared, ValidatedTable, compare_table
-from cdc_replay.validate.digest import BUCKETS
 from cdc_replay.validate.fence import Fence
 from cdc_replay.validate.gx import (
     Checkpoint,
@@ -252,6 +252,8 @@ def _notes(table: ObservedTable) -> tuple[str, ...]:
     notes = []
     if not validated.full:
         notes.append(f"for information only: {validated.note}")
+    if validated.changed:
+        notes.append(validated.changed)
     if isinstance(observed, Comparison):
         if observed.outside is not None and observed.outside.unknown is not None:
             notes.append(f"the subscriber cannot evaluate the row filter: {observed.outside.unknown}")

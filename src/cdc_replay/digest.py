@@ -18,10 +18,12 @@ true (R7.4), the table alone or the whole partitioned table (R7.6).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
+from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.model.publication import RowFilter, Table
@@ -146,29 +148,48 @@ def publisher_rows(
     table: Table,
     columns: Sequence[str],
     filters: Sequence[RowFilter] | None,
-    converted: dict[str, str],
+    types: dict[str, str],
 ) -> sql.Composed:
     """The query of the publisher's rows that the subscriber should hold.
 
-    `converted` gives, by column, the type of the subscriber to whose input function the text goes.
+    `types` gives, by column, the type of the subscriber to whose input function the text goes.
     """
     selected = sql.SQL(", ").join(
-        sql.SQL("{} as {}").format(_converted(name, converted.get(name)), sql.Identifier(name))
-        for name in columns
+        sql.SQL("{} as {}").format(converted(name, types.get(name)), sql.Identifier(name)) for name in columns
     )
     return sql.SQL("select {} from {}{}").format(
-        selected, _from(table.name, is_partitioned=table.is_partitioned), _where(filters)
+        selected, from_table(table.name, is_partitioned=table.is_partitioned), where(filters)
     )
 
 
 def subscriber_rows(name: QualifiedName, columns: Sequence[str], *, is_partitioned: bool) -> sql.Composed:
     """The query of all rows of the subscriber's table."""
-    return sql.SQL("select {} from {}").format(_names(columns), _from(name, is_partitioned=is_partitioned))
+    return sql.SQL("select {} from {}").format(
+        _names(columns), from_table(name, is_partitioned=is_partitioned)
+    )
 
 
 def outside_filter(filters: Sequence[RowFilter]) -> sql.Composed:
     """A row is outside where no filter is true; NULL does not match (R3.1, R7.4)."""
-    return sql.SQL("({}) is not true").format(_any_of(filters))
+    return sql.SQL("({}) is not true").format(any_of(filters))
+
+
+def why_not_evaluated(side: Side, condition: sql.Composable) -> str | None:
+    """None if the side's server can evaluate the condition on its rows, else why it cannot.
+
+    Raises:
+        psycopg.errors.InsufficientPrivilege: if the role may not read the rows at all.
+    """
+    # The server is asked whether it knows the names, operators and collations: nobody knows better.
+    query = sql.SQL("select {} from ({}) as rows limit 0").format(condition, side.rows)
+    try:
+        with side.connection.transaction():
+            side.connection.execute(query)
+    except pg.InsufficientPrivilege:
+        raise
+    except psycopg.ProgrammingError as error:
+        return error.diag.message_primary or str(error)
+    return None
 
 
 def conversions(table: Table, target: TargetTable, columns: Sequence[str]) -> dict[str, str]:
@@ -185,6 +206,23 @@ def conversions(table: Table, target: TargetTable, columns: Sequence[str]) -> di
         if converts and table.column(name).type_sql != there:
             found[name] = there
     return found
+
+
+def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:
+    """The columns by which rows of the two sides belong together, empty if there are none.
+
+    The replica identity's key where the publisher has one, else its primary key, else the subscriber's
+    identity; only if all its columns are among `columns`.
+    """
+    for key in (table.key_columns, table.primary_key, target.identity):
+        if key and set(key) <= set(columns):
+            return tuple(key)
+    return ()
+
+
+def hash_of(values: sql.Composable) -> sql.Composed:
+    """The hash of a list of values in hexadecimal, as `HASHED_ROWS` has it."""
+    return sql.SQL("md5(convert_to(row({})::text, 'UTF8'))").format(values)
 
 
 def bucket_digests(side: Side) -> dict[int, BucketDigest]:
@@ -228,21 +266,25 @@ def _names(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def _from(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
+def from_table(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
+    """The table without its inheritance children, or with all its partitions (R7.6)."""
     only = sql.SQL("" if is_partitioned else "only ")
     return sql.SQL("{}{}").format(only, sql.Identifier(name.schema, name.name))
 
 
-def _where(filters: Sequence[RowFilter] | None) -> sql.Composable:
-    return sql.SQL("") if filters is None else sql.SQL(" where {}").format(_any_of(filters))
+def where(filters: Sequence[RowFilter] | None) -> sql.Composable:
+    """The WHERE clause of the rows that one of the filters lets through; nothing without filters (R7.4)."""
+    return sql.SQL("") if filters is None else sql.SQL(" where {}").format(any_of(filters))
 
 
-def _any_of(filters: Sequence[RowFilter]) -> sql.Composed:
+def any_of(filters: Sequence[RowFilter]) -> sql.Composed:
+    """The OR of the filters, not in parentheses."""
     # The server wrote this text itself (pg_get_expr), and it is the only way to have it evaluated exactly.
     return sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(row_filter.sql)) for row_filter in filters)
 
 
-def _converted(name: str, type_sql: str | None) -> sql.Composable:
+def converted(name: str, type_sql: str | None) -> sql.Composable:
+    """The column, as the type of the other side reads its text; unchanged where `type_sql` is None."""
     column = sql.Identifier(name)
     if type_sql is None:
         return column

@@ -1,0 +1,214 @@
+"""Make the target's rows of some buckets the staged ones, in the caller's transaction.
+
+Rows are compared here once more, one by one: what is staged with what the target holds under the lock, both
+as the target's types write them. Equal rows cancel out, each as often as it is there, and are not touched.
+What is left of the target is surplus, what is left of the staged rows is missing; where both have a row of
+one key, that one is updated, all others are deleted and inserted.
+
+    deletes, then updates in place, then inserts    a unique constraint sees the final rows as far as it can
+    rows that exchange unique values, or columns    are taken out and put back, as a whole: a column of the
+    that UPDATE must not set                        subscriber's own keeps its value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.digest import from_table, hash_of
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.copy import writing
+from cdc_replay.reconcile.staging import Pair, Staged, names, temporary
+from cdc_replay.subscriber.tables import TargetColumn
+
+_ALWAYS: Final = "a"
+"""`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
+
+_PRESENT: Final = """
+    create temporary table {present} as
+    select relation, place, key_hash, row_hash,
+           row_number() over (partition by key_hash, row_hash) as number
+    from (
+        select t.tableoid as relation, t.ctid as place,
+               {key_hash}::uuid as key_hash, {row_hash}::uuid as row_hash
+        from {target} as t
+        where {within} or {outside}
+    ) as rows
+"""
+
+_WANTED: Final = """
+    create temporary table {wanted} as
+    select place, key_hash, row_hash, row_number() over (partition by key_hash, row_hash) as number
+    from (
+        select s.ctid as place, {key_hash}::uuid as key_hash, {row_hash}::uuid as row_hash from {staged} as s
+    ) as rows
+"""
+
+_LEFT_OVER: Final = """
+    create temporary table {left_over} as
+    select one.*, row_number() over (partition by one.key_hash) as of_key
+    from {one} as one
+    where not exists (
+        select from {other} as other
+        where other.key_hash = one.key_hash and other.row_hash = one.row_hash and other.number = one.number
+    )
+"""
+
+_PAIRS: Final = """
+    create temporary table {pairs} as
+    select surplus.relation, surplus.place, missing.place as staged
+    from {surplus} as surplus join {missing} as missing using (key_hash, of_key)
+"""
+
+_DELETE: Final = """
+    delete from {target} as t using {surplus} as surplus
+    where t.tableoid = surplus.relation and t.ctid = surplus.place
+      and not exists (
+          select from {missing} as missing
+          where missing.key_hash = surplus.key_hash and missing.of_key = surplus.of_key
+      )
+"""
+
+_UPDATE: Final = """
+    update {target} as t set {assignments}
+    from {pairs} as p join {staged} as s on s.ctid = p.staged
+    where t.tableoid = p.relation and t.ctid = p.place
+"""
+
+_TAKE: Final = """
+    create temporary table {taken} as
+    select {values}
+    from {target} as t, {pairs} as p join {staged} as s on s.ctid = p.staged
+    where t.tableoid = p.relation and t.ctid = p.place
+"""
+
+_TAKE_OUT: Final = """
+    delete from {target} as t using {pairs} as p where t.tableoid = p.relation and t.ctid = p.place
+"""
+
+_PUT_BACK: Final = """
+    insert into {table} ({columns}) overriding system value select {columns} from {taken}
+"""
+
+_INSERT: Final = """
+    insert into {table} {columns} overriding system value
+    select {values}
+    from {missing} as missing join {staged} as s on s.ctid = missing.place
+    where not exists (
+        select from {surplus} as surplus
+        where surplus.key_hash = missing.key_hash and surplus.of_key = missing.of_key
+    )
+"""
+
+_TEMPORARY: Final = ("present", "wanted", "surplus", "missing", "pairs", "taken")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """How many rows of the target were changed."""
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+
+
+def merge(connection: Connection, staged: Staged) -> Merged:
+    """Make the target hold the staged rows in their buckets; it is locked against other writers.
+
+    Raises:
+        ApplyConflict: if a constraint of the target does not allow a row.
+        MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `writing`.
+    """
+    if staged.table is None:
+        return Merged()
+    with writing(staged.pair.name):
+        return _Merge(connection, staged.pair, staged, staged.table).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    connection: Connection
+    pair: Pair
+    staged: Staged
+    table: sql.Identifier
+
+    def run(self) -> Merged:
+        self._compare()
+        deleted = self._run(_DELETE)
+        updated = self._update()
+        inserted = self._insert()
+        dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
+        self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
+        return Merged(inserted, updated, deleted)
+
+    def _compare(self) -> None:
+        """Fill `surplus`, `missing` and `pairs`."""
+        pair = self.pair
+        key = hash_of(names(pair.hashed_key, "t"))
+        columns = hash_of(names(pair.columns, "t"))
+        buckets = self.staged.buckets
+        within = buckets.condition(key) if buckets.numbers else sql.SQL("false")
+        outside = pair.outside or sql.SQL("false")
+        self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside)
+        key = hash_of(names(pair.hashed_key, "s"))
+        self._run(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
+        self._analyze("present", "wanted")
+        self._run(_LEFT_OVER, left_over=temporary("surplus"), one=temporary("present"), other=_WANTED_TABLE)
+        self._run(_LEFT_OVER, left_over=temporary("missing"), one=_WANTED_TABLE, other=temporary("present"))
+        self._analyze("surplus", "missing")
+        self._run(_PAIRS)
+        self._analyze("pairs")
+
+    def _update(self) -> int:
+        settable = [each for each in self._published() if each.name not in self.pair.key]
+        if all(each.identity != _ALWAYS for each in settable) and settable:
+            assignments = (
+                sql.SQL("{} = {}").format(sql.Identifier(each.name), sql.Identifier("s", each.name))
+                for each in settable
+            )
+            try:
+                with self.connection.transaction():
+                    return self._run(_UPDATE, assignments=sql.SQL(", ").join(assignments))
+            except (pg.UniqueViolation, pg.ExclusionViolation):
+                pass  # rows may exchange their values: then all must be out at once
+        return self._take_out_and_put_back()
+
+    def _take_out_and_put_back(self) -> int:
+        written = [each.name for each in self.pair.target.columns if not each.is_generated]
+        published = {each.name for each in self._published()}
+        values = (sql.Identifier("s" if name in published else "t", name) for name in written)
+        self._run(_TAKE, values=sql.SQL(", ").join(values))
+        self._run(_TAKE_OUT)
+        return self._run(_PUT_BACK, columns=names(written)) if written else 0
+
+    def _insert(self) -> int:
+        columns = self.pair.columns
+        # A table may have no column at all, and its rows are counted all the same.
+        listed = sql.SQL("({})").format(names(columns)) if columns else sql.SQL("")
+        return self._run(_INSERT, columns=listed, values=names(columns, "s"))
+
+    def _published(self) -> Iterable[TargetColumn]:
+        return [self.pair.target.column(name) for name in self.pair.columns]
+
+    def _run(self, statement: LiteralString, **parts: sql.Composable) -> int:
+        target = self.pair.target
+        tables = {name: temporary(name) for name in _TEMPORARY}
+        filled = sql.SQL(statement).format(
+            **tables,
+            **parts,
+            staged=self.table,
+            target=from_table(target.name, is_partitioned=target.is_partitioned),
+            table=sql.Identifier(target.name.schema, target.name.name),
+        )
+        return self.connection.execute(filled).rowcount
+
+    def _analyze(self, *tables: str) -> None:
+        for table in tables:
+            self.connection.execute(sql.SQL("analyze {}").format(temporary(table)))
+
+
+_WANTED_TABLE: Final = temporary("wanted")

@@ -1,0 +1,164 @@
+"""The publisher's rows of unequal buckets, in temporary tables of the subscriber's session.
+
+A temporary table has the published columns with the types of the target's own, so the rows are read by the
+same input functions that would read them into the target. It goes with the session, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from cdc_replay import digest
+from cdc_replay.digest import Side
+from cdc_replay.errors import CdcReplayError, InvalidFilter
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.reconcile.buckets import Buckets
+from cdc_replay.subscriber.tables import TargetTable
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A published table and its target; rows belong together by `key`, empty where there is none.
+
+    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell.
+    """
+
+    synced: SyncedTable
+    target: TargetTable
+    key: tuple[str, ...]
+    outside: sql.Composed | None = None
+
+    @classmethod
+    def of(cls, synced: SyncedTable, target: TargetTable, connection: Connection) -> Pair:
+        """The pair; the target has all the published columns."""
+        pair = cls(synced, target, digest.common_key(synced.table, target, synced.columns))
+        if synced.filters is None:
+            return pair
+        outside = digest.outside_filter(synced.filters)
+        is_known = digest.why_not_evaluated(pair.subscriber(connection), outside) is None
+        return dataclasses.replace(pair, outside=outside) if is_known else pair
+
+    @property
+    def name(self) -> QualifiedName:
+        """The table's."""
+        return self.target.name
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The published columns."""
+        return self.synced.columns
+
+    @property
+    def hashed_key(self) -> tuple[str, ...]:
+        """What decides about a row's bucket: its key, or all of it."""
+        return self.key or self.columns
+
+    def publisher(self, connection: Connection) -> Side:
+        """The rows that the target should hold."""
+        rows = digest.publisher_rows(self.synced.table, self.columns, self.synced.filters, self._types)
+        return Side(connection, rows, self.key, self.columns)
+
+    def subscriber(self, connection: Connection) -> Side:
+        """The rows that it holds, without those that are known to be outside of the filter."""
+        rows = digest.subscriber_rows(self.name, self.columns, is_partitioned=self.target.is_partitioned)
+        if self.outside is not None:
+            inside = "select {} from ({}) as rows where not ({})"
+            rows = sql.SQL(inside).format(names(self.columns), rows, self.outside)
+        return Side(connection, rows, self.key, self.columns)
+
+    def rows_of(self, buckets: Buckets) -> sql.Composed:
+        """The publisher's rows in these buckets, with the values as they are there."""
+        key = sql.SQL(", ").join(digest.converted(name, self._types.get(name)) for name in self.hashed_key)
+        filters = self.synced.filters
+        passes = sql.SQL("true") if filters is None else digest.any_of(filters)
+        table = self.synced.table
+        return sql.SQL("select {} from {} where ({}) and {}").format(
+            names(self.columns),
+            digest.from_table(table.name, is_partitioned=table.is_partitioned),
+            passes,
+            buckets.condition(digest.hash_of(key)),
+        )
+
+    @property
+    def _types(self) -> dict[str, str]:
+        return digest.conversions(self.synced.table, self.target, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A pair whose rows in `buckets` are staged in temporary table `table`; None: there is nothing to do."""
+
+    pair: Pair
+    buckets: Buckets
+    table: sql.Identifier | None
+    rows: int
+    bytes: int
+
+
+def stage(pair: Pair, number: int, buckets: Buckets, publisher: Connection, subscriber: Connection) -> Staged:
+    """Bring the publisher's rows of the buckets; `number` tells the session's temporary tables apart.
+
+    Raises:
+        CdcReplayError: as `copy_across`.
+    """
+    if not buckets.numbers and pair.outside is None:
+        return Staged(pair, buckets, None, 0, 0)
+    table = temporary(f"reconcile_{number}")
+    subscriber.execute(
+        sql.SQL("create temporary table {} as select {} from {} with no data").format(
+            table, names(pair.columns), sql.Identifier(pair.name.schema, pair.name.name)
+        )
+    )
+    if not buckets.numbers:
+        return Staged(pair, buckets, table, 0, 0)
+    copied: Copied = copy_across(
+        publisher, [pair.rows_of(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
+    )
+    subscriber.execute(sql.SQL("analyze {}").format(table))
+    return Staged(pair, buckets, table, copied.rows, copied.bytes)
+
+
+def temporary(name: str) -> sql.Identifier:
+    """A temporary table of the session."""
+    return sql.Identifier("pg_temp", name)
+
+
+def names(columns: Sequence[str], alias: str = "") -> sql.Composed:
+    """The columns, of `alias` if there is one, with commas."""
+    qualified = ((alias, name) if alias else (name,) for name in columns)
+    return sql.SQL(", ").join(sql.Identifier(*each) for each in qualified)
+
+
+@contextlib.contextmanager
+def comparing(table: QualifiedName) -> Iterator[None]:
+    """Errors of either server while a table is compared, which name it.
+
+    Raises:
+        InvalidFilter: if a row filter, or the type of the subscriber's column, fails on a value.
+        MissingPrivilege, ServerUnavailable: as `translated_errors`.
+    """
+    what = f'cannot compare table "{table}"'
+    try:
+        with translated_errors(what):
+            yield
+    except psycopg.DataError as error:
+        raise InvalidFilter(
+            f"{what}: {error.diag.message_primary}",
+            detail=error.diag.message_detail,
+            hint="A row filter fails on a row, or the subscriber's type does not take a value:"
+            " correct the row, the filter or the type.",
+            rule="R7.6",
+        ) from error
+    except psycopg.Error as error:
+        raise CdcReplayError(
+            f"{what}: {error.diag.message_primary or error}", detail=error.diag.message_detail
+        ) from error

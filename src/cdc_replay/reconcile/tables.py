@@ -1,0 +1,215 @@
+"""Reconcile tables: compare and stage one after another, then merge all of them in one transaction.
+
+| killed at                 | durable                          | the next run            |
+|---------------------------|----------------------------------|-------------------------|
+| `reconcile.after_digests` | nothing                          | begins again            |
+| `reconcile.after_staging` | nothing: temporary tables        | begins again            |
+| `reconcile.mid_merge`     | nothing                          | begins again            |
+| `reconcile.before_commit` | nothing                          | begins again            |
+| `reconcile.after_commit`  | rows, states and result together | finds no difference     |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.digest import from_table
+from cdc_replay.errors import MissingPrivilege, SubscriberLocked
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
+from cdc_replay.reconcile.merge import Merged, merge
+from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage
+from cdc_replay.subscriber.origin import under_origin
+from cdc_replay.subscriber.state import set_table_state
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """Which tables to reconcile with what the snapshot holds.
+
+    `lock_timeout` is how many seconds to wait for other writers of the tables; 0: for ever.
+    """
+
+    subscription: str
+    snapshot: ExportedSnapshot
+    subscriber_dsn: str
+    tables: tuple[SyncedTable, ...]
+    lock_timeout: float = 0.0
+
+    @property
+    def purpose(self) -> str:
+        """What the connections are for."""
+        return f"reconcile {self.subscription}"
+
+    @property
+    def lsn(self) -> Lsn:
+        """The position that the tables are brought to."""
+        return self.snapshot.consistent_point
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciledTable:
+    """What was changed in a table of the subscriber.
+
+    `rows` were read from the publisher because they could differ; `bytes` are those rows in COPY's text
+    format and the digests of both sides.
+    """
+
+    name: QualifiedName
+    insert: int
+    update: int
+    delete: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+BeforeCommit: TypeAlias = Callable[[Connection, Sequence[ReconciledTable]], None]
+"""Called inside the transaction, to record what it has come to."""
+
+
+def reconcile_tables(
+    request: ReconcileRequest, before_commit: BeforeCommit | None = None
+) -> tuple[ReconciledTable, ...]:
+    """Make all tables exactly what the snapshot publishes, and `Ready` at its LSN, in one transaction.
+
+    The caller holds the subscription's lock, keeps the snapshot exported until this returns, and knows that
+    the change log gets the tables' changes from its LSN on.
+
+    Raises:
+        TargetMismatch: listing every table and column that the subscriber lacks.
+        InvalidFilter: if a row filter fails on a row.
+        ApplyConflict: if a constraint of the subscriber does not allow a row.
+        SubscriberLocked: if other sessions hold what is needed.
+        MissingPrivilege, ServerUnavailable: as from every command. Nothing is changed by any of them.
+    """
+    with (
+        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
+        contextlib.closing(_session(request)) as subscriber,
+    ):
+        # A policy must not hide rows, or they would be deleted: the server refuses such a read instead.
+        publisher.execute("set local row_security = off")
+        work = _compared(request, publisher, subscriber)
+        publisher.rollback()
+        failpoint("reconcile.after_staging")
+        with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
+            _lock(request, subscriber, [each.staged.pair.target for each in work])
+            done = tuple(_merged(request, subscriber, each) for each in work)
+            if before_commit is not None:
+                before_commit(subscriber, done)
+            failpoint("reconcile.before_commit")
+    failpoint("reconcile.after_commit")
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What there is to merge into one table, and what finding it took."""
+
+    staged: Staged
+    bytes: int
+    seconds: float
+
+
+def _session(request: ReconcileRequest) -> Connection:
+    """A connection to the subscriber that behaves as an apply worker (R8.13)."""
+    connection = connect(request.subscriber_dsn, purpose=request.purpose)
+    try:
+        connection.execute("set session_replication_role = replica")
+    except pg.InsufficientPrivilege as error:
+        connection.close()
+        raise MissingPrivilege(
+            "the subscriber's role may not apply changes as a replication worker does",
+            detail=error.diag.message_primary,
+            hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
+            rule="R8.13",
+        ) from error
+    return connection
+
+
+def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Connection) -> list[_Work]:
+    targets = read_target_tables(subscriber, [each.table.name for each in request.tables])
+    check_targets({each.table.name: each.columns for each in request.tables}, targets)
+    work = []
+    for number, synced in enumerate(request.tables):
+        began = time.monotonic()
+        log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
+        with comparing(synced.table.name):
+            pair = Pair.of(synced, targets[synced.table.name], subscriber)
+            pair, unequal = _unequal(pair, publisher, subscriber)
+        failpoint("reconcile.after_digests")
+        staged = stage(pair, number, unequal.buckets, publisher, subscriber)
+        work.append(_Work(staged, unequal.bytes + staged.bytes, time.monotonic() - began))
+        log.info(
+            "subscription %s: %s compared (%d of %d): %d buckets differ, %d rows of them read, %d bytes",
+            *(request.subscription, pair.name, number + 1, len(request.tables)),
+            *(len(unequal.buckets.numbers), staged.rows, work[-1].bytes),
+        )
+    return work
+
+
+def _unequal(pair: Pair, publisher: Connection, subscriber: Connection) -> tuple[Pair, Unequal]:
+    """The buckets that differ. A filter that fails on a row of the subscriber is not asked there."""
+    if pair.outside is not None:
+        # A savepoint: the imported snapshot must survive.
+        with contextlib.suppress(psycopg.DataError), publisher.transaction():
+            return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(subscriber))
+        pair = dataclasses.replace(pair, outside=None)
+    return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(subscriber))
+
+
+def _lock(request: ReconcileRequest, connection: Connection, targets: Sequence[TargetTable]) -> None:
+    """Shut other writers out until the commit: rows are found by their place. Readers go on."""
+    milliseconds = str(round(request.lock_timeout * 1000))
+    connection.execute("select set_config('lock_timeout', %s, true)", (milliseconds,))
+    for target in sorted(targets, key=lambda each: each.name):
+        table = from_table(target.name, is_partitioned=target.is_partitioned)
+        connection.execute(sql.SQL("lock table {} in share row exclusive mode").format(table))
+
+
+def _merged(request: ReconcileRequest, connection: Connection, work: _Work) -> ReconciledTable:
+    began = time.monotonic()
+    name = work.staged.pair.name
+    merged: Merged = merge(connection, work.staged)
+    set_table_state(connection, request.subscription, name, Ready(request.lsn))
+    seconds = work.seconds + time.monotonic() - began
+    done = ReconciledTable(
+        name, merged.insert, merged.update, merged.delete, work.staged.rows, work.bytes, seconds
+    )
+    log.info(
+        "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
+        *(request.subscription, name, done.insert, done.update, done.delete, done.seconds),
+    )
+    failpoint("reconcile.mid_merge")
+    return done
+
+
+@contextlib.contextmanager
+def _lock_errors(request: ReconcileRequest) -> Iterator[None]:
+    try:
+        yield
+    except (pg.LockNotAvailable, pg.DeadlockDetected) as error:
+        raise SubscriberLocked(
+            f'cannot lock the tables of subscription "{request.subscription}": {error.diag.message_primary}',
+            detail=error.diag.message_detail,
+            hint="Another session of the subscriber writes to them: run the command again when it has ended.",
+        ) from error

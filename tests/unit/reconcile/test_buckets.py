@@ -1,0 +1,60 @@
+"""How far buckets are split, and which of two lists differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.reconcile.buckets import (
+    FEW_ROWS,
+    FIRST_BITS,
+    MOST_BITS,
+    MOST_BUCKETS,
+    WIDEST_SPLIT,
+    BucketDigest,
+    Buckets,
+    Unequal,
+    differing,
+)
+
+
+def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> Unequal:
+    return Unequal(Buckets(bits, tuple(range(buckets))), rows, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "bits"),
+    [
+        (unequal(0, 0), 0),
+        (unequal(1, 1), 0),
+        (unequal(FEW_ROWS * 10, 10), 0),
+        (unequal(FEW_ROWS * 10 + 1, 10), 2),  # into 4: of 16 rows about 4 are left in each
+        (unequal(FEW_ROWS * 10 * 4, 10), 3),
+        (unequal(10**9, 10), WIDEST_SPLIT),
+        (unequal(10**9, 10, MOST_BITS - 3), 3),
+        (unequal(10**9, 10, MOST_BITS), 0),
+        (unequal(10**9, MOST_BUCKETS), 0),
+        (unequal(10**9, MOST_BUCKETS // 2 + 1), 0),  # twice as many would be too many
+        (unequal(10**9, MOST_BUCKETS // 8), 3),
+    ],
+)
+def test_a_bucket_is_split_until_it_has_few_rows(found: Unequal, bits: int) -> None:
+    assert found.split_bits == bits
+
+
+def digests(*listed: tuple[int, int, bytes]) -> list[BucketDigest]:
+    return [BucketDigest(*each) for each in listed]
+
+
+def test_buckets_differ_in_their_sums_or_exist_on_one_side() -> None:
+    here = digests((1, 5, b"a"), (2, 5, b"a"), (4, 1, b"c"), (6, 2, b"d"), (7, 9, b"e"))
+    there = digests((1, 5, b"a"), (2, 7, b"b"), (3, 1, b"a"), (6, 2, b"x"), (7, 9, b"e"), (9, 1, b"a"))
+    assert list(differing(iter(here), iter(there))) == [(2, 7), (3, 1), (4, 1), (6, 2), (9, 1)]
+
+
+def test_equal_sums_of_different_numbers_of_rows_differ() -> None:
+    """A row whose hash is 0 would not change the sum."""
+    assert list(differing(iter(digests((1, 5, b"a"))), iter(digests((1, 6, b"a"))))) == [(1, 6)]
+
+
+def test_two_empty_sides_are_equal() -> None:
+    assert list(differing(iter(()), iter(()))) == []
