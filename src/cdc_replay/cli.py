@@ -178,6 +178,25 @@ def _replay(
     return _several(results, as_json=as_json)
 
 
+@app.command("resume")
+def _resume(
+    subscription: SubscriptionArgument,
+    table: Annotated[list[str] | None, typer.Option("--table", help="SCHEMA.TABLE that is parked.")] = None,
+    skip: Annotated[
+        str | None, typer.Option("--skip", help="End of the transaction to leave out, such as 0/16B3748.")
+    ] = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "info",
+    as_json: JsonOption = False,
+) -> Outcome:
+    """Go on with a parked subscription or table, with or without the transaction that it is parked before."""
+    from cdc_replay.commands.resume import resume
+
+    loaded = _prepare(config, log_level)
+    names = [_table_name(each) for each in table or []]
+    return _one(resume(loaded, subscription, tables=names, skip=_lsn(skip)), as_json=as_json)
+
+
 @app.command("sync")
 def _sync(
     subscriptions: SubscriptionsArgument,
@@ -214,6 +233,10 @@ def _backfill(
 @app.command("refresh")
 def _refresh(
     subscription: SubscriptionArgument,
+    reconcile: Annotated[
+        bool,
+        typer.Option("--reconcile", help="Then bring and remove the rows that a changed filter concerns."),
+    ] = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
@@ -221,7 +244,8 @@ def _refresh(
     """Read the publications again; copy new tables, forget dropped ones."""
     from cdc_replay.commands.refresh import refresh
 
-    return _one(refresh(_prepare(config, log_level), subscription), as_json=as_json)
+    result = refresh(_prepare(config, log_level), subscription, reconcile=reconcile)
+    return _one(result, as_json=as_json)
 
 
 @app.command("validate")

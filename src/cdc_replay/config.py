@@ -29,7 +29,7 @@ from pydantic import (
 
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.size import parse_size
-from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy, Subscription
+from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, Subscription
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
@@ -113,6 +113,11 @@ class _Subscription(_Endpoint):
     copy_data: bool = True
     origin: Literal["any", "none"] = "any"
     on_conflict: Literal["error", "overwrite", "skip"] = "error"
+    snapshot_chunk: Size = 256 * 1024 * 1024
+    snapshot_readers: Annotated[int, Field(ge=1)] | None = None
+    snapshot_rate: Size | None = None
+    on_failure: Literal["subscription", "table"] = "subscription"
+    lock_timeout: Annotated[float, Field(ge=0, le=86400)] = 10.0
     group: Name | None = None
 
 
@@ -154,6 +159,12 @@ class SubscriptionConfig:
     conn_id: str | None
     dsn_text: str | None = field(repr=False)
     group: str
+    snapshot_chunk: int = 256 * 1024 * 1024
+    """Bytes of a table that a snapshot reads in one piece: what a kill can lose, for each reader."""
+    snapshot_readers: int | None = None
+    """Most tasks of a snapshot at a time, each with one connection to both sides; None: Spark's cores."""
+    snapshot_rate: int | None = None
+    """Bytes per second that all readers of a snapshot together may copy; None: as fast as it goes."""
 
     @property
     def name(self) -> str:
@@ -391,8 +402,18 @@ def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
         copy_data=given.copy_data,
         origin=OriginPolicy(given.origin),
         on_conflict=ConflictPolicy(given.on_conflict),
+        on_failure=FailurePolicy(given.on_failure),
+        lock_timeout=given.lock_timeout,
     )
-    return SubscriptionConfig(subscription, given.conn_id, given.dsn, given.group or given.publisher)
+    return SubscriptionConfig(
+        subscription,
+        given.conn_id,
+        given.dsn,
+        given.group or given.publisher,
+        snapshot_chunk=given.snapshot_chunk,
+        snapshot_readers=given.snapshot_readers,
+        snapshot_rate=given.snapshot_rate,
+    )
 
 
 def _group(name: str, given: _Group, subscriptions: Mapping[str, SubscriptionConfig]) -> GroupConfig:

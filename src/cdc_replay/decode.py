@@ -79,6 +79,16 @@ class LogReader:
         """The row groups, shared out for that many cores."""
         return cls(_tasks(groups, TASKS_PER_CORE * cores), window, dict(relations), tuple(catalogs))
 
+    @property
+    def rows(self) -> int:
+        """The messages of the row groups."""
+        return sum(group.rows for task in self.tasks for group in task)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory, about."""
+        return sum(group.size_bytes for task in self.tasks for group in task)
+
     def frame(self, spark: SparkSession) -> DataFrame:
         """The row changes and TRUNCATEs whose commit LSN is in the window, in CHANGES columns.
 

@@ -16,9 +16,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 DEFAULTS: Final[dict[str, str]] = {
@@ -28,8 +29,13 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    "spark.sql.adaptive.enabled": "true",
+    # Windows tell their size before they are planned, and a plan that turns out to be empty on the way would
+    # lose what is observed in it.
+    "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
+    # What is shuffled in volume is compressed already (`compact.pieces`).
+    "spark.shuffle.compress": "false",
+    "spark.python.daemon.module": "cdc_replay.worker_daemon",
 }
 """What a session gets unless `spark-submit` or the caller says otherwise."""
 
@@ -135,7 +141,9 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _submitted_settings() -> set[str]:
-    # `spark-submit` starts the JVM first and tells the Python program its port.
+    # `spark-submit` starts the JVM first and tells the Python program its port. What was submitted is known
+    # to that JVM only: a SparkConf that is made before the first context does not ask it by itself.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return set()
-    return {key for key, _ in SparkConf().getAll()}
+    connected: Callable[[], Any] = launch_gateway
+    return {key for key, _ in SparkConf(_jvm=connected().jvm).getAll()}

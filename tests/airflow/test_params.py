@@ -48,6 +48,8 @@ ACCEPTED: list[tuple[str, dict[str, Any], list[str] | None]] = [
         {"tables": ["public.t", "Sales.order lines".replace(" ", "_")]},
         ["--table=public.t", "--table=Sales.order_lines"],
     ),
+    ("refresh", {}, []),
+    ("refresh", {"reconcile": True}, ["--reconcile"]),
     ("replay", {"to_lsn": "0/1"}, None),
     ("replay", {"to_lsn": None}, None),
     ("capture", {"to_lsn": "FFFFFFFF/FFFFFFFF"}, None),

@@ -320,6 +320,14 @@ class ChangeLog:
             group for segment in self._changes.segments(window) for group in self._row_groups(segment, window)
         )
 
+    def first_cut(self, window: Window, rows: int) -> Lsn:
+        """Where to cut `window` first so that no part has many more than `rows` messages; else its end.
+
+        Windows that begin at different places have their cuts at the same ones. A segment is never cut.
+        """
+        inside = (end for end in self._changes.ends_every(rows) if end > window.after.value)
+        return min(window.upto, Lsn(next(inside, window.upto.value)))
+
     def commits(self, window: Window) -> Iterator[LoggedCommit]:
         """The transactions of `window` in commit order; a message outside of any is none (R9.13).
 

@@ -49,11 +49,18 @@ RESTORE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A part of a segment that one task reads; picklable."""
+    """A part of a segment that one task reads; picklable. `size_bytes` is what it takes in memory, about."""
 
     uri: str
     index: int
     rows: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, file: Location, metadata: pq.FileMetaData, index: int) -> Self:
+        """The row group of that number, as the footer describes it."""
+        found = metadata.row_group(index)
+        return cls(file.uri, index, found.num_rows, found.total_byte_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ def plan_row_groups(file: Location, window: Window) -> tuple[RowGroup, ...]:
     """
     metadata = read_footer(file)
     return tuple(
-        RowGroup(file.uri, index, metadata.row_group(index).num_rows)
+        RowGroup.of(file, metadata, index)
         for index in range(metadata.num_row_groups)
         if _overlaps(metadata.row_group(index).column(_COMMIT_LSN).statistics, window)
     )

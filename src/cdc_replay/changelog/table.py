@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
@@ -130,17 +131,28 @@ class DurableTable:
 
         With `window` only those that may hold transactions of it.
         """
+        found = self._files()
+        if window is not None:
+            begins_in_time = pc.less_equal(found["first"], window.upto.value)
+            found = found.filter(pc.and_(pc.greater(found["last"], window.after.value), begins_in_time))
+        return tuple(map(Segment, *(column.to_pylist() for column in found.columns)))
+
+    def ends_every(self, rows: int) -> list[int]:
+        """The commit LSNs at which data files end, those that come after so many rows again and again."""
+        found = self._files()
+        times = np.cumsum(found["rows"].to_numpy()) // rows
+        ends: list[int] = found["last"].to_numpy()[np.diff(times, prepend=0) > 0].tolist()
+        return ends
+
+    def _files(self) -> pa.Table:
+        """The data files: name, size_bytes, rows, first and last commit LSN, ordered by these."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         first, last = _numbers(actions, "min.commit_lsn"), _numbers(actions, "max.commit_lsn")
         found = pa.table(
             [actions["path"], actions["size_bytes"], _numbers(actions, "num_records"), first, last],
             names=["name", "size_bytes", "rows", "first", "last"],
         )
-        if window is not None:
-            inside = pc.and_(pc.greater(last, window.after.value), pc.less_equal(first, window.upto.value))
-            found = found.filter(inside)
-        ordered = found.sort_by([("first", "ascending"), ("name", "ascending")])
-        return tuple(map(Segment, *(column.to_pylist() for column in ordered.columns)))
+        return found.sort_by([("first", "ascending"), ("name", "ascending")])
 
     def commit(self, segments: Sequence[Segment], position: Position | None = None) -> None:
         """Make durable files, perhaps none, part of the table, together with the new position.

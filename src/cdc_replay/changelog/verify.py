@@ -185,11 +185,10 @@ def _row_groups(file: Location) -> Iterator[tuple[RowGroup, tuple[int, int] | No
     metadata = read_footer(file)
     column = LOG_SCHEMA.get_field_index("commit_lsn")
     for index in range(metadata.num_row_groups):
-        row_group = metadata.row_group(index)
-        statistics = row_group.column(column).statistics
+        statistics = metadata.row_group(index).column(column).statistics
         has_limits = statistics is not None and statistics.has_min_max
         limits = (statistics.min, statistics.max) if has_limits else None
-        yield RowGroup(file.uri, index, row_group.num_rows), limits
+        yield RowGroup.of(file, metadata, index), limits
 
 
 def _verify_prepared(log: ChangeLog, folder: Location, reader: RowReader) -> int:

@@ -1,7 +1,8 @@
 """Capture and replay at the same time: while the publisher is read, what is in the log already is applied.
 
 Each pull of the capture ends between two transactions, so its end is where a window can end too. Reading the
-slot takes one core of the publisher and little here; replay has the rest.
+slot takes one core of the publisher and little here; replay has the rest. The first pulls are small, so that
+replay has something to begin with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Final
 
 from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.opened import Opened
@@ -17,6 +19,8 @@ from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import CaptureResult, ReplayResult
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
+
+FIRST_PULL_CHANGES: Final = 100_000
 
 
 class _Stopped(Exception):
@@ -71,7 +75,14 @@ def caught_up(
     progress = _Progress()
     results: dict[str, ReplayResult] = {}
     with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
-        capture = threads.submit(captured_up_to, config, publisher.name, upto, progress=progress.tell)
+        capture = threads.submit(
+            captured_up_to,
+            config,
+            publisher.name,
+            upto,
+            progress=progress.tell,
+            first_pull_changes=FIRST_PULL_CHANGES,
+        )
         capture.add_done_callback(progress.finish)
         try:
             applied = ZERO

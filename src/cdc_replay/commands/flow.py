@@ -28,6 +28,7 @@ from pyspark.sql import functions as F
 from cdc_replay.apply.staging import PARTS, PARTS_DDL, Staged, Stager, staged_parts
 from cdc_replay.compact import FoldRules, Survey, fold_rules
 from cdc_replay.compact.pieces import (
+    BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
     Notes,
@@ -39,20 +40,29 @@ from cdc_replay.compact.pieces import (
 from cdc_replay.decode import LogReader
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
-from cdc_replay.route.batches import Router
+from cdc_replay.route.batches import Places, Router, Verdicts
 from cdc_replay.route.routes import Routes
-from cdc_replay.route.verdicts import QUESTIONS, QUESTIONS_DDL, Asker, RouteFilters
+from cdc_replay.route.tuples import Tuples
+from cdc_replay.route.verdicts import (
+    QUESTIONS,
+    QUESTIONS_DDL,
+    Answers,
+    Asker,
+    Inquiry,
+    Questionnaire,
+    RouteFilters,
+)
 from cdc_replay.spark_session import SMALL_WINDOW_ROWS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _NOTHING: Final = Survey((), ())
 
-_ASKED: Final = pa.schema([("lane", pa.int32()), ("chunk", pa.int32()), *QUESTIONS])
-_ASKED_DDL: Final = f"lane int, chunk int, {QUESTIONS_DDL}"
+_ASKED: Final = pa.schema([("chunk", pa.int32()), *QUESTIONS])
+_ASKED_DDL: Final = f"chunk int, {QUESTIONS_DDL}"
 _HEADER: Final = -1
-"""The lane of the row that comes before a task's questions, with the number of the task as its chunk."""
+"""The number of the row that comes before a task's questions, with the number of the task as its chunk."""
 
 _RESULT: Final = pa.schema([("lane", pa.int32()), ("stager", pa.int32()), ("notes", pa.binary()), *PARTS])
 _RESULT_DDL: Final = f"lane int, stager int, notes binary, {PARTS_DDL}"
@@ -75,7 +85,7 @@ class Lane:
 class StagedLane:
     """What a window has come to for a lane: by stager, what is staged by target, or why it is not.
 
-    Where `notes` have unsent values (R4.6), nothing that is staged counts.
+    Where `notes` have unsent values (R4.6), it is as if nothing was.
     """
 
     notes: Notes
@@ -84,12 +94,11 @@ class StagedLane:
 
 @dataclass(frozen=True, slots=True)
 class WindowFlow:
-    """A window of the log on its way to the subscribers; `rows` are its messages, about."""
+    """A window of the log on its way to the subscribers."""
 
     session: SparkSession
     reader: LogReader
     publisher_dsn: str
-    rows: int
 
     def staged(self, lanes: Sequence[Lane]) -> tuple[StagedLane, ...]:
         """Stage the window's net changes for all lanes.
@@ -107,45 +116,46 @@ class WindowFlow:
                 mine = [row for row in rows if row["lane"] == place]
                 notes = Notes.joined(row["notes"] for row in mine if row["notes"] is not None)
                 known, surveys[number] = surveys[number], notes.survey()
-                if surveys[number].unsent or surveys[number] == known:
+                if surveys[number].unsent:
+                    # What tasks have made of values that nobody has looked for yet does not count.
+                    found[number] = StagedLane(notes, tuple({} for _ in lanes[number].stagers))
+                elif surveys[number] == known:
                     found[number] = StagedLane(notes, _by_stager(mine, lanes[number]))
         return tuple(found[number] for number in range(len(lanes)))
 
     def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
         parts = self._parts_per_lane()
+        places = Places.of(item for work in works for item in work.lane.routes.routes)
+        questionnaire = Questionnaire([work.filters for work in works], places)
         packing = _Packing(
             self.reader,
-            tuple(work.packing(number * parts, parts) for number, work in enumerate(works)),
+            places,
+            questionnaire.inquiry(),
+            tuple(work.packing(places, number * parts, parts) for number, work in enumerate(works)),
             self.publisher_dsn,
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
-        pieces = self._pieces(packing, [work.filters for work in works])
+        pieces = self._pieces(packing, questionnaire)
         total = parts * len(works)
         spread = pieces.repartitionById(total, F.col("part")) if total > 1 else pieces.coalesce(1)
         return spread.mapInArrow(folding.staged, _RESULT_DDL)
 
     def _parts_per_lane(self) -> int:
-        if self.rows < SMALL_WINDOW_ROWS:
+        rows, size_bytes = self.reader.rows, self.reader.size_bytes
+        if rows < SMALL_WINDOW_ROWS and size_bytes < BYTES_PER_PART:
             return 1
-        return max(self.session.sparkContext.defaultParallelism, -(-self.rows // ROWS_PER_PART))
+        cores = self.session.sparkContext.defaultParallelism
+        return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
 
-    def _pieces(self, packing: _Packing, filters: Sequence[RouteFilters]) -> DataFrame:
+    def _pieces(self, packing: _Packing, questionnaire: Questionnaire) -> DataFrame:
         numbers = self.reader.numbers(self.session)
         if not any(lane.asker.asks_spark for lane in packing.lanes):
             return numbers.mapInArrow(packing.packed, PIECES_DDL)
-        old, new = _answers_of_lanes([each.answers() for each in filters])
+        old, new = questionnaire.answers()
         answered = numbers.mapInArrow(packing.questions, _ASKED_DDL).select(
-            "lane", "chunk", "number", old.alias("old_passes"), new.alias("new_passes")
+            "chunk", "number", old.alias("old_passes"), new.alias("new_passes")
         )
         return answered.mapInArrow(packing.packed_with_answers, PIECES_DDL)
-
-
-def _answers_of_lanes(answers: Sequence[tuple[Column, Column]]) -> tuple[Column, Column]:
-    old, new = F.lit(True), F.lit(True)
-    for lane, (of_old, of_new) in enumerate(answers):
-        is_mine = F.col("lane") == lane
-        old, new = F.when(is_mine, of_old).otherwise(old), F.when(is_mine, of_new).otherwise(new)
-    return old, new
 
 
 def _by_stager(rows: Sequence[Row], lane: Lane) -> tuple[Mapping[int, Staged] | CdcReplayError, ...]:
@@ -172,10 +182,12 @@ class _LaneWork:
         rules = fold_rules(lane.routes.tables, survey, lane.policy)
         return cls(lane, survey, rules, RouteFilters(lane.routes))
 
-    def packing(self, first_part: int, parts: int) -> _PackedLane:
+    def packing(self, places: Places, first_part: int, parts: int) -> _PackedLane:
         """Its map side."""
         packer = Packer(self.rules, self.survey, first_part, parts)
-        return _PackedLane(Router.of(self.lane.routes, self.lane.origin), self.filters.asker(), packer)
+        return _PackedLane(
+            Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +204,8 @@ class _Packing:
     """The map side; picklable."""
 
     reader: LogReader
+    places: Places
+    inquiry: Inquiry
     lanes: tuple[_PackedLane, ...]
     publisher_dsn: str
 
@@ -202,45 +216,50 @@ class _Packing:
                 yield from self._packed(number, None)
 
     def questions(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark is asked, chunk by chunk and lane by lane, after a header for each task."""
+        """What Spark is asked, chunk by chunk, after a header for each task."""
         for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                yield pa.RecordBatch.from_pylist([{"lane": _HEADER, "chunk": number}], schema=_ASKED)
-                for chunk, changes in self.reader.chunks(number):
-                    for place, lane in enumerate(self.lanes):
-                        asked = lane.asker.questions(changes, lane.router.placed(changes))
-                        marks = (
-                            pa.repeat(pa.scalar(each, pa.int32()), asked.num_rows) for each in (place, chunk)
-                        )
-                        yield pa.RecordBatch.from_arrays([*marks, *asked.columns], schema=_ASKED)
+            for task in batch.column("id").to_pylist():
+                header = {"chunk": task, "number": _HEADER, "asked": [False] * len(self.lanes)}
+                yield pa.RecordBatch.from_pylist([header], schema=_ASKED)
+                for chunk, changes in self.reader.chunks(task):
+                    places = self.places.found(changes)
+                    asked = [
+                        lane.asker.asked(changes, lane.router.routes_of(changes, places))
+                        for lane in self.lanes
+                    ]
+                    questions = self.inquiry.questions(changes, Tuples.of(changes), places, asked)
+                    marks = pa.repeat(pa.scalar(chunk, pa.int32()), questions.num_rows)
+                    yield pa.RecordBatch.from_arrays([marks, *questions.columns], schema=_ASKED)
 
     def packed_with_answers(self, answers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The pieces of the task whose answers these are."""
-        found = _Answers(iter(answers))
+        found = _AnswersInOrder(iter(answers), len(self.lanes))
         yield from self._packed(found.task(), found)
 
-    def _packed(self, task: int, answers: _Answers | None) -> Iterator[pa.RecordBatch]:
+    def _packed(self, task: int, answers: _AnswersInOrder | None) -> Iterator[pa.RecordBatch]:
         notes = [Notes() for _ in self.lanes]
         with contextlib.ExitStack() as opened:
             sessions = [opened.enter_context(lane.asker.session(self.publisher_dsn)) for lane in self.lanes]
             for chunk, changes in self.reader.chunks(task):
                 answered = None if answers is None else answers.of(chunk)
+                places, tuples, count = self.places.found(changes), Tuples.of(changes), changes.num_rows
                 for number, (lane, session) in enumerate(zip(self.lanes, sessions, strict=True)):
-                    mine = None if answered is None else answered.filter(pc.equal(answered["lane"], number))
-                    routes = lane.router.placed(changes)
-                    verdicts = lane.asker.verdicts(changes, routes, mine, session)
-                    routed, counts = lane.router.routed(changes, routes, verdicts)
+                    mine = Verdicts.all_pass(count) if answered is None else answered.verdicts(number, count)
+                    routes = lane.router.routes_of(changes, places)
+                    verdicts = lane.asker.verdicts(changes, tuples, routes, mine, session)
+                    routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
                     notes[number].add(noted(routed, counts))
                     yield lane.packer.packed(routed, chunk)
         for lane, note in zip(self.lanes, notes, strict=True):
             yield note_piece(note, lane.packer.first_part)
 
 
-class _Answers:
-    """Spark's answers in the order of the questions."""
+class _AnswersInOrder:
+    """Spark's answers, which come in the order of the questions."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], lanes: int) -> None:
         self._batches = batches
+        self._lanes = lanes
         self._waiting: list[pa.RecordBatch] = []
         self._schema: pa.Schema | None = None
 
@@ -251,13 +270,13 @@ class _Answers:
         self._waiting.append(first.slice(1))
         return int(first["chunk"][0].as_py())
 
-    def of(self, chunk: int) -> pa.Table:
+    def of(self, chunk: int) -> Answers:
         """The answers to the questions of that chunk; chunks come in order."""
         while (batch := None if self._reaches_beyond(chunk) else next(self._batches, None)) is not None:
             self._waiting.append(batch)
         known = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting = known.filter(pc.greater(known["chunk"], chunk)).to_batches()
-        return known.filter(pc.equal(known["chunk"], chunk))
+        return Answers.of(known.filter(pc.equal(known["chunk"], chunk)), self._lanes)
 
     def _reaches_beyond(self, chunk: int) -> bool:
         return any(batch.num_rows and batch["chunk"][-1].as_py() > chunk for batch in self._waiting)

@@ -67,6 +67,24 @@ def opened(config: Config, name: str, purpose: str) -> Iterator[Opened]:
             yield Opened(subscription, dsn, connection)
 
 
+@contextlib.contextmanager
+def others_may_work(at_work: Opened) -> Iterator[None]:
+    """Let go of the subscription until the context ends; who works on it then is waited for."""
+    with state.unlocked(at_work.connection, at_work.subscription.name):
+        yield
+
+
+@contextlib.contextmanager
+def copying(at_work: Opened) -> Iterator[None]:
+    """One process at a time copies tables of a subscription, also where it lets others work on it.
+
+    Raises:
+        SubscriptionBusy: if another one does.
+    """
+    with state.lock(at_work.connection, f"{at_work.subscription.name} (snapshot)"):
+        yield
+
+
 def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: str) -> None:
     began = time.monotonic()
     is_announced = False

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
@@ -20,6 +20,9 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
+
+ROWS_PER_WINDOW: Final = 2_000_000
+"""About how many messages of the log are one transaction of the subscriber at most, if they are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Plan:
     messages: int
     transactions: int
     asked: Lsn
-    """The position that was asked for; the window ends before it where shapes change (`commands.shapes`)."""
+    """The position that was asked for; the window ends before it where shapes change (`commands.shapes`),
+    or where it would be long."""
     obstacle: SubscriberNotReady | None = None
     """Why the rest cannot be applied; without it, the rest is another window."""
 
@@ -68,11 +72,15 @@ def content_of(change_log: ChangeLog, window: Window) -> Content:
     return Content(definitions(change_log, window), summary, rewrites_in(change_log, window, summary))
 
 
-def plan_window(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
+def plan_window(
+    change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn, *, may_be_cut: bool = True
+) -> Plan:
     """The subscription's next window: up to `upto`, or as far as what changes its shape can be one window.
 
+    A long one is cut if it may be, so that neither memory nor what is repeated after a failure grows with it.
+
     Raises:
-        SubscriptionParked: if it is.
+        SubscriptionParked: if it is, for a value that nobody has.
         SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
             transaction does not fit its tables.
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
@@ -84,7 +92,10 @@ def plan_window(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto
             f'subscription "{at_work.subscription.name}" has no tables yet',
             hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
         )
-    plan = _planned(change_log, content, at_work, upto)
+    behind = min(at_work.ready_tables().values(), default=upto)
+    is_cut = may_be_cut and behind < upto
+    end = change_log.first_cut(Window(behind, upto), ROWS_PER_WINDOW) if is_cut else upto
+    plan = _planned(change_log, content, at_work, end)
     return dataclasses.replace(plan, began=began, asked=upto)
 
 
@@ -120,7 +131,7 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
 def _check_not_parked(at_work: Opened) -> None:
     name = at_work.subscription.name
     record = state.subscription_record(at_work.connection, name)
-    if record is not None and record.parked_at is not None:
+    if record is not None and record.parked_at is not None and record.parked_transaction is None:
         raise SubscriptionParked(
             f'subscription "{name}" is parked at {record.parked_at}',
             detail=record.parked_reason,

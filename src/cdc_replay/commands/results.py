@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from cdc_replay.model.lsn import Lsn
+
+CONFLICT_KEYS_KEPT: Final = 20
+"""A result of many windows keeps so many keys of each kind of conflict."""
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -91,12 +94,14 @@ class CaptureResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class TableCopied(Result):
-    """One table of a snapshot."""
+    """One table of a snapshot, in chunks that this run has read, and those that killed runs had staged."""
 
     table: str
     rows: int
     bytes: int
     seconds: float
+    chunks_read: int = 0
+    chunks_staged_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,11 @@ class SnapshotResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult(Result):
-    """One window of one subscription; `error` is set, and nothing was applied, if it failed."""
+    """Windows of one subscription; `error` is set if the last one failed, and was not applied.
+
+    `conflict_keys` are the keys of the first rows of each kind and table. `parked` are tables that could not
+    be applied, and that stand still from now on.
+    """
 
     subscription: str
     from_lsn: Lsn
@@ -141,6 +150,8 @@ class ReplayResult(Result):
         default_factory=lambda: {"insert": 0, "update": 0, "delete": 0, "truncate": 0}
     )
     conflicts: Mapping[str, int] = field(default_factory=dict)
+    conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parked: tuple[str, ...] = ()
     error: str | None = None
 
     def followed_by(self, later: ReplayResult) -> ReplayResult:
@@ -157,12 +168,22 @@ class ReplayResult(Result):
             updates_to_delete=self.updates_to_delete + later.updates_to_delete,
             applied=_sums(self.applied, later.applied),
             conflicts=_sums(self.conflicts, later.conflicts),
+            conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
+            parked=(*self.parked, *later.parked),
             error=later.error,
         )
 
 
 def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def first_keys(
+    one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """Keys by kind of conflict, the first `CONFLICT_KEYS_KEPT` of each."""
+    kinds = dict.fromkeys((*one, *other))
+    return {kind: tuple([*one.get(kind, ()), *other.get(kind, ())][:CONFLICT_KEYS_KEPT]) for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +230,25 @@ class BackfillResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class TableReconciled(Result):
+    """One table of a reconciliation: what was changed, and what was read to find it."""
+
+    table: str
+    inserted: int
+    updated: int
+    deleted: int
+    rows_read: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RefreshResult(Result):
-    """Tables that entered and left the subscription."""
+    """Tables that entered and left the subscription.
+
+    If it was reconciled: what that changed, the bytes that it moved from server to server, and all tables
+    hold exactly what is published as of `to_lsn`. `warnings` names tables that reconciling would change.
+    """
 
     subscription: str
     from_lsn: Lsn | None
@@ -219,6 +257,26 @@ class RefreshResult(Result):
     added: tuple[str, ...]
     removed: tuple[str, ...]
     snapshot: SnapshotResult
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    reconciled: tuple[TableReconciled, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeResult(Result):
+    """A subscription, or tables of it, with which replay goes on.
+
+    `tables` are those that were named, or that go on behind `to_lsn`, the end of a skipped transaction.
+    """
+
+    subscription: str
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
+    seconds: float
+    tables: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,4 +110,7 @@ def waiting_for_copy(at_work: Opened) -> frozenset[QualifiedName]:
     """The parked tables that a snapshot copies without being asked for them."""
     if not at_work.subscription.copy_data:
         return frozenset()
-    return frozenset(name for name, found in at_work.table_states().items() if isinstance(found, Parked))
+    states = at_work.table_states().items()
+    return frozenset(
+        name for name, found in states if isinstance(found, Parked) and found.transaction is None
+    )

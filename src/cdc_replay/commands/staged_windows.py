@@ -50,11 +50,10 @@ def staged_windows(
         return {}
     plans = [plan for plan, _ in windows]
     session = spark_session("cdc-replay")
-    rows = max(plan.messages for plan in plans)
-    tune_for(session, rows)
     window = Window(min(plan.window.after for plan in plans), plans[0].window.upto)
     reader = log_reader(change_log, window, cores=session.sparkContext.defaultParallelism)
-    return _staged(WindowFlow(session, reader, publisher_dsn, rows), _alike(windows))
+    tune_for(session, reader.rows)
+    return _staged(WindowFlow(session, reader, publisher_dsn), _alike(windows))
 
 
 def _alike(windows: Sequence[OpenPlan]) -> list[list[OpenPlan]]:

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, SlotMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, describe
-from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.replication import slot_status
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.progress import reported_progress
 
 _POSITION = "select pg_current_wal_flush_lsn()::text"
 
@@ -45,11 +48,12 @@ class PublisherStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A subscribed table and its state."""
+    """A subscribed table and its state; `notice` is set if a changed filter may have left rows (R9.12)."""
 
     subscription: str
     table: str
     state: str
+    notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +75,44 @@ class SubscriptionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyStatus:
+    """How far the copy of a table is.
+
+    `bytes` are COPY text; `expected_bytes`, the table's size on the publisher's disk, is a guess of what they
+    will be, and `seconds_left` one of what that takes. A copy whose process was killed stands still:
+    `reported_seconds_ago` grows.
+    """
+
+    subscription: str
+    table: str
+    rows: int
+    bytes: int
+    expected_bytes: int
+    bytes_per_second: float
+    seconds_left: float | None
+    reported_seconds_ago: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatusResult(Result):
-    """Everything that the configuration names."""
+    """Everything that the configuration names; `copies` are those that run now."""
 
     publishers: tuple[PublisherStatus, ...]
     subscriptions: tuple[SubscriptionStatus, ...]
     tables: tuple[TableStatus, ...]
+    copies: tuple[CopyStatus, ...] = ()
 
 
 def status(config: Config) -> StatusResult:
     """The state of every publisher and subscription of the configuration."""
     publishers = {name: _publisher(config, found) for name, found in config.publishers.items()}
-    subscriptions, tables = [], []
+    subscriptions, tables, copies = [], [], []
     for found in config.subscriptions.values():
         one, its_tables = _subscription(config, found, publishers[found.subscription.publisher])
         subscriptions.append(one)
         tables.extend(its_tables)
-    return StatusResult(tuple(publishers.values()), tuple(subscriptions), tuple(tables))
+        copies.extend(_copies(config, found))
+    return StatusResult(tuple(publishers.values()), tuple(subscriptions), tuple(tables), tuple(copies))
 
 
 def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
@@ -158,12 +183,16 @@ def _subscription(
             record = state.subscription_record(connection, name)
             replayed = state.last_result(connection, name, "replay")
             validated = state.last_result(connection, name, "validate")
+            notices = _notices(config, found, connection)
     except (CdcReplayError, psycopg.Error) as failure:
         return SubscriptionStatus(name, publisher.publisher, error=str(failure)), []
     applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
     lag_seconds, error = _lag_seconds(config.publisher(publisher.publisher), applied)
     if record is not None and record.parked_at is not None:
-        error = f"parked at {record.parked_at}: {record.parked_reason}"
+        before = (
+            "" if record.parked_transaction is None else f", before transaction {record.parked_transaction}"
+        )
+        error = f"parked at {record.parked_at}{before}: {record.parked_reason}"
     return SubscriptionStatus(
         subscription=name,
         publisher=publisher.publisher,
@@ -173,7 +202,42 @@ def _subscription(
         last_replay=None if replayed is None else _in_words(replayed.result),
         last_validation=None if validated is None else _in_words(validated.result),
         error=error,
-    ), [TableStatus(name, str(table), describe(each)) for table, each in states.items()]
+    ), [TableStatus(name, str(table), describe(each), notices.get(table)) for table, each in states.items()]
+
+
+def _copies(config: Config, found: SubscriptionConfig) -> list[CopyStatus]:
+    """The copies of the subscription; none if its subscriber does not answer, which its own line says."""
+    try:
+        with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
+            reported = reported_progress(connection, found.name)
+    except (CdcReplayError, psycopg.Error):
+        return []
+    return [
+        CopyStatus(
+            subscription=found.name,
+            table=str(each.progress.table),
+            rows=each.progress.rows,
+            bytes=each.progress.bytes,
+            expected_bytes=each.progress.expected_bytes,
+            bytes_per_second=each.progress.bytes_per_second,
+            seconds_left=each.progress.seconds_left,
+            reported_seconds_ago=each.seconds_ago,
+        )
+        for each in reported
+    ]
+
+
+def _notices(
+    config: Config, found: SubscriptionConfig, connection: Connection
+) -> Mapping[QualifiedName, str]:
+    """What there is to say about tables whose filter has changed, as far as the log tells."""
+    subscription = found.subscription
+    change_log = config.publisher(subscription.publisher).change_log
+    try:
+        changed = changed_filters(connection, subscription, change_log)
+    except CdcReplayError:
+        return {}  # the publisher's line says what is wrong with its log
+    return {table: each.notice for table, each in changed.items()}
 
 
 def _in_words(result: Mapping[str, object]) -> str:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.captured import is_captured
 from cdc_replay.commands.rewritten import rewrites_in
-from cdc_replay.commands.snapshot import is_captured
 from cdc_replay.commands.window import catalog_history, decode_window
 from cdc_replay.compact import Survey
 from cdc_replay.config import Config, PublisherConfig

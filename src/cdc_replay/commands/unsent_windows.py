@@ -98,7 +98,8 @@ def _histories(flow: _Flow, source: Source) -> Iterator[tuple[_Flow, History, bo
 def _extended(flow: _Flow, source: Source, fence: Lsn) -> _Flow:
     """The flow of the window up to the fence."""
     change_log = ChangeLog.open(source.publisher.change_log)
-    plan = plan_window(change_log, functools.partial(content_of, change_log), flow.plan.opened, fence)
+    content = functools.partial(content_of, change_log)
+    plan = plan_window(change_log, content, flow.plan.opened, fence, may_be_cut=False)
     log.warning(
         "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
         " and that have changed since",

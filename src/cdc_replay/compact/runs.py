@@ -47,6 +47,8 @@ from cdc_replay.model.change import ChangeKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 
 _TEXTS: Final = pa.list_(pa.string())
+_LONGEST_EFFECT: Final = 2
+"""Changes that it takes at most to have the effect of any ordinary run: I and D, or U and D."""
 
 INPUT: Final = pa.schema(
     [
@@ -386,7 +388,7 @@ def condensed(
         piece = _Piece.of(
             ordered.slice(start, end - start), target in rules.truncated, target in rules.keyless
         )
-        foldable = piece.ordinary & (piece.ends - piece.starts > 2)  # noqa: PLR2004
+        foldable = piece.ordinary & (piece.ends - piece.starts > _LONGEST_EFFECT)
         if rules.policy is ConflictPolicy.SKIP:
             # An INSERT that is skipped because of what came before does not take later UPDATEs along.
             foldable &= piece.kinds[piece.starts] != _I

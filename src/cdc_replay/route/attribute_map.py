@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from cdc_replay.model.relation import Relation
 
 Positions: TypeAlias = tuple[int | None, ...]
@@ -25,21 +22,3 @@ def positions(relation: Relation, columns: Sequence[str | None]) -> Positions:
     """Where the leaf's tuple holds each of `columns`; None is a column that is not sent."""
     found = {name: index for index, name in enumerate(relation.column_names)}
     return tuple(None if name is None else found.get(name) for name in columns)
-
-
-def values_at(values: Column, wanted: Positions, width: int) -> Column:
-    """The elements of a leaf's value array (of `width` elements) at the wanted positions, as an array."""
-    if wanted == tuple(range(width)):
-        return values
-    missing = F.lit(None).cast("string")
-    return F.array(*(missing if position is None else values[position] for position in wanted))
-
-
-def kinds_at(kinds: Column, wanted: Positions, width: int) -> Column:
-    """The characters of a leaf's kinds string at the wanted positions, `-` where there is no position."""
-    if wanted == tuple(range(width)):
-        return kinds
-    characters = (
-        F.lit(NOT_SENT) if position is None else F.substring(kinds, position + 1, 1) for position in wanted
-    )
-    return F.concat(*characters)

@@ -14,7 +14,7 @@ The answers of step 3 are given: Spark or PostgreSQL evaluates the filters (`rou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -65,15 +65,62 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where routes begin: a number for each relation version under each catalog version; picklable.
+
+    Subscriptions have routes of their own, and these numbers in common. For TRUNCATE a relation has one more
+    for each catalog version: any of its relation versions serves.
+    """
+
+    rows: _Lookup
+    truncates: _Lookup
+    count: int
+
+    @classmethod
+    def of(cls, routes: Iterable[Route]) -> Self:
+        """Where these routes begin; there must be one."""
+        items = list(routes)
+        rows = dict.fromkeys((each.relation.version, each.catalog_version) for each in items)
+        truncates = dict.fromkeys((each.relation.id, each.catalog_version) for each in items)
+        return cls(
+            rows=_Lookup.of({pair: number for number, pair in enumerate(rows)}),
+            truncates=_Lookup.of({pair: number for number, pair in enumerate(truncates, len(rows))}),
+            count=len(rows) + len(truncates),
+        )
+
+    def found(self, changes: pa.RecordBatch) -> Int64s:
+        """The number of each change's place, -1 where no route begins."""
+        catalogs, is_truncate = numbers(changes["catalog_version"]), characters(changes["kind"]) == _T
+        found = self.rows.find(numbers(changes["relation_version"]), catalogs)
+        if is_truncate.any():
+            truncates = self.truncates.find(numbers(changes["relation_id"]), catalogs)
+            found = np.where(is_truncate, truncates, found)
+        return found
+
+    def begins(self, routes: Sequence[Route]) -> Int64s:
+        """The number of each route's place, but for TRUNCATEs."""
+        return self.rows.find(*_pairs((each.relation.version, each.catalog_version) for each in routes))
+
+    def leads_to(self, routes: Sequence[Route]) -> Int64s:
+        """By place, and at last for none: the number of the route, -1 where there is none."""
+        found = np.full(self.count + 1, -1, dtype=np.int64)
+        route_numbers = [each.number for each in routes]
+        found[self.begins(routes)] = route_numbers
+        pairs = _pairs((each.relation.id, each.catalog_version) for each in routes)
+        found[self.truncates.find(*pairs)] = route_numbers
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Router:
     """The routes of one subscription, as arrays; picklable.
 
-    `published` has a row per route and a column per kind of change, in the order of `ChangeKind`.
+    `routes` are their numbers by place, as `Places.leads_to` gives them. `published` has a row per route and
+    a column per kind of change, in the order of `ChangeKind`.
     """
 
     origin: OriginPolicy
-    rows: _Lookup
-    truncates: _Lookup
+    routes: Int64s
     targets: Int64s
     applied_lsns: Int64s
     published: Bools
@@ -83,14 +130,12 @@ class Router:
     leaves: tuple[str, ...]
 
     @classmethod
-    def of(cls, routes: Routes, origin: OriginPolicy) -> Self:
-        """For the routes of `plan_routes`; there must be one."""
+    def of(cls, routes: Routes, origin: OriginPolicy, places: Places) -> Self:
+        """For the routes of `plan_routes`, which begin at `places`; there must be one."""
         items = routes.routes
         return cls(
             origin=origin,
-            rows=_Lookup.of({(each.relation.version, each.catalog_version): each.number for each in items}),
-            # One route per leaf and catalog version is enough for TRUNCATE; any relation version serves.
-            truncates=_Lookup.of({(each.relation.id, each.catalog_version): each.number for each in items}),
+            routes=places.leads_to(items),
             targets=np.array([each.target.index for each in items], dtype=np.int64),
             applied_lsns=np.array([each.target.applied_lsn.value for each in items], dtype=np.int64),
             published=np.array([_published(each) for each in items], dtype=np.bool_),
@@ -100,35 +145,31 @@ class Router:
             leaves=tuple(str(each.relation.id) for each in items),
         )
 
-    def placed(self, changes: pa.RecordBatch) -> Int64s:
+    def routes_of(self, changes: pa.RecordBatch, places: Int64s) -> Int64s:
         """The number of each change's route, -1 where it has none or must not be seen."""
-        catalogs = numbers(changes["catalog_version"])
-        is_truncate = characters(changes["kind"]) == _T
-        routes = self.rows.find(numbers(changes["relation_version"]), catalogs)
-        if is_truncate.any():
-            found = self.truncates.find(numbers(changes["relation_id"]), catalogs)
-            routes = np.where(is_truncate, found, routes)
+        routes = self.routes[places]
         is_new = numbers(changes["commit_lsn"]) > self.applied_lsns[routes]
         seen = (routes >= 0) & is_new
         if self.origin is OriginPolicy.NONE:
-            # The column says so for its own record and for the commit record (R8.19, R8.20).
+            # Only what has no origin is sent (R8.18, R8.19). The column tells of the change's own record and
+            # of the commit's: capture has compared the two (R8.20).
             seen &= ~present(changes["origin"])
         return np.where(seen, routes, -1)
 
     def routed(
-        self, changes: pa.RecordBatch, routes: Int64s, verdicts: Verdicts
+        self, changes: pa.RecordBatch, tuples: Tuples, routes: Int64s, verdicts: Verdicts
     ) -> tuple[pa.RecordBatch, Counter[str]]:
         """What is seen of `changes` (ROUTED), and how many changes were not, or became something else.
 
         Args:
             changes: CHANGES.
-            routes: what `placed` says of them.
+            tuples: theirs.
+            routes: what `routes_of` says of them.
             verdicts: of their filters.
 
         Raises:
             SubscriberNotReady: if a row must be found by what the publisher does not send (R8.6, R8.7).
         """
-        tuples = Tuples.of(changes, pa.array(self.leaves, pa.string()))
         kinds = characters(changes["kind"])
         outcomes = self._outcomes(kinds, routes, tuples, verdicts)
         is_update = kinds == _U
@@ -175,6 +216,8 @@ class Router:
         else:
             picked = tuples.new_rows(rows, routes, self.columns, wanted=has_row, fill=~stays_update)
             values, kinds = picked.lists, picked.kind_texts
+        if self.identity.has_leaf:
+            tuples = tuples.with_leaves(self.leaves)
         search_key = tuples.rows_before(rows, routes, self.identity, wanted=finds).lists
         new_key = tuples.new_rows(rows, routes, self.identity, wanted=has_row, fill=has_row).lists
         columns = {
@@ -223,6 +266,11 @@ class _Lookup:
         ]
         is_known = (self.firsts[at[0]] == firsts) & (self.seconds[at[1]] == seconds)
         return np.where(is_known, self.numbers[at[0], at[1]], -1)
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> tuple[Int64s, Int64s]:
+    firsts, seconds = zip(*pairs, strict=True)
+    return np.array(firsts, dtype=np.int64), np.array(seconds, dtype=np.int64)
 
 
 def _published(item: Route) -> tuple[bool, ...]:

@@ -1,7 +1,7 @@
 """One expression for all routes that share it.
 
 Two hundred tables without a filter need one `true`, and the hundred partitions of a table need one filter
-expression per column order. So an expression over `route` is a CASE with one branch per distinct key, not per
+expression per column order. So an expression over `place` is a CASE with one branch per distinct key, not per
 route.
 """
 
@@ -23,9 +23,9 @@ def per_route(
     key: Callable[[Item], Hashable],
     build: Callable[[Item], Column],
 ) -> Column:
-    """The Column that `build` gives for the item whose number is in the column `route`.
+    """The Column that `build` gives for the items whose number is in the column `place`.
 
-    Items with equal keys must build equal expressions; NULL where `route` is none of them.
+    Items with equal keys must build equal expressions; NULL where `place` is none of them.
     """
     numbers: dict[Hashable, list[int]] = {}
     sample: dict[Hashable, Item] = {}
@@ -37,7 +37,7 @@ def per_route(
     if len(sample) == 1:
         (only,) = sample.values()
         return build(only)
-    branches = [(F.col("route").isin(numbers[group]), build(item)) for group, item in sample.items()]
+    branches = [(F.col("place").isin(numbers[group]), build(item)) for group, item in sample.items()]
     expression = F.when(*branches[0])
     for condition, value in branches[1:]:
         expression = expression.when(condition, value)

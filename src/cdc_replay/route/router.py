@@ -15,17 +15,30 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
+from cdc_replay.arrays import present
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.model.change import CHANGES, ROUTED
 from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.route.batches import FILTERED_OUT, ROUTED_SCHEMA, TO_DELETE, TO_INSERT, Router
+from cdc_replay.route.batches import (
+    FILTERED_OUT,
+    ROUTED_SCHEMA,
+    TO_DELETE,
+    TO_INSERT,
+    Places,
+    Router,
+    Verdicts,
+)
 from cdc_replay.route.routes import Routes
-from cdc_replay.route.verdicts import Asker, RouteFilters
+from cdc_replay.route.tuples import Tuples
+from cdc_replay.route.verdicts import Answers, Asker, Inquiry, Questionnaire, RouteFilters
 
 _COUNTS: Final = (FILTERED_OUT, TO_INSERT, TO_DELETE)
 _COUNTED: Final = pa.schema([*ROUTED_SCHEMA, *((name, pa.int64()) for name in _COUNTS)])
 _COUNTED_DDL: Final = ", ".join([ROUTED.ddl, *(f"{name} bigint" for name in _COUNTS)])
-_ASKED_DDL: Final = f"{CHANGES.ddl}, number int, route int, old_read array<string>, new_read array<string>"
+_ASKED_DDL: Final = (
+    f"{CHANGES.ddl}, number int, place int, asked array<boolean>, old_read array<string>,"
+    " new_read array<string>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +61,12 @@ def route(changes: DataFrame, routes: Routes, *, origin: OriginPolicy, publisher
         origin: the subscription's option.
         publisher_dsn: where filters are evaluated that Spark cannot answer exactly.
     """
-    filters = RouteFilters(routes)
-    work = _Work(Router.of(routes, origin), filters.asker(), publisher_dsn)
+    filters, places = RouteFilters(routes), Places.of(routes.routes)
+    questionnaire = Questionnaire([filters], places)
+    router = Router.of(routes, origin, places)
+    work = _Work(places, router, questionnaire.inquiry(), filters.asker(), publisher_dsn)
     if work.asker.asks_spark:
-        old, new = filters.answers()
+        old, new = questionnaire.answers()
         asked = map_in_arrow(changes, work.ask, _ASKED_DDL)
         changes = asked.select(*CHANGES.names, "number", old.alias("old_passes"), new.alias("new_passes"))
     counts = Observation()
@@ -64,14 +79,18 @@ def route(changes: DataFrame, routes: Routes, *, origin: OriginPolicy, publisher
 class _Work:
     """What the executors do with batches; picklable."""
 
+    places: Places
     router: Router
+    inquiry: Inquiry
     asker: Asker
     publisher_dsn: str
 
     def ask(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """CHANGES with the questions about them: the columns of QUESTIONS, NULL where nothing is asked."""
         for batch in batches:
-            questions = self.asker.questions(batch, self.router.placed(batch))
+            places = self.places.found(batch)
+            asked = self.asker.asked(batch, self.router.routes_of(batch, places))
+            questions = self.inquiry.questions(batch, Tuples.of(batch), places, [asked])
             rows = np.full(batch.num_rows, -1)
             rows[questions["number"].to_numpy()] = np.arange(questions.num_rows)
             spread = questions.drop_columns(["kind"]).take(pa.array(rows, mask=rows < 0))
@@ -84,18 +103,22 @@ class _Work:
         with self.asker.session(self.publisher_dsn) as session:
             for batch in batches:
                 changes = batch.select(list(CHANGES.names))
-                routes = self.router.placed(changes)
-                verdicts = self.asker.verdicts(changes, routes, _answers(batch), session)
-                routed, counts = self.router.routed(changes, routes, verdicts)
+                tuples, routes = (
+                    Tuples.of(changes),
+                    self.router.routes_of(changes, self.places.found(changes)),
+                )
+                verdicts = self.asker.verdicts(changes, tuples, routes, _answers(batch), session)
+                routed, counts = self.router.routed(changes, tuples, routes, verdicts)
                 nothing = [pa.nulls(routed.num_rows, pa.int64()) for _ in _COUNTS]
                 yield pa.RecordBatch.from_arrays([*routed.columns, *nothing], schema=_COUNTED)
                 yield pa.RecordBatch.from_pylist([dict(counts)], schema=_COUNTED)
 
 
-def _answers(batch: pa.RecordBatch) -> pa.Table | None:
-    """Spark's answers to the questions about a batch, if there were any; `number` is the row's."""
+def _answers(batch: pa.RecordBatch) -> Verdicts:
+    """What Spark says of a batch, if it was asked; `number` is the row's."""
     if "number" not in batch.schema.names:
-        return None
-    rows = np.flatnonzero(batch["number"].is_valid().to_numpy(zero_copy_only=False))
+        return Verdicts.all_pass(batch.num_rows)
+    rows = np.flatnonzero(present(batch["number"]))
     answered = batch.select(["old_passes", "new_passes"]).take(pa.array(rows))
-    return pa.Table.from_batches([answered.append_column("number", pa.array(rows, pa.int32()))])
+    found = pa.Table.from_batches([answered.append_column("number", pa.array(rows, pa.int32()))])
+    return Answers.of(found, 1).verdicts(0, batch.num_rows)

@@ -45,9 +45,6 @@ MISSING: Final = -1
 LEAF: Final = -2
 
 
-_NO_LEAVES: Final = pa.array([], pa.string())
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Per route, which of the leaf's columns a list holds, in order.
@@ -62,6 +59,11 @@ class Layout:
     widths: Int64s
     positions: Int64s
     is_whole: Bools
+
+    @property
+    def has_leaf(self) -> bool:
+        """Whether a list has a leaf's oid."""
+        return bool((self.positions == LEAF).any())
 
     @classmethod
     def of(cls, layouts: Sequence[tuple[Positions, int]]) -> Self:
@@ -92,17 +94,17 @@ class Tuples:
     has_unsent: bool
     """Whether any new row has a value that was not sent."""
     leaves_at: int
-    """The place of the first route's leaf in `values`."""
+    """The place of the first route's leaf in `values`, where there are any."""
 
     @classmethod
-    def of(cls, changes: pa.RecordBatch, leaves: pa.StringArray = _NO_LEAVES) -> Self:
-        """Of a batch with the columns `old`, `old_kinds`, `new`, `new_kinds`; `leaves` are oids by route."""
+    def of(cls, changes: pa.RecordBatch) -> Self:
+        """Of a batch with the columns `old`, `old_kinds`, `new`, `new_kinds`."""
         new, old = changes["new"], changes["old"]
         new_values, old_values = new.flatten(), old.flatten()
         new_kinds = characters(pc.fill_null(changes["new_kinds"], ""))
         old_kinds = characters(pc.fill_null(changes["old_kinds"], ""))
         return cls(
-            values=pa.concat_arrays([new_values, old_values, leaves]),
+            values=pa.concat_arrays([new_values, old_values]),
             kinds=np.concatenate([new_kinds, old_kinds]),
             new_at=running(_lengths(new))[:-1].astype(np.int64),
             old_at=running(_lengths(old))[:-1].astype(np.int64) + len(new_values),
@@ -110,6 +112,12 @@ class Tuples:
             has_old=present(old),
             has_unsent=bool((new_kinds == _UNSENT).any()),
             leaves_at=len(new_values) + len(old_values),
+        )
+
+    def with_leaves(self, leaves: Sequence[str]) -> Tuples:
+        """The same, with the leaves' oids by route."""
+        return dataclasses.replace(
+            self, values=pa.concat_arrays([self.values, pa.array(leaves, pa.string())])
         )
 
     def new_rows(self, rows: Int64s, routes: Int64s, layout: Layout, *, wanted: Bools, fill: Bools) -> Picked:

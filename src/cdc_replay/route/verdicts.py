@@ -1,12 +1,12 @@
 """Whether the rows of changes pass the row filters of their routes: who is asked, and about what.
 
 Filters are answered apart from everything else, because the answers come from elsewhere: from Spark SQL where
-that is exact, else from PostgreSQL. Only the columns that a filter reads go there, and only the rows that are
-filtered.
+that is exact, else from PostgreSQL. Only the columns that filters read go there, and only the rows that are
+filtered. Spark is asked once about a change, for all subscriptions together.
 
-    executor, Python   Asker.questions         route, kind, and what the filters read of the old and new row
-    executor, JVM      RouteFilters.answers    two boolean columns: does the old row pass, does the new one
-    executor, Python   Asker.verdicts          the same, with PostgreSQL's answers, which are fetched there
+    executor, Python   Inquiry.questions        place, kind, and what the filters read of the old and new row
+    executor, JVM      Questionnaire.answers    per subscription: does the old row pass, does the new one
+    executor, Python   Asker.verdicts           the same, with PostgreSQL's answers, which are fetched there
 
 The filter of an INSERT reads the new row, that of a DELETE the old one, that of an UPDATE both; the new row
 is filled with what was not sent (R4.4).
@@ -15,24 +15,25 @@ is filled with what was not sent (R4.4).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from cdc_replay.arrays import Bools, Int64s, characters
+from cdc_replay.arrays import Bools, Int64s, characters, numbers
 from cdc_replay.filters.compile import CompiledFilter, ServerFilter, SparkFilter, compile_any
 from cdc_replay.filters.server import ServerCheck, server_answers
 from cdc_replay.filters.session import FilterSession
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.change import ChangeKind
 from cdc_replay.model.publication import PublishAction
+from cdc_replay.model.relation import Relation
 from cdc_replay.route.attribute_map import positions
-from cdc_replay.route.batches import Verdicts
+from cdc_replay.route.batches import Places, Verdicts
 from cdc_replay.route.per_route import per_route
 from cdc_replay.route.routes import Route, Routes
 from cdc_replay.route.tuples import Layout, Tuples
@@ -44,26 +45,32 @@ _ACTIONS: Final = {
 }
 _LETTERS: Final = tuple(ord(kind.value) for kind in _ACTIONS)
 
+_Names: TypeAlias = tuple[str, ...]
+
 _TEXTS: Final = pa.list_(pa.string())
 QUESTIONS: Final = pa.schema(
     [
         ("number", pa.int32()),
-        ("route", pa.int32()),
+        ("place", pa.int32()),
         ("kind", pa.string()),
+        ("asked", pa.list_(pa.bool_())),
         ("old_read", _TEXTS),
         ("new_read", _TEXTS),
     ]
 )
-"""What Spark is asked: the change's number in its batch, and the values that its filter reads."""
+"""What Spark is asked: the change's number in its batch, for which subscriptions, and the values that their
+filters read."""
 
-QUESTIONS_DDL: Final = "number int, route int, kind string, old_read array<string>, new_read array<string>"
+QUESTIONS_DDL: Final = (
+    "number int, place int, kind string, asked array<boolean>, old_read array<string>, new_read array<string>"
+)
 
 
 class RouteFilters:
-    """The effective filters of the routes: compiled once each; on the driver."""
+    """The effective filters of a subscription's routes: compiled once each; on the driver."""
 
     def __init__(self, routes: Routes) -> None:
-        self._routes = routes.routes
+        self.routes = routes.routes
         self._compiled: dict[Hashable, CompiledFilter] = {}
         self._users: dict[Hashable, list[tuple[Route, ChangeKind]]] = {}
         for item in routes.routes:
@@ -79,7 +86,7 @@ class RouteFilters:
     def asker(self) -> Asker:
         """What the executors need to ask."""
         on_server = [key for key, each in self._compiled.items() if isinstance(each, ServerFilter)]
-        count = len(self._routes)
+        count = len(self.routes)
         spark = np.zeros((count, len(_ACTIONS)), dtype=np.bool_)
         server = np.full((count, len(_ACTIONS)), -1, dtype=np.int64)
         kinds = list(_ACTIONS)
@@ -93,40 +100,32 @@ class RouteFilters:
         return Asker(
             spark=spark,
             server=server,
-            read=Layout.of([(positions(item.relation, self._read(item)), 0) for item in self._routes]),
             whole=Layout.of(
-                [(positions(item.relation, item.relation.column_names), 0) for item in self._routes]
+                [(positions(item.relation, item.relation.column_names), 0) for item in self.routes]
             ),
             checks=tuple(self._check(number, key) for number, key in enumerate(on_server)),
         )
 
-    def answers(self) -> tuple[Column, Column]:
-        """Over the columns of QUESTIONS: whether the old row passes, and the new one; never NULL."""
-        kind = F.col("kind")
-        old = new = F.lit(True)
-        for each, action in _ACTIONS.items():
-            if each is not ChangeKind.INSERT:
-                old = F.when(kind == each.value, self._passes(action, "old_read")).otherwise(old)
-            if each is not ChangeKind.DELETE:
-                new = F.when(kind == each.value, self._passes(action, "new_read")).otherwise(new)
-        return old, new
+    def passes(self, kind: ChangeKind, row: str, begins: Sequence[int], held: Sequence[_Names]) -> Column:
+        """Over the columns of QUESTIONS: whether the values in the column `row` pass the filter of a change.
 
-    def _passes(self, action: PublishAction, row: str) -> Column:
+        Route `i` begins at place `begins[i]`; by place, `held` are the columns whose values there are.
+        """
+        action = _ACTIONS[kind]
         return per_route(
-            self._routes,
-            number=lambda item: item.number,
-            key=lambda item: self._group(item, action),
-            build=lambda item: self._answer(item, action, row),
+            zip(self.routes, begins, strict=True),
+            number=lambda each: each[1],
+            key=lambda each: (self._group(each[0], action), held[each[1]]),
+            build=lambda each: self._answer(each[0], action, F.col(row), held[each[1]]),
         )
 
-    def _answer(self, item: Route, action: PublishAction, row: str) -> Column:
+    def _answer(self, item: Route, action: PublishAction, row: Column, held: _Names) -> Column:
         compiled = self._compiled.get(self._group(item, action))
         if not isinstance(compiled, SparkFilter):
             return F.lit(True)
-        held = self._read(item)
 
         def value_of(name: str) -> Column:
-            return F.col(row)[held.index(name)] if name in held else F.lit(None).cast("string")
+            return row[held.index(name)] if name in held else F.lit(None).cast("string")
 
         return F.coalesce(filter_column(compiled, value_of), F.lit(False))
 
@@ -143,14 +142,12 @@ class RouteFilters:
             kinds=[kind for _, kind in users],
         )
 
-    def _read(self, item: Route) -> tuple[str, ...]:
-        """The columns of the relation version that Spark's filters of the route read, in its order."""
-        wanted = set()
-        for action in _ACTIONS.values():
-            compiled = self._compiled.get(self._group(item, action))
-            if isinstance(compiled, SparkFilter):
-                wanted |= {column.name for column in compiled.columns}
-        return tuple(name for name in item.relation.column_names if name in wanted)
+    def read(self, item: Route) -> frozenset[str]:
+        """The columns that Spark's filters of the route read."""
+        found = (self._compiled.get(self._group(item, action)) for action in _ACTIONS.values())
+        return frozenset(
+            column.name for each in found if isinstance(each, SparkFilter) for column in each.columns
+        )
 
     @staticmethod
     def _group(item: Route, action: PublishAction) -> Hashable:
@@ -164,9 +161,112 @@ class RouteFilters:
         return trees, published.table.id, published.table.columns, item.relation.column_names
 
 
+class Questionnaire:
+    """What Spark is asked for several subscriptions, whose routes begin at `places`; on the driver."""
+
+    def __init__(self, lanes: Sequence[RouteFilters], places: Places) -> None:
+        self._lanes = [(lane, places.begins(lane.routes).tolist()) for lane in lanes]
+        relations: dict[int, Relation] = {}
+        read: dict[int, frozenset[str]] = {}
+        for lane, begins in self._lanes:
+            for item, place in zip(lane.routes, begins, strict=True):
+                relations[place] = item.relation
+                read[place] = read.get(place, frozenset()) | lane.read(item)
+        # The places of rows are the first ones.
+        self._relations = [relations[place] for place in range(len(relations))]
+        self._held = [
+            tuple(name for name in relation.column_names if name in read[place])
+            for place, relation in enumerate(self._relations)
+        ]
+
+    def inquiry(self) -> Inquiry:
+        """What the executors need to ask."""
+        of_places = zip(self._relations, self._held, strict=True)
+        return Inquiry(Layout.of([(positions(relation, held), 0) for relation, held in of_places]))
+
+    def answers(self) -> tuple[Column, Column]:
+        """Over the columns of QUESTIONS: by subscription, whether the old row passes, and the new one.
+
+        Never NULL. For whom it is not asked no filter is evaluated, which might fail.
+        """
+        lanes = range(len(self._lanes))
+        return F.array(*map(self._old_passes, lanes)), F.array(*map(self._new_passes, lanes))
+
+    def _old_passes(self, lane: int) -> Column:
+        return self._passes(lane, "old_read", (ChangeKind.UPDATE, ChangeKind.DELETE))
+
+    def _new_passes(self, lane: int) -> Column:
+        return self._passes(lane, "new_read", (ChangeKind.INSERT, ChangeKind.UPDATE))
+
+    def _passes(self, lane: int, row: str, kinds: Sequence[ChangeKind]) -> Column:
+        filters, begins = self._lanes[lane]
+        found = F.lit(True)
+        for kind in kinds:
+            passes = F.coalesce(filters.passes(kind, row, begins, self._held), F.lit(True))
+            found = F.when(F.col("kind") == kind.value, passes).otherwise(found)
+        return F.when(F.col("asked")[lane], found).otherwise(F.lit(True))
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What the filters of all subscriptions read, by place; picklable."""
+
+    read: Layout
+
+    def questions(
+        self, changes: pa.RecordBatch, tuples: Tuples, places: Int64s, asked: Sequence[Bools]
+    ) -> pa.RecordBatch:
+        """What Spark is asked about `changes` (CHANGES), in columns of QUESTIONS.
+
+        `asked` has an array for each subscription, which says of each change whether it asks.
+        """
+        by_change = np.stack(asked, axis=1)
+        rows = np.flatnonzero(by_change.any(axis=1))
+        found = places[rows]
+        old = tuples.rows_before(rows, found, self.read, wanted=tuples.has_old[rows]).lists
+        everything = np.ones(len(rows), dtype=np.bool_)
+        new = tuples.new_rows(rows, found, self.read, wanted=everything, fill=everything).lists
+        offsets = np.arange(len(rows) + 1, dtype=np.int32) * len(asked)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(rows, pa.int32()),
+                pa.array(found, pa.int32()),
+                changes["kind"].take(pa.array(rows)),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(by_change[rows].ravel())),
+                old,
+                new,
+            ],
+            schema=QUESTIONS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Spark's answers about a batch: the changes asked about, and a row for each, by subscription."""
+
+    numbers: Int64s
+    old: Bools
+    new: Bools
+
+    @classmethod
+    def of(cls, found: pa.Table, lanes: int) -> Self:
+        """Of the columns `number`, `old_passes` and `new_passes`."""
+        old, new = (
+            found[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lanes)
+            for name in ("old_passes", "new_passes")
+        )
+        return cls(numbers(found["number"]), old, new)
+
+    def verdicts(self, lane: int, count: int) -> Verdicts:
+        """Those for one subscription, among so many changes: who is not asked about passes."""
+        found = Verdicts.all_pass(count)
+        found.old[self.numbers], found.new[self.numbers] = self.old[:, lane], self.new[:, lane]
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The questions of a subscription's filters; picklable.
+    """Whom the filters of a subscription ask; picklable.
 
     `spark[route, kind]` says whether Spark is asked, `server[route, kind]` which check, -1 for
     none; kinds are INSERT, UPDATE, DELETE.
@@ -174,7 +274,6 @@ class Asker:
 
     spark: Bools
     server: Int64s
-    read: Layout
     whole: Layout
     checks: tuple[ServerCheck, ...]
 
@@ -187,57 +286,44 @@ class Asker:
         """The session in which PostgreSQL is asked, if it has to be; it connects when it is used first."""
         return contextlib.closing(FilterSession(dsn)) if self.checks else contextlib.nullcontext()
 
-    def questions(self, changes: pa.RecordBatch, routes: Int64s) -> pa.RecordBatch:
-        """What Spark is asked about `changes` (CHANGES), in columns of QUESTIONS."""
+    def asked(self, changes: pa.RecordBatch, routes: Int64s) -> Bools:
+        """Of which `changes` (CHANGES) Spark is asked."""
         kinds = _kind_numbers(changes)
-        asked = (routes >= 0) & (kinds >= 0) & self.spark[routes, kinds]
-        rows = np.flatnonzero(asked)
-        tuples, places = Tuples.of(changes), routes[rows]
-        old = tuples.rows_before(rows, places, self.read, wanted=tuples.has_old[rows]).lists
-        everything = np.ones(len(rows), dtype=np.bool_)
-        new = tuples.new_rows(rows, places, self.read, wanted=everything, fill=everything).lists
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(rows, pa.int32()),
-                pa.array(places, pa.int32()),
-                changes["kind"].take(pa.array(rows)),
-                old,
-                new,
-            ],
-            schema=QUESTIONS,
-        )
+        found: Bools = (routes >= 0) & (kinds >= 0) & self.spark[routes, kinds]
+        return found
 
     def verdicts(
         self,
         changes: pa.RecordBatch,
+        tuples: Tuples,
         routes: Int64s,
-        answers: pa.Table | None,
+        answered: Verdicts,
         session: FilterSession | None,
     ) -> Verdicts:
-        """All answers: Spark's (`number`, `old_passes`, `new_passes`), and PostgreSQL's, fetched here.
+        """All answers: those of Spark, and PostgreSQL's, which are fetched here.
 
         Raises:
             InvalidFilter: if evaluating a filter fails.
             ServerUnavailable, MissingPrivilege: if the server cannot be asked.
         """
-        found = Verdicts.all_pass(changes.num_rows)
-        if answers is not None:
-            rows = answers["number"].to_numpy()
-            found.old[rows] = answers["old_passes"].to_numpy()
-            found.new[rows] = answers["new_passes"].to_numpy()
         if session is not None:
-            self._ask_server(changes, routes, found, session)
-        return found
+            self._ask_server(changes, tuples, routes, answered, session)
+        return answered
 
     def _ask_server(
-        self, changes: pa.RecordBatch, routes: Int64s, found: Verdicts, session: FilterSession
+        self,
+        changes: pa.RecordBatch,
+        tuples: Tuples,
+        routes: Int64s,
+        found: Verdicts,
+        session: FilterSession,
     ) -> None:
         kinds = _kind_numbers(changes)
         checks = np.where((routes >= 0) & (kinds >= 0), self.server[routes, kinds], -1)
         rows = np.flatnonzero(checks >= 0)
         if not len(rows):
             return
-        tuples, places = Tuples.of(changes), routes[rows]
+        places = routes[rows]
         everything = np.ones(len(rows), dtype=np.bool_)
         old = tuples.rows_before(rows, places, self.whole, wanted=tuples.has_old[rows]).lists
         new = tuples.new_rows(rows, places, self.whole, wanted=everything, fill=everything).lists
@@ -251,9 +337,9 @@ class Asker:
             }
         )
         answers = server_answers(batch, self.checks, session, ("old", "new"))
-        numbers = np.arange(len(rows))
-        found.old[rows] = answers["old"][numbers, checks[rows]] == 1
-        found.new[rows] = answers["new"][numbers, checks[rows]] == 1
+        each = np.arange(len(rows))
+        found.old[rows] = answers["old"][each, checks[rows]] == 1
+        found.new[rows] = answers["new"][each, checks[rows]] == 1
 
 
 def _kind_numbers(changes: pa.RecordBatch) -> Int64s:

@@ -290,3 +290,26 @@ def test_prepared_transactions_wait_until_they_are_forgotten(log: ChangeLog, uri
     assert content.equals(transaction(110, 3))
     log.prepared.forget([key, PreparedKey(9, Lsn(1))])
     assert log.prepared.waiting() == ()
+
+
+def test_a_long_window_is_cut_at_the_ends_of_segments_and_always_at_the_same_ones(log: ChangeLog) -> None:
+    """Segments of 3 rows, cut after every 6 of the log, wherever the window begins."""
+    for end in (110, 120, 130, 140, 150):
+        append(log, end, transaction(end - 2), transaction(end, messages=2))
+
+    def cuts(after: int, upto: int) -> list[int]:
+        found = [after]
+        while found[-1] < upto:
+            found.append(log.first_cut(Window(Lsn(found[-1]), Lsn(upto)), 6).value)
+        return found[1:]
+
+    assert cuts(100, 150) == [120, 140, 150]
+    assert cuts(108, 150) == [120, 140, 150]
+    assert cuts(110, 119) == [119]
+    assert cuts(140, 150) == [150]
+    assert log.first_cut(Window(Lsn(100), Lsn(150)), 1_000) == Lsn(150)
+    assert log.first_cut(Window(Lsn(100), Lsn(150)), 1) == Lsn(110)
+
+
+def test_an_empty_log_is_not_cut(log: ChangeLog) -> None:
+    assert log.first_cut(Window(Lsn(100), Lsn(200)), 1) == Lsn(200)

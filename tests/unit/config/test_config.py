@@ -9,7 +9,7 @@ import pytest
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import connection_from_environment, load_config
 from cdc_replay.errors import InvalidConfiguration
-from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
+from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy
 
 MINIMAL = """\
 publishers:
@@ -46,9 +46,17 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert subscription.copy_data
     assert subscription.origin is OriginPolicy.ANY
     assert subscription.on_conflict is ConflictPolicy.ERROR
+    assert subscription.on_failure is FailurePolicy.SUBSCRIPTION
+    assert subscription.lock_timeout == 10
     (group,) = config.groups.values()
     assert (group.name, group.subscriptions, group.schedule) == ("shop", ("nsw",), None)
     assert group.spark_conn_id == "spark_default"
+
+
+def test_a_subscription_says_what_parks_and_how_long_it_waits_for_locks(tmp_path: Path) -> None:
+    given = MINIMAL + "    on_failure: table\n    lock_timeout: 0.5\n"
+    subscription = load_config(write(tmp_path, given)).subscription("nsw").subscription
+    assert (subscription.on_failure, subscription.lock_timeout) == (FailurePolicy.TABLE, 0.5)
 
 
 def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from pyspark.sql import functions as F
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.route.attribute_map import kinds_at, positions, values_at
 from cdc_replay.route.per_route import per_route
 from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
@@ -234,19 +233,6 @@ def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) ->
         seen(spark, changes, routes=routes)
 
 
-def test_positions_are_by_name_and_the_rest_is_missing(spark: SparkSession) -> None:
-    """R2.12; where the order is the same already, the leaf's array is taken as it is."""
-    wanted = positions(R6, ["id", "a", "b", "later"])
-    assert wanted == (3, 2, 1, None)
-
-    row = spark.createDataFrame([(["c", None, "a", "1"], "tnut")], "v array<string>, k string")
-    (found,) = row.select(values_at(F.col("v"), wanted, 4), kinds_at(F.col("k"), wanted, 4)).collect()
-    assert tuple(found) == (["1", "a", None, None], "tun-")
-    same = positions(R6, R6.column_names)
-    assert str(values_at(F.col("v"), same, 4)) == str(F.col("v"))
-    assert str(kinds_at(F.col("k"), same, 4)) == str(F.col("k"))
-
-
 def test_routes_with_the_same_answer_share_one_branch(spark: SparkSession) -> None:
     """A hundred partitions cost one expression per distinct form, not a hundred."""
     built: list[int] = []
@@ -257,7 +243,7 @@ def test_routes_with_the_same_answer_share_one_branch(spark: SparkSession) -> No
 
     expression = per_route(range(99), number=lambda item: item, key=lambda item: item % 3, build=build)
     frame: DataFrame = (
-        spark.range(101).withColumnRenamed("id", "route").select("route", expression.alias("r"))
+        spark.range(101).withColumnRenamed("id", "place").select("place", expression.alias("r"))
     )
 
     assert built == [0, 1, 2]
