@@ -61,7 +61,6 @@ TRAFFIC = """
     commit
 """
 NAMES = ("t", "notes", "big")
-TESTS = Path(__file__).resolve().parents[1]
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 IN_WORKERS = {"snapshot.mid_copy", "snapshot.after_chunk", "snapshot.after_table", "replay.mid_staging"}
 """Points that Spark workers reach: the command fails, and its process ends by itself."""
@@ -76,15 +75,12 @@ def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
     """Run a command in a process that dies at the failpoint, and wait until the servers know."""
     done = subprocess.run(
         [
-            sys.executable,
-            str(Path(__file__).with_name("killed_command.py")),
+            str(Path(sys.executable).with_name("cdc-replay")),
             *arguments,
             "--config",
             str(twin.file),
         ],
-        env=spark_environment()
-        | os.environ
-        | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": SMALL_JVM, "PYTHONPATH": str(TESTS)},
+        env=spark_environment() | os.environ | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": SMALL_JVM},
         capture_output=True,
         text=True,
         check=False,
@@ -157,7 +153,7 @@ def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) 
     twin.sync("native")
     names = {failpoint: failpoint.replace(".", "_") for failpoint in points("snapshot")}
     for number, (failpoint, name) in enumerate(names.items(), start=1):
-        twin.subscribe(name, "p", "q", tables=TABLES, native=False)
+        twin.subscribe(name, "p", "q", tables=TABLES, native=False, snapshot_chunk="64kB")
         killed(twin, failpoint, "snapshot", name)
         states = twin.states(name)
         if failpoint != "snapshot.after_table":

@@ -13,7 +13,7 @@ from cdc_replay.commands.compaction import compacted
 from cdc_replay.commands.results import CaptureResult
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, ChangeLogMismatch, SlotActive
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import ZERO, Lsn
 
 PATIENCE_SECONDS: Final = 60
 PAUSE_SECONDS: Final = 0.5
@@ -101,10 +101,10 @@ def captured_up_to(
     has nothing left to do.
 
     Raises:
-        SlotActive: if the other process keeps the slot for a minute without reaching `to_lsn`.
+        SlotActive: if the other process keeps the slot for a minute and the log does not grow.
     """
     change_log = config.publisher(publisher).change_log
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline, reached = time.monotonic() + PATIENCE_SECONDS, ZERO
     while True:
         try:
             return capture(
@@ -114,6 +114,8 @@ def captured_up_to(
             end = ChangeLog.open(change_log).end_lsn
             if end >= to_lsn:
                 return CaptureResult(publisher, end, end, 0.0, 0, 0, 0, 0)
-            if time.monotonic() > deadline:
+            if end > reached:
+                deadline, reached = time.monotonic() + PATIENCE_SECONDS, end
+            elif time.monotonic() > deadline:
                 raise
         time.sleep(PAUSE_SECONDS)

@@ -118,6 +118,7 @@ _read_int8: Final = _reader("<q")
 _MICROSECONDS_PER_DAY: Final = 86_400_000_000
 _DAYS_BEFORE_2000: Final = 730_425  # from 0000-03-01, with which the calendar's computation begins
 _DAYS_PER_400_YEARS: Final = 146_097
+_UUID_BYTES: Final = 16
 
 
 def _decode_date(data: bytes) -> str | None:
@@ -240,7 +241,7 @@ def _numeric_text(groups: list[int], weight: int, scale: int) -> str | None:
 
 
 def _decode_uuid(datum: bytes) -> str | None:
-    return str(uuid.UUID(bytes=datum)) if len(datum) == 16 else None  # noqa: PLR2004
+    return str(uuid.UUID(bytes=datum)) if len(datum) == _UUID_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def _balanced(
     combine: Callable[[SparkColumn, SparkColumn], SparkColumn], parts: Sequence[SparkColumn]
 ) -> SparkColumn:
     """AND and OR of thousands of parts as a flat tree: Spark's analysis recurses."""
-    if len(parts) <= 2:  # noqa: PLR2004
+    if len(parts) <= 2:  # noqa: PLR2004 - one operator joins two
         return functools.reduce(combine, parts)
     half = len(parts) // 2
     return combine(_balanced(combine, parts[:half]), _balanced(combine, parts[half:]))

@@ -118,7 +118,7 @@ def stage_late_rows(late: LateRows, keys: DataFrame) -> tuple[LateResult, ...]:
 
     rows = map_in_arrow(keys, stage, "result binary").collect()
     # What our own task has made; Spark brings results of other jobs in the same way.
-    return tuple(pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301
+    return tuple(pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301 - by this job's tasks
 
 
 def _attempt(late: LateRows, batches: Iterable[pa.RecordBatch], number: int) -> Iterator[LateResult]:
