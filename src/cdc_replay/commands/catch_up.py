@@ -1,8 +1,7 @@
 """Capture and replay at the same time: while the publisher is read, what is in the log already is applied.
 
 Each pull of the capture ends between two transactions, so its end is where a window can end too. Reading the
-slot takes one core of the publisher and little here; replay has the rest. The first pulls are small, so that
-replay has something to begin with.
+slot takes one core of the publisher and little here; replay has the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from cdc_replay.commands.results import CaptureResult, ReplayResult
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
 
-FIRST_PULL_CHANGES: Final = 100_000
+FIRST_PULL_CHANGES: Final = 1_000_000
+"""The pulls after it are half as large, so that little is left to replay when the capture ends. Smaller windows
+cost more than their earlier start gains: less of what they apply is undone again within them."""
 
 
 class _Stopped(Exception):
