@@ -20,8 +20,8 @@ from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
 
 FIRST_PULL_CHANGES: Final = 1_000_000
-"""The pulls after it are half as large, so that little is left to replay when the capture ends. Smaller windows
-cost more than their earlier start gains: less of what they apply is undone again within them."""
+"""The pulls after it are half as large, so that little is left to replay when the capture ends. Smaller
+windows cost more than their earlier start gains: less of what they apply is undone again within them."""
 
 
 class _Stopped(Exception):
