@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import random
 import threading
 import time
@@ -43,12 +42,6 @@ _HOLDERS: Final = """
 """
 
 _T = TypeVar("_T")
-
-
-def set_lock_timeout(connection: Connection, seconds: float) -> None:
-    """How long the session waits for one lock from now on; 0: for ever."""
-    milliseconds = math.ceil(seconds * 1000)
-    connection.execute("select set_config('lock_timeout', %s, false)", (f"{milliseconds}ms",))
 
 
 def persistently(

@@ -30,14 +30,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.apply.conflicts import refusals
-from cdc_replay.apply.locks import persistently, set_lock_timeout
+from cdc_replay.apply.locks import persistently
 from cdc_replay.apply.merge import Merged, merge
 from cdc_replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
-from cdc_replay.errors import MissingPrivilege
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import Truncation
 from cdc_replay.model.lsn import Lsn
@@ -45,6 +43,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber.origin import under_origin
+from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import advance_tables
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -261,16 +260,7 @@ def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = 
 
 @contextlib.contextmanager
 def _session(request: ApplyRequest) -> Iterator[Connection]:
-    with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
-        try:
-            connection.execute("set session_replication_role = replica")
-        except pg.InsufficientPrivilege as error:
-            raise MissingPrivilege(
-                "the subscriber's role may not apply changes as a replication worker does",
-                detail=error.diag.message_primary,
-                hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
-                rule="R8.13",
-            ) from error
+    with connect_as_worker(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
         set_lock_timeout(connection, request.subscription.lock_timeout)
         yield connection
 

@@ -29,7 +29,8 @@ def capture(
 ) -> CaptureResult:
     """Pull until `to_lsn` (default: the publisher's WAL position now), in bounded, durable steps.
 
-    With `first_pull_changes` the steps begin small, for who works on what is captured so far.
+    With `first_pull_changes` the steps are of other sizes, for who works on what is captured so far
+    (`CaptureSource`).
 
     Where many small segments have gathered in the log, they are merged afterwards. A slot that retains more
     than `max_retained_wal` even then, or because the capture failed, is dropped.

@@ -87,11 +87,23 @@ def changed_filters(
     }
     since = _in_force_since({each.lsn for each in known.values()}, change_log) if known else {}
     last = () if present is None else (present,)
+    in_force = {
+        lsn: [_InForce(catalog, _synced(subscription, catalog)) for catalog in (*catalogs, *last)]
+        for lsn, catalogs in since.items()
+    }
     return {
         name: ChangedFilter(name, subscription.name, each.lsn)
         for name, each in known.items()
-        if _differs(name, each, subscription, (*since[each.lsn], *last))
+        if _differs(name, each, in_force[each.lsn])
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _InForce:
+    """A catalog, and the tables that the subscription has under it, by name."""
+
+    catalog: PublisherCatalog
+    tables: Mapping[QualifiedName, SyncedTable]
 
 
 def _in_force_since(positions: Iterable[Lsn], change_log: str) -> Mapping[Lsn, tuple[PublisherCatalog, ...]]:
@@ -103,28 +115,25 @@ def _in_force_since(positions: Iterable[Lsn], change_log: str) -> Mapping[Lsn, t
     }
 
 
-def _differs(
-    name: QualifiedName, known: Brought, subscription: Subscription, catalogs: Sequence[PublisherCatalog]
-) -> bool:
-    """Whether rows may be outside or missing, or lack values; `catalogs` are in order, the last is of now."""
-    found = [synced for catalog in catalogs if (synced := _synced(name, subscription, catalog)) is not None]
+def _differs(name: QualifiedName, known: Brought, in_force: Sequence[_InForce]) -> bool:
+    """Whether rows may be outside or missing, or lack values; `in_force` is in order, the last is of now."""
+    found = [each.tables[name] for each in in_force if name in each.tables]
     if not found:
         return False
     if any(definition_of(each).filters != known.definition.filters for each in found):
         return True
     # A column that is new to the table is not meant: its values arrive with the rows that get them.
-    withheld = _columns(name, catalogs[0]) - known.definition.columns
+    withheld = _columns(name, in_force[0].catalog) - known.definition.columns
     for each in found:
         withheld |= {column.name for column in each.table.columns} - set(each.columns)
     return not withheld.isdisjoint(found[-1].columns)
 
 
-def _synced(name: QualifiedName, subscription: Subscription, catalog: PublisherCatalog) -> SyncedTable | None:
+def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[QualifiedName, SyncedTable]:
     try:
-        tables = synced_tables(catalog, subscription.publications)
+        return {each.table.name: each for each in synced_tables(catalog, subscription.publications)}
     except PublicationRefused:
-        return None
-    return next((each for each in tables if each.table.name == name), None)
+        return {}
 
 
 def _columns(name: QualifiedName, catalog: PublisherCatalog) -> set[str]:

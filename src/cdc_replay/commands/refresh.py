@@ -147,7 +147,7 @@ def _copied_where_empty(config: Config, at_work: Opened, published: Published) -
         and _is_empty(at_work.connection, name, is_partitioned=targets[name].is_partitioned)
     ]
     if not waiting:
-        return SnapshotResult(at_work.subscription.name, None, None, 0.0, 0, 0, ())
+        return SnapshotResult.nothing(at_work.subscription.name)
     return snapshot_opened(config, at_work, tables=waiting)
 
 

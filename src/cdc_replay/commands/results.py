@@ -116,6 +116,11 @@ class SnapshotResult(Result):
     bytes: int
     tables: tuple[TableCopied, ...]
 
+    @classmethod
+    def nothing(cls, subscription: str, seconds: float = 0.0) -> SnapshotResult:
+        """No table had to be copied."""
+        return cls(subscription, None, None, seconds, 0, 0, ())
+
     def followed_by(self, later: SnapshotResult) -> SnapshotResult:
         """This snapshot and the next one as one; either may have had nothing to copy."""
         return SnapshotResult(

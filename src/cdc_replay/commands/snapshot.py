@@ -106,7 +106,7 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     change_log = remembered(config, at_work)
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
-        return SnapshotResult(at_work.subscription.name, None, None, time.monotonic() - began, 0, 0, ())
+        return SnapshotResult.nothing(at_work.subscription.name, time.monotonic() - began)
     with copying(at_work), export_snapshot(config.dsn_of(publisher)) as exported:
         failpoint("snapshot.after_export")
         copied = _copy(

@@ -114,7 +114,7 @@ class _Syncing:
             raise next(iter(self.failures.values()))
         nothing = ReplayResult(name, ZERO, ZERO, 0.0)
         found = self.results.get(name) or SyncResult(
-            name, ZERO, ZERO, 0.0, _not_copied(name), self.captured, nothing
+            name, ZERO, ZERO, 0.0, SnapshotResult.nothing(name), self.captured, nothing
         )
         if (failure := self.failures.get(name)) is None:
             return found
@@ -124,12 +124,12 @@ class _Syncing:
     def _copied(self, each: Opened) -> SnapshotResult:
         name = each.subscription.name
         if name in self.failures:
-            return _not_copied(name)
+            return SnapshotResult.nothing(name)
         try:
             return snapshot_opened(self.config, each)
         except (CdcReplayError, psycopg.Error) as error:
             self.fail(name, error)
-            return _not_copied(name)
+            return SnapshotResult.nothing(name)
 
     def _has_tables(self, each: Opened) -> bool:
         """Without any there is nothing to replay, and the snapshot has said why."""
@@ -141,7 +141,3 @@ class _Syncing:
         except psycopg.Error as error:
             self.fail(name, error)
             return False
-
-
-def _not_copied(name: str) -> SnapshotResult:
-    return SnapshotResult(name, None, None, 0.0, 0, 0, ())

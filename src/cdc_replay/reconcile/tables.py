@@ -24,18 +24,19 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.digest import from_table
-from cdc_replay.errors import MissingPrivilege, SubscriberLocked
+from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
 from cdc_replay.reconcile.merge import Merged, merge
 from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage
 from cdc_replay.subscriber.origin import under_origin
+from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -104,7 +105,7 @@ def reconcile_tables(
     """
     with (
         contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(_session(request)) as subscriber,
+        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
     ):
         # A policy must not hide rows, or they would be deleted: the server refuses such a read instead.
         publisher.execute("set local row_security = off")
@@ -128,22 +129,6 @@ class _Work:
     staged: Staged
     bytes: int
     seconds: float
-
-
-def _session(request: ReconcileRequest) -> Connection:
-    """A connection to the subscriber that behaves as an apply worker (R8.13)."""
-    connection = connect(request.subscriber_dsn, purpose=request.purpose)
-    try:
-        connection.execute("set session_replication_role = replica")
-    except pg.InsufficientPrivilege as error:
-        connection.close()
-        raise MissingPrivilege(
-            "the subscriber's role may not apply changes as a replication worker does",
-            detail=error.diag.message_primary,
-            hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
-            rule="R8.13",
-        ) from error
-    return connection
 
 
 def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Connection) -> list[_Work]:
@@ -179,8 +164,7 @@ def _unequal(pair: Pair, publisher: Connection, subscriber: Connection) -> tuple
 
 def _lock(request: ReconcileRequest, connection: Connection, targets: Sequence[TargetTable]) -> None:
     """Shut other writers out until the commit: rows are found by their place. Readers go on."""
-    milliseconds = str(round(request.lock_timeout * 1000))
-    connection.execute("select set_config('lock_timeout', %s, true)", (milliseconds,))
+    set_lock_timeout(connection, request.lock_timeout)
     for target in sorted(targets, key=lambda each: each.name):
         table = from_table(target.name, is_partitioned=target.is_partitioned)
         connection.execute(sql.SQL("lock table {} in share row exclusive mode").format(table))

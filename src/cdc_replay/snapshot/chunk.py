@@ -40,11 +40,12 @@ from cdc_replay.errors import CdcReplayError, PublisherNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
-from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
+from cdc_replay.subscriber.session import connect_as_worker
 from cdc_replay.subscriber.state import set_table_state, stable_hash, table_states
 
 
@@ -160,14 +161,8 @@ def subscriber_connection(setting: CopySetting) -> Connection:
         MissingPrivilege: if the role may not set session_replication_role.
         ServerUnavailable: if the server does not answer.
     """
-    connection = connect(setting.subscriber_dsn, purpose=setting.purpose)
-    try:
-        with translated_errors("cannot write as a replication worker does"):
-            connection.execute("set session_replication_role = replica")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    with translated_errors("cannot write as a replication worker does"):
+        return connect_as_worker(setting.subscriber_dsn, purpose=setting.purpose)
 
 
 def _attempt(
