@@ -188,7 +188,13 @@ def test_an_old_row_that_leads_nowhere_is_refused_with_table_column_and_rule(twi
     (synced,) = twin.sync_ours()
     assert synced.replay.error is None
 
-    twin.publish("insert into t values (4, 'n', 'e');\ndelete from t where id = 2")
+    twin.publish("""
+        insert into t values (4, 'n', 'e');
+        begin;
+        update t set v = 'f' where id = 1;
+        delete from t where id = 2;
+        commit
+    """)
     (synced,) = twin.sync_ours()
 
     error = synced.replay.error or ""
