@@ -12,16 +12,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import CaptureResult, ReplayResult
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.spark_session import spark_session
 
 FIRST_PULL_CHANGES: Final = 1_000_000
 """The pulls after it are half as large, so that little is left to replay when the capture ends. Smaller
 windows cost more than their earlier start gains: less of what they apply is undone again within them."""
+
+BACKLOG_BYTES: Final = 16 << 20
+"""Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
 
 
 class _Stopped(Exception):
@@ -86,6 +91,8 @@ def caught_up(
         )
         capture.add_done_callback(progress.finish)
         try:
+            if upto.value - ChangeLog.open(publisher.change_log).end_lsn.value > BACKLOG_BYTES:
+                spark_session("cdc-replay")
             applied = ZERO
             while (end := progress.beyond(applied)) is not None and end < upto:
                 _replay(config, publisher, subscriptions, end, results)

@@ -43,6 +43,7 @@ _COPY_TRAILER_BYTES: Final = 2
 _LSN_OFFSET: Final = 2 + 4
 _XID_OFFSET: Final = _LSN_OFFSET + 8 + 4
 _DATA_OFFSET: Final = _XID_OFFSET + 4 + 4
+_WITHOUT_WAITING: Final = 1
 # What the server says in it is about synchronized_standby_slots (R1.32), not about changes. Its SQLSTATE is
 # that of a missing publication, its text may be in any language.
 _WAITS_FOR_STANDBYS: Final = "StandbySlotsHaveCaughtup"
@@ -118,16 +119,41 @@ def peek(
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
-        yield from _batches(copy)
+        yield from _batches(_rows(copy))
+
+
+def _rows(copy: psycopg.Copy) -> Iterator[Buffer]:
+    """The rows of a COPY BINARY.
+
+    psycopg's own loop costs more than all else that a capture does with a row. So what has arrived is taken
+    from libpq, and psycopg waits for more, and has the end.
+    """
+    libpq = copy.connection.pgconn
+    row = copy.read()[_COPY_HEADER_BYTES:]
+    while len(row) > _COPY_TRAILER_BYTES:
+        yield row
+        size, row = libpq.get_copy_data(_WITHOUT_WAITING)
+        if size == 0:
+            row = copy.read()
+        elif size < 0:
+            raise _ended_early(libpq)
+    copy.read()
+
+
+def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
+    """What the server has said instead of the trailer; the session is done with the COPY then."""
+    result = libpq.get_result()
+    while libpq.get_result() is not None:
+        continue
+    if result is None:
+        return psycopg.OperationalError(libpq.get_error_message())
+    return psycopg.errors.error_from_result(result)
 
 
 def _batches(rows: Iterable[Buffer]) -> Iterator[RawMessages]:
     held: list[Buffer] = []
     held_bytes = 0
-    for number, block in enumerate(rows):
-        row = block[_COPY_HEADER_BYTES:] if number == 0 else block
-        if len(row) <= _COPY_TRAILER_BYTES:
-            continue
+    for row in rows:
         held.append(row)
         held_bytes += len(row)
         if len(held) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
