@@ -31,7 +31,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@$(BIN)/python -c 'from cdc_replay.spark_session import local_environment; local_environment()'
+	@$(BIN)/python -m embedded.java_cache || echo "Spark will start more slowly: Java has written no cache" >&2
 	@touch $@
 
 demo: env ## run the whole pipeline on embedded servers: make demo [DAYS=3] [KEEP=1]

