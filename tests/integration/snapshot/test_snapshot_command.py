@@ -88,15 +88,27 @@ def stopped_below(pid: int) -> list[int]:
     found = []
     todo = [pid]
     while todo:
-        children = Path(f"/proc/{todo[0]}/task").glob("*/children")
-        below = [int(child) for file in children for child in file.read_text().split()]
+        below = children_of(todo[0])
         todo = todo[1:] + below
         found += [child for child in below if is_stopped(child)]
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    """Its child processes; none of one that has ended."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    try:
+        return [int(child) for file in files for child in file.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """A process that has ended is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_replay_goes_on_while_a_table_is_copied_again(
