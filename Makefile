@@ -42,7 +42,7 @@ bench: env ## compare with native replication: make bench [WORKLOADS="churn copy
 	    $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT)) $(WORKLOADS)
 
 test: env ## run the tests
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: env ## run the tests that take long
 	$(BIN)/python -m pytest -m slow

@@ -23,6 +23,10 @@ It is evaluated in Spark only if every part of it is exact there: in value, NULL
 error. Otherwise PostgreSQL evaluates the whole filter, over the rows of the window that it decides
 about, with one round trip per batch. No filter that PostgreSQL accepts is refused or approximated. `cdc-
 replay explain` says for each filter where it is evaluated and why.
+
+In Spark, the Python worker that has decoded the rows computes most filters itself, with Arrow's kernels.
+Those with LIKE, GREATEST, LEAST or floating-point numbers go through Spark SQL: they cost a second pass
+over the window.
 """
 
 _REST: Final = f"""\

@@ -17,8 +17,10 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
@@ -35,6 +37,9 @@ from cdc_replay.filters.expression import (
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS, Signature
 from cdc_replay.filters.ranges import fits, range_of
 
+Compute: TypeAlias = Callable[..., Any]
+"""Arrow's arrays and scalars, in the forms of `values` → an array or a scalar."""
+
 Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str | None]
 """Why this expression, on these arguments under this collation, is not exact after all, or None."""
 
@@ -43,12 +48,14 @@ Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str |
 class Exact:
     """Spark gives PostgreSQL's answer for all values, NULL included, unless `unless` objects.
 
-    `remark` says for the reader of `docs/filters.md` when it does.
+    `remark` says for the reader of `docs/filters.md` when it does. `compute` does to Arrow's arrays and
+    scalars what `build` does to columns, where Arrow can.
     """
 
     build: Callable[..., SparkColumn]
     unless: Condition | None = None
     remark: str = ""
+    compute: Compute | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,40 @@ def _unsigned(number: SparkColumn) -> SparkColumn:
     return number.bitwiseAND(F.lit(0xFFFFFFFF))
 
 
+# ---- the same of Arrow
+
+
+def _same_array(argument: pa.Array) -> pa.Array:
+    return argument
+
+
+def _remainder(dividend: pa.Array, divisor: pa.Array) -> pa.Array:
+    # Arrow's has the divisor's sign, PostgreSQL's the dividend's.
+    found = pc.modulo(dividend, divisor)
+    differ = pc.not_equal(pc.less(dividend, 0), pc.less(divisor, 0))
+    return pc.if_else(pc.and_(differ, pc.not_equal(found, 0)), pc.subtract(found, divisor), found)
+
+
+def _begins_with(text: pa.Array, prefix: pa.Scalar) -> pa.Array:
+    return pc.starts_with(text, pattern=prefix.as_py()) if prefix.is_valid else pa.scalar(None, pa.bool_())
+
+
+def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(left, right, "")
+
+
+def _negated(number: pa.Array) -> pa.Array:
+    return pc.subtract(pa.scalar(0, pa.int64()), number)
+
+
+def _numeric_of_integers(number: pa.Array) -> pa.Array:
+    return values.numerics_of_array(number.cast(pa.string()))
+
+
+def _unsigned_array(number: pa.Array) -> pa.Array:
+    return pc.bit_wise_and(number, pa.scalar(0xFFFFFFFF, pa.int64()))
+
+
 # ---- operators and functions
 
 _BUILDERS: Final[Mapping[str, Callable[[SparkColumn, SparkColumn], SparkColumn]]] = {
@@ -193,6 +234,14 @@ _BUILDERS: Final[Mapping[str, Callable[[SparkColumn, SparkColumn], SparkColumn]]
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+}
+_COMPARED: Final[Mapping[str, Compute]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
 }
 _EQUALITY: Final = ("=", "<>")
 _ORDER: Final = ("<", "<=", ">", ">=")
@@ -215,6 +264,7 @@ _BYTE_ORDER: Final = (
     "pg_unicode_fast"
 )
 _PATTERN: Final = "the pattern is a constant without `_`, and `\\` escapes only `%`, `_` and `\\`"
+_PREFIX: Final = "the prefix is a constant"
 _FOLDING: Final = OnServer("upper and lower case depend on the collation")
 _REGULAR: Final = OnServer("PostgreSQL's regular expressions are its own, and depend on the collation")
 _BLANKS: Final = OnServer("a pattern sees the trailing blanks of char(n), which comparisons do not")
@@ -239,68 +289,74 @@ _ORDERED_BY_SERVER: Final = {
 
 RULES: Final[Mapping[Signature, Rule]] = {
     **{
-        (symbol, *pair): Exact(_BUILDERS[symbol])
+        (symbol, *pair): Exact(_BUILDERS[symbol], compute=_COMPARED[symbol])
         for pair in _ALWAYS_COMPARABLE
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "date", "timestamp"): Exact(
-            lambda left, right, build=_BUILDERS[symbol]: build(values.midnight_of(left), right)
+            lambda left, right, build=_BUILDERS[symbol]: build(values.midnight_of(left), right),
+            compute=lambda left, right, compute=_COMPARED[symbol]: compute(
+                values.midnights_of_array(left), right
+            ),
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "timestamp", "date"): Exact(
-            lambda left, right, build=_BUILDERS[symbol]: build(left, values.midnight_of(right))
+            lambda left, right, build=_BUILDERS[symbol]: build(left, values.midnight_of(right)),
+            compute=lambda left, right, compute=_COMPARED[symbol]: compute(
+                left, values.midnights_of_array(right)
+            ),
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
-        (symbol, kind, kind): Exact(_BUILDERS[symbol], _text_differs, _ONE_CONSTANT)
+        (symbol, kind, kind): Exact(_BUILDERS[symbol], _text_differs, _ONE_CONSTANT, _COMPARED[symbol])
         for kind in ("text", "bpchar")
         for symbol in _EQUALITY
     },
     **{
-        (symbol, kind, kind): Exact(_BUILDERS[symbol], text_order_differs, _BYTE_ORDER)
+        (symbol, kind, kind): Exact(_BUILDERS[symbol], text_order_differs, _BYTE_ORDER, _COMPARED[symbol])
         for kind in ("text", "bpchar")
         for symbol in _ORDER
     },
     ("~~", "text", "text"): Exact(_like, _pattern_differs, _PATTERN),
     ("!~~", "text", "text"): Exact(_not_like, _pattern_differs, _PATTERN),
-    ("^@", "text", "text"): Exact(F.startswith, _prefix_differs, "the prefix is a constant"),
-    ("starts_with", "text", "text"): Exact(F.startswith, _prefix_differs, "the prefix is a constant"),
-    ("||", "text", "text"): Exact(F.concat),
-    **{("+", *pair): Exact(F.try_add, _may_overflow, _FITS) for pair in _PAIRS},
-    **{("-", *pair): Exact(F.try_subtract, _may_overflow, _FITS) for pair in _PAIRS},
-    **{("*", *pair): Exact(F.try_multiply, _may_overflow, _FITS) for pair in _PAIRS},
-    **{("/", *pair): Exact(_quotient, _may_fail_to_divide, _QUOTIENT) for pair in _PAIRS},
+    ("^@", "text", "text"): Exact(F.startswith, _prefix_differs, _PREFIX, _begins_with),
+    ("starts_with", "text", "text"): Exact(F.startswith, _prefix_differs, _PREFIX, _begins_with),
+    ("||", "text", "text"): Exact(F.concat, compute=_joined),
+    **{("+", *pair): Exact(F.try_add, _may_overflow, _FITS, pc.add) for pair in _PAIRS},
+    **{("-", *pair): Exact(F.try_subtract, _may_overflow, _FITS, pc.subtract) for pair in _PAIRS},
+    **{("*", *pair): Exact(F.try_multiply, _may_overflow, _FITS, pc.multiply) for pair in _PAIRS},
+    **{("/", *pair): Exact(_quotient, _may_fail_to_divide, _QUOTIENT, pc.divide) for pair in _PAIRS},
     **{
-        (name, kind, kind): Exact(operator.mod, _may_divide_by_zero, _DIVISOR)
+        (name, kind, kind): Exact(operator.mod, _may_divide_by_zero, _DIVISOR, _remainder)
         for name in ("%", "mod")
         for kind in _INTEGERS
     },
     **{
-        ("-", kind): Exact(lambda number: F.try_subtract(F.lit(0), number), _may_overflow, _FITS)
+        ("-", kind): Exact(lambda number: F.try_subtract(F.lit(0), number), _may_overflow, _FITS, _negated)
         for kind in _INTEGERS
     },
-    **{("~", kind): Exact(F.bitwise_not) for kind in _INTEGERS},
-    **{("&", kind, kind): Exact(SparkColumn.bitwiseAND) for kind in _INTEGERS},
-    **{("|", kind, kind): Exact(SparkColumn.bitwiseOR) for kind in _INTEGERS},
-    **{("#", kind, kind): Exact(SparkColumn.bitwiseXOR) for kind in _INTEGERS},
-    ("int4", "int2"): Exact(_same),
-    ("int8", "int2"): Exact(_same),
-    ("int8", "int4"): Exact(_same),
-    ("int8", "oid"): Exact(_same),
-    ("int2", "int4"): Exact(_same, _may_overflow, _FITS),
-    ("int2", "int8"): Exact(_same, _may_overflow, _FITS),
-    ("int4", "int8"): Exact(_same, _may_overflow, _FITS),
-    ("oid", "int8"): Exact(_same, _may_overflow, _FITS),
-    **{("numeric", kind): Exact(_numeric_of_integer) for kind in _INTEGERS},
+    **{("~", kind): Exact(F.bitwise_not, compute=pc.bit_wise_not) for kind in _INTEGERS},
+    **{("&", kind, kind): Exact(SparkColumn.bitwiseAND, compute=pc.bit_wise_and) for kind in _INTEGERS},
+    **{("|", kind, kind): Exact(SparkColumn.bitwiseOR, compute=pc.bit_wise_or) for kind in _INTEGERS},
+    **{("#", kind, kind): Exact(SparkColumn.bitwiseXOR, compute=pc.bit_wise_xor) for kind in _INTEGERS},
+    ("int4", "int2"): Exact(_same, compute=_same_array),
+    ("int8", "int2"): Exact(_same, compute=_same_array),
+    ("int8", "int4"): Exact(_same, compute=_same_array),
+    ("int8", "oid"): Exact(_same, compute=_same_array),
+    ("int2", "int4"): Exact(_same, _may_overflow, _FITS, _same_array),
+    ("int2", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
+    ("int4", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
+    ("oid", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
+    **{("numeric", kind): Exact(_numeric_of_integer, compute=_numeric_of_integers) for kind in _INTEGERS},
     **{("float4", kind): Exact(_to_float) for kind in _INTEGERS},
     **{("float8", kind): Exact(_to_double) for kind in _INTEGERS},
-    ("float8", "float4"): Exact(_same),
-    ("text", "bpchar"): Exact(_same),
-    ("date", "timestamp"): Exact(values.date_of),
+    ("float8", "float4"): Exact(_same, compute=_same_array),
+    ("text", "bpchar"): Exact(_same, compute=_same_array),
+    ("date", "timestamp"): Exact(values.date_of, compute=values.dates_of_array),
     ("float8", "numeric"): _CAST_ROUNDS,
     ("float4", "numeric"): _CAST_ROUNDS,
     ("numeric", "numeric", "int4"): _CAST_ROUNDS,
@@ -332,12 +388,12 @@ RULES: Final[Mapping[Signature, Rule]] = {
 }
 """What is known of operators and of functions, by signature."""
 
-RELABELS: Final[Mapping[tuple[int, int], Callable[[SparkColumn], SparkColumn]]] = {
-    (Type.VARCHAR, Type.TEXT): _same,
-    (Type.TEXT, Type.VARCHAR): _same,
-    (Type.VARCHAR, Type.BPCHAR): values.trimmed,
-    (Type.TEXT, Type.BPCHAR): values.trimmed,
-    (Type.INT4, Type.OID): _unsigned,
+RELABELS: Final[Mapping[tuple[int, int], Exact]] = {
+    (Type.VARCHAR, Type.TEXT): Exact(_same, compute=_same_array),
+    (Type.TEXT, Type.VARCHAR): Exact(_same, compute=_same_array),
+    (Type.VARCHAR, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
+    (Type.TEXT, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
+    (Type.INT4, Type.OID): Exact(_unsigned, compute=_unsigned_array),
 }
 """Binary-compatible casts, (from, to): the same bytes, read as another type."""
 

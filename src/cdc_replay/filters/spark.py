@@ -76,7 +76,7 @@ class _Builder:
             case Constant(type_oid, value):
                 return _literal(values.FORMS[type_oid], value)
             case Relabel(argument, source, target):
-                return rules.RELABELS[source, target](self.build(argument))
+                return rules.RELABELS[source, target].build(self.build(argument))
             case Collate(argument):
                 return self.build(argument)
 

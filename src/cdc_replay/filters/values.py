@@ -16,8 +16,9 @@ string that Spark compares byte by byte, so nothing is ever rounded, out of rang
 A numeric's rank is 0 for -Infinity, 1 below zero, 2 from zero on, 3 for Infinity, 4 for NaN. Below zero
 everything is complemented and ends with a character above the digits, so that it sorts the other way round.
 
-Every form exists twice, for columns (of Spark) and for constants (of Python). Nothing here raises for any
-text, because Spark may evaluate an expression for a row that the filter is not meant for.
+Every form exists for columns (of Spark) and for constants (of Python), and where that is simple enough for
+arrays (of Arrow). Nothing of Spark here raises for any text, because Spark may evaluate an expression for a
+row that the filter is not meant for; arrays hold what the filter is meant for, which PostgreSQL has printed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
@@ -39,17 +42,35 @@ _COMPLEMENT_TABLE: Final = str.maketrans(_DIGITS, _COMPLEMENTS)
 _YEAR_DIGITS: Final = 7
 _LENGTH_DIGITS: Final = 6  # a numeric has at most 131072 digits before the point
 _BC_YEAR_DIGITS: Final = 4  # the first year is 4714 BC
+_YEAR_END: Final = 4  # of a year that is printed with as few digits as any
 _SPECIAL_NUMBERS: Final = {"-Infinity": "0", "Infinity": "3", "NaN": "4"}
 _ABOVE_DIGITS: Final = ":"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a type: its Spark type, a column of text in that form, a constant's value in that form."""
+    """The form of a type: its Spark type, a column of text in that form, a constant's value in that form.
+
+    `of_array` is for an Arrow array of text; None where only Spark has the form.
+    """
 
     spark_type: str
     of_text: Callable[[SparkColumn], SparkColumn]
     of_constant: Callable[[Plain], Plain]
+    of_array: Callable[[pa.StringArray], pa.Array] | None = None
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of `of_array`'s result."""
+        return _ARROW_TYPES[self.spark_type]
+
+
+_ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+}
 
 
 def _as_it_is(value: Plain) -> Plain:
@@ -107,6 +128,29 @@ def _numeric_of_constant(value: Plain) -> Plain:
     return "2" + digits
 
 
+def numerics_of_array(texts: pa.StringArray) -> pa.StringArray:
+    """The same for an array, or a scalar."""
+    is_negative = pc.starts_with(texts, "-")
+    magnitude = pc.if_else(is_negative, pc.utf8_slice_codeunits(texts, 1), texts)
+    whole = pc.replace_substring_regex(magnitude, pattern=r"\..*", replacement="")
+    fraction = pc.replace_substring_regex(magnitude, pattern=r"^[^.]*\.?", replacement="")
+    length = pc.utf8_lpad(pc.utf8_length(whole).cast(pa.string()), _LENGTH_DIGITS, "0")
+    digits = pc.binary_join_element_wise(length, whole, pc.utf8_rtrim(fraction, "0"), "")
+    below = pc.binary_join_element_wise("1", _complemented(digits), _ABOVE_DIGITS, "")
+    form = pc.if_else(is_negative, below, pc.binary_join_element_wise("2", digits, ""))
+    for special, rank in _SPECIAL_NUMBERS.items():
+        form = pc.if_else(pc.equal(texts, special), rank, form)
+    return form
+
+
+def _complemented(digits: pa.StringArray) -> pa.StringArray:
+    for low, high in zip(_DIGITS[:5], reversed(_DIGITS), strict=False):
+        # By a detour over a character that no digit is.
+        for found, replaced in ((low, _ABOVE_DIGITS), (high, low), (_ABOVE_DIGITS, high)):
+            digits = pc.replace_substring(digits, pattern=found, replacement=replaced)
+    return digits
+
+
 # ---- times
 
 
@@ -135,14 +179,36 @@ def _moment_of_constant(value: Plain) -> Plain:
     return f"{year:0>{_YEAR_DIGITS}}-{rest}"
 
 
+def _moments_of_array(texts: pa.StringArray) -> pa.StringArray:
+    has_four_digits = pc.equal(pc.utf8_slice_codeunits(texts, _YEAR_END, _YEAR_END + 1), "-")
+    is_ordinary = pc.and_(has_four_digits, pc.invert(pc.ends_with(texts, " BC")))
+    forms = pc.binary_join_element_wise("0" * (_YEAR_DIGITS - _YEAR_END), texts, "")
+    if pc.all(is_ordinary).as_py() is not False:
+        return forms
+    # Infinities, and years before Christ or after 9999.
+    rare = texts.filter(pc.invert(is_ordinary)).to_pylist()
+    return pc.replace_with_mask(forms, pc.invert(is_ordinary), pa.array(map(_moment_of_constant, rare)))
+
+
 def midnight_of(date: SparkColumn) -> SparkColumn:
     """A date's form as a timestamp's."""
     return F.when(date.endswith("infinity"), date).otherwise(F.concat(date, F.lit(" 00:00:00")))
 
 
+def midnights_of_array(dates: pa.StringArray) -> pa.StringArray:
+    """The same for an array, or a scalar."""
+    is_infinite = pc.ends_with(dates, "infinity")
+    return pc.if_else(is_infinite, dates, pc.binary_join_element_wise(dates, " 00:00:00", ""))
+
+
 def date_of(timestamp: SparkColumn) -> SparkColumn:
     """A timestamp's form as a date's."""
     return F.substring_index(timestamp, " ", 1)
+
+
+def dates_of_array(timestamps: pa.StringArray) -> pa.StringArray:
+    """The same for an array, or a scalar."""
+    return pc.replace_substring_regex(timestamps, pattern=" .*", replacement="")
 
 
 # ---- text
@@ -153,22 +219,29 @@ def trimmed(text: SparkColumn) -> SparkColumn:
     return F.rtrim(text)
 
 
-_TEXT: Final = Form("string", lambda text: text, _as_it_is)
-_INTEGER: Final = Form("bigint", _bigint, _as_it_is)
-_MOMENT: Final = Form("string", _moment_of_text, _moment_of_constant)
+def trimmed_array(texts: pa.StringArray) -> pa.StringArray:
+    """The same for an array."""
+    return pc.utf8_rtrim(texts, characters=" ")
+
+
+_TEXT: Final = Form("string", lambda text: text, _as_it_is, lambda texts: texts)
+_INTEGER: Final = Form("bigint", _bigint, _as_it_is, lambda texts: texts.cast(pa.int64()))
+_MOMENT: Final = Form("string", _moment_of_text, _moment_of_constant, _moments_of_array)
 
 FORMS: Final[Mapping[int, Form]] = {
-    Type.BOOL: Form("boolean", lambda text: text == F.lit("t"), _as_it_is),
+    Type.BOOL: Form(
+        "boolean", lambda text: text == F.lit("t"), _as_it_is, lambda texts: pc.equal(texts, "t")
+    ),
     Type.INT2: _INTEGER,
     Type.INT4: _INTEGER,
     Type.INT8: _INTEGER,
     Type.OID: _INTEGER,
-    Type.NUMERIC: Form("string", numeric_of_text, _numeric_of_constant),
+    Type.NUMERIC: Form("string", numeric_of_text, _numeric_of_constant, numerics_of_array),
     Type.FLOAT4: Form("double", _double("float"), _plain_double),
     Type.FLOAT8: Form("double", _double("double"), _plain_double),
     Type.TEXT: _TEXT,
     Type.VARCHAR: _TEXT,
-    Type.BPCHAR: Form("string", trimmed, lambda value: str(value).rstrip(" ")),
+    Type.BPCHAR: Form("string", trimmed, lambda value: str(value).rstrip(" "), trimmed_array),
     Type.DATE: _MOMENT,
     Type.TIME: _TEXT,
     Type.TIMESTAMP: _MOMENT,

@@ -178,6 +178,12 @@ class Picked:
         values = self.values.take(pa.array(self.places, mask=self.places < 0))
         return text_lists(self.offsets, values, self.wanted)
 
+    def columns(self, width: int) -> list[pa.StringArray]:
+        """The values as columns, where the lists that are wanted have so many; NULL for the others."""
+        places = np.full((len(self.wanted), width), MISSING)
+        places[self.wanted] = self.places.reshape(int(self.wanted.sum()), width)
+        return [self.values.take(pa.array(each, mask=each < 0)) for each in np.ascontiguousarray(places.T)]
+
     @property
     def kind_texts(self) -> pa.StringArray:
         """Their kinds."""

@@ -1,12 +1,14 @@
 """Whether the rows of changes pass the row filters of their routes: who is asked, and about what.
 
-Filters are answered apart from everything else, because the answers come from elsewhere: from Spark SQL where
-that is exact, else from PostgreSQL. Only the columns that filters read go there, and only the rows that are
-filtered. Spark is asked once about a change, for all subscriptions together.
+Filters are answered apart from everything else, because some answers come from elsewhere: where a filter is
+exact in Spark the worker computes it over its own arrays if Arrow has all that it needs, else Spark SQL does;
+where it is not, PostgreSQL. Only the columns that filters read go there, and only the rows that are filtered.
+Spark SQL is asked once about a change, for all subscriptions together.
 
     executor, Python   Inquiry.questions        place, kind, and what the filters read of the old and new row
     executor, JVM      Questionnaire.answers    per subscription: does the old row pass, does the new one
-    executor, Python   Asker.verdicts           the same, with PostgreSQL's answers, which are fetched there
+    executor, Python   Asker.verdicts           the same, with what is computed, and PostgreSQL's answers,
+                                                which are fetched there
 
 The filter of an INSERT reads the new row, that of a DELETE the old one, that of an UPDATE both; the new row
 is filled with what was not sent (R4.4).
@@ -24,8 +26,10 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from cdc_replay.arrays import Bools, Int64s, characters, numbers
+from cdc_replay.arrays import Bools, Int64s, booleans, characters, numbers
+from cdc_replay.filters.arrow import filter_answers, is_computable
 from cdc_replay.filters.compile import CompiledFilter, ServerFilter, SparkFilter, compile_any
+from cdc_replay.filters.expression import Expression
 from cdc_replay.filters.server import ServerCheck, server_answers
 from cdc_replay.filters.session import FilterSession
 from cdc_replay.filters.spark import filter_column
@@ -36,7 +40,7 @@ from cdc_replay.route.attribute_map import positions
 from cdc_replay.route.batches import Places, Verdicts
 from cdc_replay.route.per_route import per_route
 from cdc_replay.route.routes import Route, Routes
-from cdc_replay.route.tuples import Layout, Tuples
+from cdc_replay.route.tuples import Layout, Picked, Tuples
 
 _ACTIONS: Final = {
     ChangeKind.INSERT: PublishAction.INSERT,
@@ -82,23 +86,33 @@ class RouteFilters:
                 if key not in self._compiled:
                     self._compiled[key] = compile_any(filters, item.published.table)
                 self._users.setdefault(key, []).append((item, kind))
+        self._computed = {
+            key: each
+            for key, each in self._compiled.items()
+            if isinstance(each, SparkFilter) and is_computable(each.expression)
+        }
 
     def asker(self) -> Asker:
         """What the executors need to ask."""
         on_server = [key for key, each in self._compiled.items() if isinstance(each, ServerFilter)]
-        count = len(self.routes)
-        spark = np.zeros((count, len(_ACTIONS)), dtype=np.bool_)
-        server = np.full((count, len(_ACTIONS)), -1, dtype=np.int64)
+        computed = list(self._computed)
+        shape = len(self.routes), len(_ACTIONS)
+        spark = np.zeros(shape, dtype=np.bool_)
+        server, computation = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int64)
         kinds = list(_ACTIONS)
         for key, users in self._users.items():
             for item, kind in users:
                 where = item.number, kinds.index(kind)
                 if key in on_server:
                     server[where] = on_server.index(key)
+                elif key in self._computed:
+                    computation[where] = computed.index(key)
                 else:
                     spark[where] = True
         return Asker(
             spark=spark,
+            computed=computation,
+            computations=tuple(Computation.of(each, self.routes) for each in self._computed.values()),
             server=server,
             whole=Layout.of(
                 [(positions(item.relation, item.relation.column_names), 0) for item in self.routes]
@@ -120,8 +134,8 @@ class RouteFilters:
         )
 
     def _answer(self, item: Route, action: PublishAction, row: Column, held: _Names) -> Column:
-        compiled = self._compiled.get(self._group(item, action))
-        if not isinstance(compiled, SparkFilter):
+        compiled = self._asked(self._group(item, action))
+        if compiled is None:
             return F.lit(True)
 
         def value_of(name: str) -> Column:
@@ -143,11 +157,14 @@ class RouteFilters:
         )
 
     def read(self, item: Route) -> frozenset[str]:
-        """The columns that Spark's filters of the route read."""
-        found = (self._compiled.get(self._group(item, action)) for action in _ACTIONS.values())
-        return frozenset(
-            column.name for each in found if isinstance(each, SparkFilter) for column in each.columns
-        )
+        """The columns that those filters of the route read of which Spark is asked."""
+        found = (self._asked(self._group(item, action)) for action in _ACTIONS.values())
+        return frozenset(column.name for each in found if each is not None for column in each.columns)
+
+    def _asked(self, key: Hashable) -> SparkFilter | None:
+        """The filter of a group, if Spark is asked."""
+        compiled = self._compiled.get(key)
+        return compiled if isinstance(compiled, SparkFilter) and key not in self._computed else None
 
     @staticmethod
     def _group(item: Route, action: PublishAction) -> Hashable:
@@ -223,9 +240,7 @@ class Inquiry:
         by_change = np.stack(asked, axis=1)
         rows = np.flatnonzero(by_change.any(axis=1))
         found = places[rows]
-        old = tuples.rows_before(rows, found, self.read, wanted=tuples.has_old[rows]).lists
-        everything = np.ones(len(rows), dtype=np.bool_)
-        new = tuples.new_rows(rows, found, self.read, wanted=everything, fill=everything).lists
+        old, new = _both(tuples, rows, found, self.read)
         offsets = np.arange(len(rows) + 1, dtype=np.int32) * len(asked)
         return pa.RecordBatch.from_arrays(
             [
@@ -233,8 +248,8 @@ class Inquiry:
                 pa.array(found, pa.int32()),
                 changes["kind"].take(pa.array(rows)),
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(by_change[rows].ravel())),
-                old,
-                new,
+                old.lists,
+                new.lists,
             ],
             schema=QUESTIONS,
         )
@@ -265,14 +280,40 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
+class Computation:
+    """A filter that the worker computes; picklable. `layout` has its columns, for each route of them all."""
+
+    expression: Expression
+    attnums: tuple[int, ...]
+    layout: Layout
+
+    @classmethod
+    def of(cls, compiled: SparkFilter, routes: Sequence[Route]) -> Self:
+        """Of a filter that is computable, for the routes that have it, among these."""
+        names = [column.name for column in compiled.columns]
+        return cls(
+            compiled.expression,
+            tuple(column.attnum for column in compiled.columns),
+            Layout.of([(positions(item.relation, names), 0) for item in routes]),
+        )
+
+    def passing(self, picked: Picked) -> Bools:
+        """Which of the rows pass that were picked with this layout."""
+        texts = dict(zip(self.attnums, picked.columns(len(self.attnums)), strict=True))
+        return booleans(filter_answers(self.expression, texts, len(picked.wanted)))
+
+
+@dataclass(frozen=True, slots=True)
 class Asker:
     """Whom the filters of a subscription ask; picklable.
 
-    `spark[route, kind]` says whether Spark is asked, `server[route, kind]` which check, -1 for
-    none; kinds are INSERT, UPDATE, DELETE.
+    `spark[route, kind]` says whether Spark is asked, `computed[route, kind]` which computation is done,
+    `server[route, kind]` which check, -1 for none; kinds are INSERT, UPDATE, DELETE.
     """
 
     spark: Bools
+    computed: Int64s
+    computations: tuple[Computation, ...]
     server: Int64s
     whole: Layout
     checks: tuple[ServerCheck, ...]
@@ -300,15 +341,24 @@ class Asker:
         answered: Verdicts,
         session: FilterSession | None,
     ) -> Verdicts:
-        """All answers: those of Spark, and PostgreSQL's, which are fetched here.
+        """All answers: those of Spark, what is computed here, and PostgreSQL's, which are fetched here.
 
         Raises:
             InvalidFilter: if evaluating a filter fails.
             ServerUnavailable, MissingPrivilege: if the server cannot be asked.
         """
+        if self.computations:
+            self._compute(_chosen(self.computed, changes, routes), tuples, routes, answered)
         if session is not None:
             self._ask_server(changes, tuples, routes, answered, session)
         return answered
+
+    def _compute(self, chosen: Int64s, tuples: Tuples, routes: Int64s, found: Verdicts) -> None:
+        for number in np.unique(chosen[chosen >= 0]).tolist():
+            computation = self.computations[number]
+            rows = np.flatnonzero(chosen == number)
+            old, new = _both(tuples, rows, routes[rows], computation.layout)
+            found.old[rows], found.new[rows] = computation.passing(old), computation.passing(new)
 
     def _ask_server(
         self,
@@ -318,28 +368,38 @@ class Asker:
         found: Verdicts,
         session: FilterSession,
     ) -> None:
-        kinds = _kind_numbers(changes)
-        checks = np.where((routes >= 0) & (kinds >= 0), self.server[routes, kinds], -1)
+        checks = _chosen(self.server, changes, routes)
         rows = np.flatnonzero(checks >= 0)
         if not len(rows):
             return
         places = routes[rows]
-        everything = np.ones(len(rows), dtype=np.bool_)
-        old = tuples.rows_before(rows, places, self.whole, wanted=tuples.has_old[rows]).lists
-        new = tuples.new_rows(rows, places, self.whole, wanted=everything, fill=everything).lists
+        old, new = _both(tuples, rows, places, self.whole)
         batch = pa.RecordBatch.from_pydict(
             {
                 "route": pa.array(places, pa.int32()),
                 "kind": changes["kind"].take(pa.array(rows)),
                 "commit_lsn": changes["commit_lsn"].take(pa.array(rows)),
-                "old": old,
-                "new": new,
+                "old": old.lists,
+                "new": new.lists,
             }
         )
         answers = server_answers(batch, self.checks, session, ("old", "new"))
         each = np.arange(len(rows))
         found.old[rows] = answers["old"][each, checks[rows]] == 1
         found.new[rows] = answers["new"][each, checks[rows]] == 1
+
+
+def _both(tuples: Tuples, rows: Int64s, places: Int64s, layout: Layout) -> tuple[Picked, Picked]:
+    """What filters read of the old and of the new rows; these are filled with what was not sent (R4.4)."""
+    everything = np.ones(len(rows), dtype=np.bool_)
+    old = tuples.rows_before(rows, places, layout, wanted=tuples.has_old[rows])
+    return old, tuples.new_rows(rows, places, layout, wanted=everything, fill=everything)
+
+
+def _chosen(numbers: Int64s, changes: pa.RecordBatch, routes: Int64s) -> Int64s:
+    """Of numbers by route and kind those of the changes, -1 for those without a route or kind."""
+    kinds = _kind_numbers(changes)
+    return np.where((routes >= 0) & (kinds >= 0), numbers[routes, kinds], -1)
 
 
 def _kind_numbers(changes: pa.RecordBatch) -> Int64s:

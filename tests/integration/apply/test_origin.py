@@ -12,7 +12,7 @@ from cdc_replay.subscriber import origin, state
 from embedded.postgres import Cluster
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, create_database, drop_database
-from integration.apply.killed_window import EXPECTED, PUBLISHED, TABLES, run_once
+from integration.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.apply.windows import Target
 
 if TYPE_CHECKING:

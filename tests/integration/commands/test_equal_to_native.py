@@ -37,7 +37,7 @@ SCHEMA = """
     create table s.two (id int primary key, a int)
 """
 PUBLICATIONS = """
-    create publication orders for table orders where (a > 10 or note = 'x' and not (a is null))
+    create publication orders for table orders where (a > 10 or note like 'x%' and not (a is null))
         with (publish = 'insert, update, delete, truncate');
     create publication or_inserts for table or_ed where (a > 100) with (publish = 'insert');
     create publication or_all for table or_ed where (id > 10) with (publish = 'insert, update, delete');

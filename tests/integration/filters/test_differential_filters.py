@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from cdc_replay.filters.arrow import filter_answers, is_computable
 from cdc_replay.filters.compile import SparkFilter, compile_filter
 from cdc_replay.filters.expression import (
     ArrayComparison,
@@ -68,6 +69,8 @@ class Generated:
     filtered: FilteredTable
     table: Table
     frame: DataFrame
+    texts: pa.Table
+    """The same, by id."""
     rows: int
 
     @classmethod
@@ -79,7 +82,7 @@ class Generated:
         columns = zip(*filtered.rows(names), strict=True)
         texts = pa.table([pa.array(column, pa.string()) for column in columns], names=names)
         frame = spark.createDataFrame(texts).repartition(2).persist()
-        return cls(filtered, table, frame, rows)
+        return cls(filtered, table, frame, texts, rows)
 
     def in_spark(self, filters: Sequence[SparkFilter]) -> Answers:
         columns = [filter_column(each, self._value_of).alias(f"f{n}") for n, each in enumerate(filters)]
@@ -88,6 +91,12 @@ class Generated:
             column.combine_chunks().cast(pa.int8()).fill_null(-1).to_numpy() for column in found.columns[1:]
         ]
         return np.stack(answers, axis=1)
+
+    def in_arrow(self, each: SparkFilter) -> Answers:
+        texts = {column.attnum: self.texts[column.name].combine_chunks() for column in each.columns}
+        found = filter_answers(each.expression, texts, self.rows)
+        answers: Answers = found.cast(pa.int8()).fill_null(-1).to_numpy()
+        return answers
 
     def in_postgresql(self, texts: Sequence[str]) -> Answers:
         query = f"copy (select {', '.join(texts)} from t order by id) to stdout (null 'n')"
@@ -109,7 +118,7 @@ class Generated:
 
 
 def compare(generated: Generated, filters: Sequence[str]) -> None:
-    """Fail on the first filter that has another answer in Spark for some row."""
+    """Fail on the first filter that has another answer for some row, in Spark or where Arrow computes it."""
     stored = generated.filtered.store(filters)
     compiled = [compile_filter(each, generated.table) for each in stored]
     left_out = {
@@ -118,8 +127,17 @@ def compare(generated: Generated, filters: Sequence[str]) -> None:
         if not isinstance(each, SparkFilter)
     }
     assert left_out == {}, "the generator makes only filters that are exact in Spark"
-    ours = generated.in_spark([each for each in compiled if isinstance(each, SparkFilter)])
+    exact = [each for each in compiled if isinstance(each, SparkFilter)]
     theirs = generated.in_postgresql(filters)
+    computed = theirs.copy()
+    for number, each in enumerate(exact):
+        if is_computable(each.expression):
+            computed[:, number] = generated.in_arrow(each)
+    for ours in (generated.in_spark(exact), computed):
+        fail_on_difference(generated, filters, ours, theirs)
+
+
+def fail_on_difference(generated: Generated, filters: Sequence[str], ours: Answers, theirs: Answers) -> None:
     different = np.argwhere(ours != theirs)
     if len(different):
         row, number = different[0]

@@ -1,19 +1,14 @@
-"""A window that is killed anywhere is applied exactly once by the next run."""
+"""A window that fails leaves nothing, one without changes needs no Spark. Killed ones: `tests/faults`."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only
-from cdc_replay.errors import MissingPrivilege, SubscriptionBusy
+from cdc_replay.errors import MissingPrivilege
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -21,7 +16,7 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
-from integration.apply.killed_window import EXPECTED, PUBLISHED, TABLES, run_once
+from integration.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.apply.windows import Target
 
 if TYPE_CHECKING:
@@ -29,53 +24,6 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parents[2]
 STAGING = "select count(*) from pg_class where relname like 'stage%'"
-
-
-@pytest.mark.parametrize(
-    ("failpoint", "committed"),
-    [
-        ("replay.after_staging", False),
-        ("replay.mid_merge", False),
-        ("replay.before_commit", False),
-        ("replay.after_commit", True),
-    ],
-)
-def test_a_killed_window_is_applied_exactly_once(
-    spark: SparkSession, subscriber: Database, failpoint: str, committed: bool
-) -> None:
-    subscriber.run(TABLES)
-    before = subscriber.rows("select * from t order by id")
-    killed = subprocess.run(
-        [sys.executable, "-m", "integration.apply.killed_window", subscriber.dsn],
-        env=os.environ | {VARIABLE: failpoint, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert subscriber.rows("select * from t order by id") == (EXPECTED if committed else before)
-    assert subscriber.rows("select count(*) from u") == [(100 if committed else 0,)]
-    assert subscriber.rows(STAGING) == [(2,)]
-
-    target = Target(spark, subscriber.dsn, PUBLISHED)
-    assert run_when_free(target) is not committed
-    assert subscriber.rows("select * from t order by id") == EXPECTED
-    assert subscriber.rows("select count(*) from u") == [(100,)]
-    if committed:
-        # What was left behind goes with the next window.
-        target.apply(target.window())
-    assert subscriber.rows(STAGING) == [(0,)]
-
-
-def run_when_free(target: Target, seconds: float = 30) -> bool:
-    """Run once the server has noticed that the killed process is gone."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return run_once(target)
-        except SubscriptionBusy:
-            assert time.monotonic() < deadline, f"the killed process still holds its lock after {seconds} s"
 
 
 def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
