@@ -62,7 +62,7 @@ def _packaged_java() -> Path:
     source = Path(package.origin).parent / "java-runtime"
     home = Path(sys.prefix) / "share" / "cdc_replay" / "java"
     shim = home / "bin" / "java"
-    text = _SHIM.format(java=source / "bin" / "java", cache=cache_file(home), training="{" + TRAINING + "-}")
+    text = program(source / "bin" / "java", cache_file(home))
     if shim.exists() and shim.read_text(encoding="utf-8") == text:
         return home
     (home / "bin").mkdir(parents=True, exist_ok=True)
@@ -70,6 +70,11 @@ def _packaged_java() -> Path:
         _replace(home / name, functools.partial(_link, source / name))
     _replace(shim, functools.partial(_write_program, text))
     return home
+
+
+def program(java: Path, cache: Path) -> str:
+    """The text of the shim: calls `java`, for Spark's own classes with `cache` if that file exists."""
+    return _SHIM.format(java=java, cache=cache, training="{" + TRAINING + "-}")
 
 
 def cache_file(java_home: Path) -> Path:
