@@ -124,14 +124,19 @@ class Rows:
         answers = self.frame.select("number", *columns).collect()
         return [tuple(row)[1:] for row in sorted(answers)]
 
-    def arrow_answers(self, compiled: SparkFilter) -> list[bool | None]:
+    def arrow_answers(self, filters: Sequence[SparkFilter]) -> list[tuple[bool | None, ...]]:
         lists = [row["new"] for row in sorted(self.frame.collect(), key=lambda row: row["number"])]
         texts = {
-            column.attnum: pa.array([row[self.names.index(column.name)] for row in lists], pa.string())
-            for column in compiled.columns
+            name: pa.array([row[place] for row in lists], pa.string())
+            for place, name in enumerate(self.names)
         }
-        found: list[bool | None] = filter_answers(compiled.expression, texts, len(lists)).to_pylist()
-        return found
+        answers = [
+            filter_answers(
+                each.expression, {column.attnum: texts[column.name] for column in each.columns}, len(lists)
+            ).to_pylist()
+            for each in filters
+        ]
+        return list(zip(*answers, strict=True))
 
     def server_answers(self, filters: Sequence[ServerFilter], dsn: str) -> list[tuple[bool | None, ...]]:
         checks = [ServerCheck.of(each, self.names, number=n, routes=[0]) for n, each in enumerate(filters)]
@@ -180,10 +185,9 @@ def test_filters_that_arrow_can_compute_have_postgresqls_answers(
     computable = [isinstance(each, SparkFilter) and is_computable(each.expression) for each in compiled]
     texts = tuple(itertools.compress(IN_SPARK, computable))
     assert {text for text in IN_SPARK if text not in texts} == LEFT_TO_SPARK
-    rows = rows_of(filtered, spark)
     filters = [each for each in itertools.compress(compiled, computable) if isinstance(each, SparkFilter)]
 
-    ours = list(zip(*map(rows.arrow_answers, filters), strict=True))
+    ours = rows_of(filtered, spark).arrow_answers(filters)
 
     assert_same(texts, ours, filtered.answers(list(itertools.compress(stored, computable))))
 
