@@ -136,8 +136,10 @@ def numerics_of_array(texts: pa.StringArray) -> pa.StringArray:
     fraction = pc.replace_substring_regex(magnitude, pattern=r"^[^.]*\.?", replacement="")
     length = pc.utf8_lpad(pc.utf8_length(whole).cast(pa.string()), _LENGTH_DIGITS, "0")
     digits = pc.binary_join_element_wise(length, whole, pc.utf8_rtrim(fraction, "0"), "")
-    below = pc.binary_join_element_wise("1", _complemented(digits), _ABOVE_DIGITS, "")
-    form = pc.if_else(is_negative, below, pc.binary_join_element_wise("2", digits, ""))
+    form = pc.binary_join_element_wise("2", digits, "")
+    if pc.any(is_negative).as_py():
+        below = pc.binary_join_element_wise("1", _complemented(digits), _ABOVE_DIGITS, "")
+        form = pc.if_else(is_negative, below, form)
     for special, rank in _SPECIAL_NUMBERS.items():
         form = pc.if_else(pc.equal(texts, special), rank, form)
     return form
