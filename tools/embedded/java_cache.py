@@ -40,8 +40,8 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def make_cache() -> Path | None:
-    """Make it, in the place of an older one; None if Java is not the packaged one.
+def make_cache() -> None:
+    """Make it, in the place of an older one; nothing is made if Java is not the packaged one.
 
     Raises:
         CalledProcessError, TimeoutExpired: if Spark does not run.
@@ -49,7 +49,7 @@ def make_cache() -> Path | None:
     environment = os.environ | local_environment()
     home = environment.get("JAVA_HOME")
     if "JAVA_HOME" in os.environ or home is None:
-        return None
+        return
     cache = cache_file(Path(home))
     fresh = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
@@ -63,7 +63,6 @@ def make_cache() -> Path | None:
         fresh.replace(cache)
     finally:
         fresh.unlink(missing_ok=True)
-    return cache
 
 
 if __name__ == "__main__":
