@@ -232,12 +232,16 @@ class Stager:
         return pa.RecordBatch.from_pylist(rows, schema=PARTS)
 
 
-def drop_staging(connection: Connection, subscription: str) -> int:
-    """Drop the staging tables of this and of all dead runs of the subscription; how many there were.
+def drop_staging(
+    connection: Connection, subscription: str, *, run: str = "", beside: str | None = None
+) -> int:
+    """Drop the subscription's staging tables; how many there were.
 
-    The caller holds the subscription's lock, so that no other run is using them.
+    Those of one `run`, or of all, dead ones too, but not of the run `beside`. The caller holds the
+    subscription's lock, so that no other process is using them.
     """
-    names = [name for (name,) in connection.execute(_ORPHANS, (_prefix(subscription),))]
+    found = [name for (name,) in connection.execute(_ORPHANS, (_prefix(subscription) + run,))]
+    names = [name for name in found if beside is None or not name.startswith(_prefix(subscription) + beside)]
     if names:
         tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
         connection.execute(sql.SQL("drop table if exists {}").format(tables))

@@ -96,9 +96,13 @@ BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow:
-    """A window that is ready to be staged into `tables` and then applied; the session is open."""
+    """A window that is ready to be staged into `tables` and then applied; the session is open.
+
+    `run` is in the names of its staging tables, and in no others.
+    """
 
     request: ApplyRequest
+    run: str
     connection: Connection
     targets: Mapping[QualifiedName, TargetTable]
     tables: tuple[StageTable, ...]
@@ -194,10 +198,11 @@ class OpenWindow:
 
 
 @contextlib.contextmanager
-def opened_window(request: ApplyRequest) -> Iterator[OpenWindow]:
+def opened_window(request: ApplyRequest, *, behind: OpenWindow | None = None) -> Iterator[OpenWindow]:
     """Prepare a window for staging; what was staged is gone when the context ends.
 
-    The caller holds the subscription's lock (`subscriber.state.lock`).
+    The caller holds the subscription's lock (`subscriber.state.lock`). `behind` is the window before, if
+    that is still open.
 
     Raises:
         TargetMismatch: if a target is missing or cannot receive its columns.
@@ -210,18 +215,18 @@ def opened_window(request: ApplyRequest) -> Iterator[OpenWindow]:
         def prepare() -> dict[QualifiedName, TargetTable]:
             with refusals(None):
                 # The server may not have noticed yet that a killed run is gone.
-                drop_staging(connection, name)
+                drop_staging(connection, name, beside=None if behind is None else behind.run)
                 return _targets(connection, request)
 
         targets = _persistently(prepare, connection, request)
         run = uuid.uuid4().hex[:8]
         tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
         try:
-            yield OpenWindow(request, connection, targets, tables)
+            yield OpenWindow(request, run, connection, targets, tables)
         finally:
             # If it fails the next run finds them by name.
             with contextlib.suppress(psycopg.Error):
-                drop_staging(connection, name)
+                drop_staging(connection, name, run=run)
 
 
 def apply_window(

@@ -7,7 +7,7 @@ slot takes one core of the publisher and little here; replay has the rest.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.opened import Opened
-from cdc_replay.commands.replay import replay_opened
+from cdc_replay.commands.replay import replay_through
 from cdc_replay.commands.results import CaptureResult, ReplayResult
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
@@ -39,6 +39,7 @@ class _Progress:
 
     end: Lsn = ZERO
     is_done: bool = False
+    has_failed: bool = False
     is_stopped: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -50,10 +51,10 @@ class _Progress:
             if self.is_stopped:
                 raise _Stopped
 
-    def finish(self, _capture: Future[CaptureResult]) -> None:
+    def finish(self, capture: Future[CaptureResult]) -> None:
         """The capture has ended, one way or the other."""
         with self._changed:
-            self.is_done = True
+            self.is_done, self.has_failed = True, capture.exception() is not None
             self._changed.notify()
 
     def stop(self) -> None:
@@ -61,11 +62,21 @@ class _Progress:
         with self._changed:
             self.is_stopped = True
 
-    def beyond(self, lsn: Lsn) -> Lsn | None:
-        """Wait until the log ends behind `lsn`, and say where; None if the capture has ended."""
+    def ends(self, target: Lsn) -> Iterator[Lsn]:
+        """Where the log ends, each time that it has grown; at last the target, if the capture gets there."""
+        reached: Lsn | None = ZERO
+        while reached is not None and reached < target:
+            reached = self._beyond(reached, target)
+            if reached is not None:
+                yield reached
+
+    def _beyond(self, lsn: Lsn, target: Lsn) -> Lsn | None:
+        """Wait until the log ends behind `lsn`, and say where; None if the capture has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_done or self.end > lsn)
-            return None if self.is_done else self.end
+            if not self.is_done:
+                return min(self.end, target)
+            return None if self.has_failed else target
 
 
 def caught_up(
@@ -79,7 +90,6 @@ def caught_up(
         CdcReplayError: from the capture. What it had captured by then is applied.
     """
     progress = _Progress()
-    results: dict[str, ReplayResult] = {}
     with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
         capture = threads.submit(
             captured_up_to,
@@ -93,28 +103,8 @@ def caught_up(
         try:
             if upto.value - ChangeLog.open(publisher.change_log).end_lsn.value > BACKLOG_BYTES:
                 spark_session("cdc-replay")
-            applied = ZERO
-            while (end := progress.beyond(applied)) is not None and end < upto:
-                _replay(config, publisher, subscriptions, end, results)
-                applied = end
+            replayed = replay_through(config, publisher, subscriptions, progress.ends(upto))
         except BaseException:
             progress.stop()
             raise
-        captured = capture.result()
-    _replay(config, publisher, subscriptions, upto, results)
-    return captured, tuple(results[each.subscription.name] for each in subscriptions)
-
-
-def _replay(
-    config: Config,
-    publisher: PublisherConfig,
-    subscriptions: Sequence[Opened],
-    upto: Lsn,
-    results: dict[str, ReplayResult],
-) -> None:
-    """The next window of all that have not failed; their results so far are continued."""
-    failed = {name for name, result in results.items() if result.error is not None}
-    going_on = [each for each in subscriptions if each.subscription.name not in failed]
-    for result in replay_opened(config, publisher, going_on, upto):
-        before = results.get(result.subscription)
-        results[result.subscription] = result if before is None else before.followed_by(result)
+        return capture.result(), replayed

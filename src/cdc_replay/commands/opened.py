@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_replay.config import Config, SubscriptionConfig
@@ -26,11 +27,15 @@ PAUSE_SECONDS: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A subscription that no other process can work on while this is open."""
+    """A subscription that no other process can work on while this is open.
+
+    `assumed` are tables that a window advances which is being applied, each with that window's end.
+    """
 
     config: SubscriptionConfig
     dsn: str
     connection: Connection
+    assumed: Mapping[QualifiedName, Lsn] = field(default_factory=dict)
 
     @property
     def subscription(self) -> Subscription:
@@ -38,8 +43,13 @@ class Opened:
         return self.config.subscription
 
     def table_states(self) -> Mapping[QualifiedName, TableState]:
-        """The states of its tables, as the subscriber holds them."""
-        return state.table_states(self.connection, self.subscription.name)
+        """The states of its tables, as the subscriber holds them; will hold them, where that is assumed."""
+        held = state.table_states(self.connection, self.subscription.name)
+        return {**held, **{name: Ready(applied_lsn) for name, applied_lsn in self.assumed.items()}}
+
+    def assuming(self, assumed: Mapping[QualifiedName, Lsn]) -> Opened:
+        """As it is once the window that is being applied is applied."""
+        return dataclasses.replace(self, assumed=assumed)
 
     def ready_tables(self) -> dict[QualifiedName, Lsn]:
         """The tables that replay can advance, each with its applied LSN."""

@@ -73,10 +73,14 @@ class Outcome:
     """Tables that were parked on the way."""
 
     @property
+    def windows(self) -> tuple[ReplayResult, ...]:
+        """Those that were applied, and the one that was not."""
+        return self.applied if self.failed is None else (*self.applied, self.failed)
+
+    @property
     def result(self) -> ReplayResult:
-        """All windows as one."""
-        windows = self.applied if self.failed is None else (*self.applied, self.failed)
-        whole = functools.reduce(ReplayResult.followed_by, windows)
+        """All windows as one; there is one at least."""
+        whole = functools.reduce(ReplayResult.followed_by, self.windows)
         return dataclasses.replace(whole, parked=(*whole.parked, *self.parked))
 
     def followed_by(self, later: Outcome) -> Outcome:

@@ -34,6 +34,10 @@ class Content:
     rewrites: Rewrites
 
 
+class PlannedTooEarly(Exception):
+    """The window cannot be planned before the one before it is applied."""
+
+
 ContentOf: TypeAlias = Callable[[Window], Content]
 
 
@@ -84,6 +88,7 @@ def plan_window(
         SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
             transaction does not fit its tables.
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
+        PlannedTooEarly: where a table is to be parked, and `at_work` is not there yet.
     """
     began = time.monotonic()
     _check_not_parked(at_work)
@@ -105,7 +110,10 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
     window = Window(min(behind.values(), default=upto), upto)
     found = content(window)
     publications = at_work.subscription.publications
-    behind = without_rewritten(at_work, behind, found.rewrites.published(publications))
+    rewritten = found.rewrites.published(publications)
+    if rewritten and at_work.assumed:
+        raise PlannedTooEarly
+    behind = without_rewritten(at_work, behind, rewritten)
     targets = read_target_tables(at_work.connection, tuple(behind))
     wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
     routes = plan_routes(found.defined, publications, wanted)

@@ -39,7 +39,7 @@ def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
     start = twin.sync_ours()[0].to_lsn
     twin.publish(TRAFFIC)
 
-    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.replay"):
+    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.pipeline"):
         (found,) = twin.sync_ours()
 
     assert found.replay.error is None
@@ -112,7 +112,7 @@ def test_a_long_window_is_several_transactions_of_the_subscriber(
     twin.publish(TRAFFIC)
     captured = capture(twin.config, "pub")
 
-    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.replay"):
+    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.pipeline"):
         (result,) = replay(twin.config, ["s"])
 
     assert result.error is None
