@@ -102,7 +102,7 @@ class _Publisher(_Endpoint):
     change_log: str
     streaming: bool = False
     two_phase: bool = False
-    max_changes_per_pull: Annotated[int, Field(ge=1)] = 1_000_000
+    max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
     max_retained_wal: Size | None = None
     event_trigger: bool = True
 

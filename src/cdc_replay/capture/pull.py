@@ -59,9 +59,6 @@ logger = logging.getLogger(__name__)
 class CaptureSource:
     """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull.
 
-    Where somebody works on what is pulled so far, `first_pull_changes` bounds the first pull. Each that
-    follows reads half as much again, up to half that bound, because the server reads its WAL anew for each.
-
     `origin_none`: there is a subscription that must not see changes with an origin (R8.20).
     """
 
@@ -71,8 +68,7 @@ class CaptureSource:
     change_log: str
     streaming: bool = False
     two_phase: bool = False
-    max_changes_per_pull: int = 1_000_000
-    first_pull_changes: int | None = None
+    max_changes_per_pull: int = 2_000_000
     origin_none: bool = False
 
     def __repr__(self) -> str:
@@ -160,8 +156,6 @@ class _Puller:
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
-        most, first = source.max_changes_per_pull, source.first_pull_changes
-        self._limit, self._most = (most, most) if first is None else (min(first, most), max(1, most // 2))
         # After the target was chosen: an origin that is created later has no change before it.
         self._with_origins = source.origin_none and may_have_origins(connection)
         self._local: LocalChanges | None = None
@@ -173,8 +167,7 @@ class _Puller:
         With streaming a peek may end before any transaction is complete (R1.24): it is then repeated with
         twice the bound.
         """
-        limit = self._limit
-        self._limit = min(limit + (limit + 1) // 2, self._most)
+        limit = self._source.max_changes_per_pull
         self._definitions.read_again()
         while (tally := self._either_way(target, limit)) is None:
             limit *= 2

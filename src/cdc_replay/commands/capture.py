@@ -25,12 +25,8 @@ def capture(
     *,
     to_lsn: Lsn | None = None,
     progress: Callable[[Lsn, Lsn], None] | None = None,
-    first_pull_changes: int | None = None,
 ) -> CaptureResult:
     """Pull until `to_lsn` (default: the publisher's WAL position now), in bounded, durable steps.
-
-    With `first_pull_changes` the steps are of other sizes, for who works on what is captured so far
-    (`CaptureSource`).
 
     Where many small segments have gathered in the log, they are merged afterwards. A slot that retains more
     than `max_retained_wal` even then, or because the capture failed, is dropped.
@@ -50,7 +46,6 @@ def capture(
         streaming=found.streaming,
         two_phase=found.two_phase,
         max_changes_per_pull=found.max_changes_per_pull,
-        first_pull_changes=first_pull_changes,
         origin_none=config.wants_origin_none(found.name),
     )
     outcome = _captured_within_limit(source, found.max_retained_wal, to_lsn, progress)
@@ -94,7 +89,6 @@ def captured_up_to(
     to_lsn: Lsn,
     *,
     progress: Callable[[Lsn, Lsn], None] | None = None,
-    first_pull_changes: int | None = None,
 ) -> CaptureResult:
     """Make sure that the log holds everything up to `to_lsn`, whoever captures it.
 
@@ -108,9 +102,7 @@ def captured_up_to(
     deadline, reached = time.monotonic() + PATIENCE_SECONDS, ZERO
     while True:
         try:
-            return capture(
-                config, publisher, to_lsn=to_lsn, progress=progress, first_pull_changes=first_pull_changes
-            )
+            return capture(config, publisher, to_lsn=to_lsn, progress=progress)
         except SlotActive:
             end = ChangeLog.open(change_log).end_lsn
             if end >= to_lsn:

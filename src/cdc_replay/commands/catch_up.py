@@ -21,10 +21,6 @@ from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.spark_session import spark_session
 
-FIRST_PULL_CHANGES: Final = 1_000_000
-"""The pulls after it are half as large, so that little is left to replay when the capture ends. Smaller
-windows cost more than their earlier start gains: less of what they apply is undone again within them."""
-
 BACKLOG_BYTES: Final = 16 << 20
 """Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
 
@@ -91,14 +87,7 @@ def caught_up(
     """
     progress = _Progress()
     with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
-        capture = threads.submit(
-            captured_up_to,
-            config,
-            publisher.name,
-            upto,
-            progress=progress.tell,
-            first_pull_changes=FIRST_PULL_CHANGES,
-        )
+        capture = threads.submit(captured_up_to, config, publisher.name, upto, progress=progress.tell)
         capture.add_done_callback(progress.finish)
         try:
             if upto.value - ChangeLog.open(publisher.change_log).end_lsn.value > BACKLOG_BYTES:

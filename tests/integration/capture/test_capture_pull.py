@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,25 +101,6 @@ def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, se
     assert outcome.pulls == len(reached) > 4
     assert reached == sorted(set(reached))
     assert reached[-1] == captured.log.end_lsn == captured.position
-
-
-def test_where_somebody_waits_the_first_pulls_are_small(publisher: Database, set_up: SetUp) -> None:
-    """Bounds of 1, 2, 3, 5 and 8 messages, then 12, half of 24: transactions of 4, 3, 3 and 3 (R1.24)."""
-    publisher.run(TABLE)
-    captured = set_up(max_changes_per_pull=24, first_pull_changes=1)
-    captured.capture()
-    for number in range(20):
-        publisher.run(f"insert into t values ({number}, 'x')")
-    reached: list[Lsn] = []
-
-    capture_changes(captured.source, progress=lambda end, _: reached.append(end))
-
-    assert inserted(captured) == [str(number) for number in range(20)]
-    commits = sorted({row["commit_lsn"] for row in captured.rows() if row["kind"] == "I"})
-    pulled = [sum(commit <= end.value for commit in commits) for end in reached]
-    sizes = [after - before for before, after in itertools.pairwise([0, *pulled])]
-    assert sizes[:6] == [1, 1, 1, 2, 3, 4]
-    assert max(sizes) == 4
 
 
 def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_replay.commands import catch_up, plan
+from cdc_replay.commands import plan
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.flow import Lane, StagedLane, WindowFlow
 from cdc_replay.commands.replay import replay
@@ -27,11 +27,10 @@ TRAFFIC = ";\n".join(
 
 
 def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One result over several windows, the sum of what they are."""
-    monkeypatch.setattr(catch_up, "FIRST_PULL_CHANGES", 8)
-    twin.options["max_changes_per_pull"] = 16
+    twin.options["max_changes_per_pull"] = 8
     twin.publisher.run(f"{TABLE}; create publication p for table t where (a % 2 = 0)")
     twin.publisher.run("alter table t replica identity full")
     twin.subscribe("s", "p", tables=TABLE)
@@ -58,7 +57,6 @@ def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is that of the capture; the next run goes on where the log ends."""
-    monkeypatch.setattr(catch_up, "FIRST_PULL_CHANGES", 1)
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
@@ -77,11 +75,8 @@ def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
     assert len(twin.rows("s", "t")) == 8
 
 
-def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twin) -> None:
     """The other one comes to the end, and what stands in the way of the first is named."""
-    monkeypatch.setattr(catch_up, "FIRST_PULL_CHANGES", 1)
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("good", "p", tables=TABLE)

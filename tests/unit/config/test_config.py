@@ -38,7 +38,7 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert publisher.change_log == str(tmp_path / "log")
     assert not publisher.streaming
     assert not publisher.two_phase
-    assert publisher.max_changes_per_pull == 1_000_000
+    assert publisher.max_changes_per_pull == 2_000_000
     assert publisher.max_retained_wal is None
     assert publisher.event_trigger
     subscription = config.subscription("nsw").subscription
