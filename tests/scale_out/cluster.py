@@ -10,6 +10,7 @@ executors it has started.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -129,7 +130,9 @@ class SparkCluster:
     def executors(self) -> Iterator[int]:
         """The processes of executors that run now: the JVMs below the workers."""
         for worker in self._worker_names():
-            yield from descendants(self._parts[worker].pid)[1:2]
+            # One that has ended is a zombie until its worker asks for it.
+            below = (pid for pid in descendants(self._parts[worker].pid)[1:] if _state(pid) not in ("Z", ""))
+            yield from itertools.islice(below, 1)
 
     def stopped(self) -> dict[int, int]:
         """Processes that a failpoint has stopped, each with its executor's process."""

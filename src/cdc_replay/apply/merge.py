@@ -137,7 +137,8 @@ class _Merge:
         standing = self.statements.standing(rows, same, KEYS_SHOWN)
         if self.policy is ConflictPolicy.ERROR:
             self._refuse_standing(ConflictKind.INSERT_EXISTS, standing)
-        self._count_standing(ConflictKind.INSERT_EXISTS, standing)
+        else:
+            self._count_standing(ConflictKind.INSERT_EXISTS, standing)
         self._remove(NetKind.NOTHING)
 
     def _take_out(self, which: sql.SQL) -> None:

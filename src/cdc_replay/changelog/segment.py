@@ -12,6 +12,7 @@ Every page that is read is compared with its checksum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -77,9 +78,10 @@ class Segment:
 class SegmentWriter:
     """Writes one segment, the file `name` in `folder`, one row group per batch.
 
-    As a context manager it closes and flushes the file, and only then lets it have its name, in the place of
-    an older one if there is one; after an error it removes what was written. `segment` is known afterwards,
-    and None if no row was written: then there is no file.
+    A row group is compressed and written while the caller makes the next one. As a context manager it closes
+    and flushes the file, and only then lets it have its name, in the place of an older one if there is one;
+    after an error it removes what was written. `segment` is known afterwards, and None if no row was written:
+    then there is no file.
     """
 
     def __init__(self, folder: Location, name: str) -> None:
@@ -87,6 +89,8 @@ class SegmentWriter:
         # In an object store the name appears with the end of the upload.
         self._file = folder / f"{PARTIAL}{name}" if folder.is_local else self._target
         self._writer: pq.ParquetWriter | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="segment")
+        self._under_way: Future[None] | None = None
         self._rows = 0
         self._first = 0
         self._last = 0
@@ -98,31 +102,33 @@ class SegmentWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is None:
-            return
-        if error is not None:
-            self._discard()
-            return
         try:
-            self.segment = self._finish()
-        except (OSError, pa.ArrowException):
-            self._discard()
-            raise
+            if self._writer is not None and error is None:
+                self.segment = self._finish(self._writer)
+        finally:
+            self._thread.shutdown()
+            if self._writer is not None and self.segment is None:
+                self._discard(self._writer)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append one row group of `LOG_SCHEMA`."""
+        """Append one row group of `LOG_SCHEMA`; an error of the one before may come now."""
         if batch.num_rows == 0:
             return
         if self._writer is None:
             self._writer = self._open()
             self._first = batch["commit_lsn"][0].as_py()
-        self._writer.write_batch(batch, row_group_size=batch.num_rows)
+        self._wait()
+        self._under_way = self._thread.submit(self._writer.write_batch, batch, row_group_size=batch.num_rows)
         self._rows += batch.num_rows
         self._last = batch["commit_lsn"][-1].as_py()
 
-    def _finish(self) -> Segment:
-        if self._writer is not None:
-            self._writer.close()
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def _finish(self, writer: pq.ParquetWriter) -> Segment:
+        self._wait()
+        writer.close()
         size = self._file.filesystem.get_file_info(self._file.path).size
         if self._file != self._target:
             sync_file(self._file)
@@ -140,11 +146,10 @@ class SegmentWriter:
             write_page_checksum=True,
         )
 
-    def _discard(self) -> None:
+    def _discard(self, writer: pq.ParquetWriter) -> None:
         # The error that is under way matters, not whether an unnamed file can be closed and removed.
         try:
-            if self._writer is not None:
-                self._writer.close()
+            writer.close()
             self._file.filesystem.delete_file(self._file.path)
         except (OSError, pa.ArrowException):
             return

@@ -294,7 +294,8 @@ class _Folding:
         for number, part in sorted(parts_of(batches).items()):
             lane = number // self.parts
             rules, stagers = self.lanes[lane]
-            net = list(part.net(rules))
+            # Where several write the same, it is kept for all of them.
+            net = part.net(rules) if len(stagers) == 1 else list(part.net(rules))
             for place, stager in enumerate(stagers):
                 staged = stager.staged(iter(net))
                 marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -119,25 +119,35 @@ def peek(
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
-        yield from _batches(_rows(copy))
+        yield from _batches(copy)
 
 
-def _rows(copy: psycopg.Copy) -> Iterator[Buffer]:
-    """The rows of a COPY BINARY.
+def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
+    """The rows of a COPY BINARY, many at a time.
 
     psycopg's own loop costs more than all else that a capture does with a row. So what has arrived is taken
     from libpq, and psycopg waits for more, and has the end.
     """
     libpq = copy.connection.pgconn
-    row = copy.read()[_COPY_HEADER_BYTES:]
-    while len(row) > _COPY_TRAILER_BYTES:
-        yield row
+    held: list[Buffer] = []
+    held_bytes = 0
+    row: Buffer = copy.read()[_COPY_HEADER_BYTES:]
+    size = len(row)
+    while size > _COPY_TRAILER_BYTES:
+        held.append(row)
+        held_bytes += size
+        if held_bytes >= BATCH_BYTES or len(held) >= BATCH_ROWS:
+            yield _raw_messages(held)
+            held, held_bytes = [], 0
         size, row = libpq.get_copy_data(_WITHOUT_WAITING)
         if size == 0:
             row = copy.read()
+            size = len(row)
         elif size < 0:
             raise _ended_early(libpq)
     copy.read()
+    if held:
+        yield _raw_messages(held)
 
 
 def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
@@ -148,19 +158,6 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
     if result is None:
         return psycopg.OperationalError(libpq.get_error_message())
     return psycopg.errors.error_from_result(result)
-
-
-def _batches(rows: Iterable[Buffer]) -> Iterator[RawMessages]:
-    held: list[Buffer] = []
-    held_bytes = 0
-    for row in rows:
-        held.append(row)
-        held_bytes += len(row)
-        if len(held) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
-            yield _raw_messages(held)
-            held, held_bytes = [], 0
-    if held:
-        yield _raw_messages(held)
 
 
 def _raw_messages(rows: Sequence[Buffer]) -> RawMessages:
