@@ -36,6 +36,11 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
 
 FINISHED: Final = frozenset({"success", "failed"})
 
+# SQLite refuses one of two writers at once where the second has read before. Nothing is changed then.
+_DATABASE_ERROR: Final = "Database error"
+_SERVER_ERROR: Final = 500
+_PAUSES_SECONDS: Final = (0.5, 1.0, 2.0)
+
 _T = TypeVar("_T")
 
 
@@ -222,6 +227,11 @@ class Client:
             Refused: for every status of 400 and above.
         """
         answer = self._http.request(method, path, json=body)
+        for pause in _PAUSES_SECONDS:
+            if answer.status_code != _SERVER_ERROR or _DATABASE_ERROR not in answer.text:
+                break
+            time.sleep(pause)
+            answer = self._http.request(method, path, json=body)
         if answer.is_error:
             reason = (
                 answer.json().get("detail", answer.text) if "json" in answer.headers["content-type"] else ""
