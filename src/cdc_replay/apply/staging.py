@@ -234,8 +234,8 @@ class Stager:
 
 def drop_staging(
     connection: Connection, subscription: str, *, run: str = "", beside: str | None = None
-) -> int:
-    """Drop the subscription's staging tables; how many there were.
+) -> None:
+    """Drop the subscription's staging tables.
 
     Those of one `run`, or of all, dead ones too, but not of the run `beside`. The caller holds the
     subscription's lock, so that no other process is using them.
@@ -245,7 +245,6 @@ def drop_staging(
     if names:
         tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
         connection.execute(sql.SQL("drop table if exists {}").format(tables))
-    return len(names)
 
 
 def _prefix(subscription: str) -> str:

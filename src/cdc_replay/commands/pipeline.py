@@ -105,7 +105,7 @@ class Pipeline:
                 if plan.routes.routes:
                     ends.setdefault(plan.window.upto, []).append(plan)
                 else:
-                    self._advance(plan)
+                    self._pass_by(plan)
             for together in ends.values():
                 with self.sources() as source:
                     self._stage_and_merge(change_log, together, source)
@@ -140,11 +140,11 @@ class Pipeline:
             self._add(name, failed(at_work, Window(upto, upto), began, error))
             return None
 
-    def _advance(self, plan: Plan) -> None:
+    def _pass_by(self, plan: Plan) -> None:
+        """A window without anything for the subscription."""
         self._settle(plan.name)
         if not self.has_failed(plan.name):
-            outcome = self._outcome_of(plan, functools.partial(_advance, plan))
-            self._add(plan.name, _with_obstacle(plan, outcome))
+            self._add(plan.name, self._outcome_of(plan, functools.partial(_advance, plan)))
 
     def _stage_and_merge(self, change_log: ChangeLog, plans: Sequence[Plan], source: Source) -> None:
         opened = [(plan, *found) for plan in plans if (found := self._opened(plan)) is not None]
@@ -180,13 +180,13 @@ class Pipeline:
             return
         with merging.closing:
             outcome = merging.outcome.result()
-        self._add(name, _with_obstacle(merging.plan, outcome))
+        self._add(name, outcome)
 
     def _add(self, name: str, outcome: Outcome) -> None:
         self._outcomes[name] = self._outcomes.get(name, Outcome()).followed_by(outcome)
 
     def _outcome_of(self, plan: Plan, apply: Callable[[Record], None]) -> Outcome:
-        """What applying a window has come to; its result is recorded with it."""
+        """What applying a window has come to, and why the next cannot be planned; its result is recorded."""
         name, results = plan.name, list[ReplayResult]()
         # What it was staged beside has its own seconds.
         began = max(plan.began, self._ended.get(name, plan.began))
@@ -221,7 +221,11 @@ class Pipeline:
             dict(result.conflicts) or "none",
             result.seconds,
         )
-        return Outcome((result,))
+        outcome = Outcome((result,))
+        if plan.obstacle is None:
+            return outcome
+        left = Window(plan.window.upto, plan.asked)
+        return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
 
 
 def _advance(plan: Plan, record: Record) -> None:
@@ -243,14 +247,6 @@ def _leaves_room(plan: Plan, lane: StagedWindow) -> bool:
     if plan.obstacle is not None or isinstance(lane, CdcReplayError):
         return False
     return not lane.survey.unsent and not lane.survey.truncations
-
-
-def _with_obstacle(plan: Plan, outcome: Outcome) -> Outcome:
-    """The outcome of a plan's window, with what keeps the next one from being planned."""
-    if plan.obstacle is None or outcome.error is not None:
-        return outcome
-    left = Window(plan.window.upto, plan.asked)
-    return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
 
 
 def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:

@@ -80,7 +80,7 @@ def _value_kernel(expression: Column | Constant | Relabel | Collate) -> Callable
         case Relabel(source_type=source, type_oid=target):
             return rules.RELABELS[source, target].compute
         case Collate():
-            return _same
+            return rules.same_array
 
 
 def _logic_kernel(expression: NullTest | TruthTest | Bool | Coalesce | Case) -> Callable[..., Datum]:
@@ -134,10 +134,6 @@ class _Computer:
 
 def _scalar(form: values.Form, value: values.Plain | None) -> pa.Scalar:
     return pa.scalar(None if value is None else form.of_constant(value), form.arrow_type)
-
-
-def _same(argument: Datum) -> Datum:
-    return argument
 
 
 def _choice(*arguments: Datum) -> Datum:

@@ -194,7 +194,8 @@ def _unsigned(number: SparkColumn) -> SparkColumn:
 # ---- the same of Arrow
 
 
-def _same_array(argument: pa.Array) -> pa.Array:
+def same_array(argument: pa.Array) -> pa.Array:
+    """Where a value's form does not change."""
     return argument
 
 
@@ -343,19 +344,19 @@ RULES: Final[Mapping[Signature, Rule]] = {
     **{("&", kind, kind): Exact(SparkColumn.bitwiseAND, compute=pc.bit_wise_and) for kind in _INTEGERS},
     **{("|", kind, kind): Exact(SparkColumn.bitwiseOR, compute=pc.bit_wise_or) for kind in _INTEGERS},
     **{("#", kind, kind): Exact(SparkColumn.bitwiseXOR, compute=pc.bit_wise_xor) for kind in _INTEGERS},
-    ("int4", "int2"): Exact(_same, compute=_same_array),
-    ("int8", "int2"): Exact(_same, compute=_same_array),
-    ("int8", "int4"): Exact(_same, compute=_same_array),
-    ("int8", "oid"): Exact(_same, compute=_same_array),
-    ("int2", "int4"): Exact(_same, _may_overflow, _FITS, _same_array),
-    ("int2", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
-    ("int4", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
-    ("oid", "int8"): Exact(_same, _may_overflow, _FITS, _same_array),
+    ("int4", "int2"): Exact(_same, compute=same_array),
+    ("int8", "int2"): Exact(_same, compute=same_array),
+    ("int8", "int4"): Exact(_same, compute=same_array),
+    ("int8", "oid"): Exact(_same, compute=same_array),
+    ("int2", "int4"): Exact(_same, _may_overflow, _FITS, same_array),
+    ("int2", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
+    ("int4", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
+    ("oid", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
     **{("numeric", kind): Exact(_numeric_of_integer, compute=_numeric_of_integers) for kind in _INTEGERS},
     **{("float4", kind): Exact(_to_float) for kind in _INTEGERS},
     **{("float8", kind): Exact(_to_double) for kind in _INTEGERS},
-    ("float8", "float4"): Exact(_same, compute=_same_array),
-    ("text", "bpchar"): Exact(_same, compute=_same_array),
+    ("float8", "float4"): Exact(_same, compute=same_array),
+    ("text", "bpchar"): Exact(_same, compute=same_array),
     ("date", "timestamp"): Exact(values.date_of, compute=values.dates_of_array),
     ("float8", "numeric"): _CAST_ROUNDS,
     ("float4", "numeric"): _CAST_ROUNDS,
@@ -389,8 +390,8 @@ RULES: Final[Mapping[Signature, Rule]] = {
 """What is known of operators and of functions, by signature."""
 
 RELABELS: Final[Mapping[tuple[int, int], Exact]] = {
-    (Type.VARCHAR, Type.TEXT): Exact(_same, compute=_same_array),
-    (Type.TEXT, Type.VARCHAR): Exact(_same, compute=_same_array),
+    (Type.VARCHAR, Type.TEXT): Exact(_same, compute=same_array),
+    (Type.TEXT, Type.VARCHAR): Exact(_same, compute=same_array),
     (Type.VARCHAR, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
     (Type.TEXT, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
     (Type.INT4, Type.OID): Exact(_unsigned, compute=_unsigned_array),

@@ -59,10 +59,12 @@ class Watched:
 
 @pytest.fixture
 def windows_of_four(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> Twin:
-    """Four transactions are a window."""
+    """A subscription `s`, equal to native; about four messages are a window."""
     monkeypatch.setattr(plan, "ROWS_PER_WINDOW", 4)
     twin.options["max_changes_per_pull"] = 4
     twin.publisher.run(f"{TABLE}; create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLE)
+    twin.sync()
     return twin
 
 
@@ -75,8 +77,6 @@ def test_a_window_is_staged_while_the_one_before_is_merged(
 ) -> None:
     """What comes second changes rows that the first brings."""
     twin = windows_of_four
-    twin.subscribe("s", "p", tables=TABLE)
-    twin.sync()
     twin.publish(f"{_insert(1, 4)}; update t set a = 0 where id < 3; delete from t where id = 3")
     twin.publish(f"{_insert(5, 9)}; {_insert(3, 3)}; update t set id = -id where id = 4")
     capture(twin.config, "pub")
@@ -99,8 +99,6 @@ def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
 ) -> None:
     """The subscription is parked before the transaction that is refused, as without the second window."""
     twin = windows_of_four
-    twin.subscribe("s", "p", tables=TABLE)
-    twin.sync()
     twin.pairs["s"].ours.run("insert into t values (2, -2)")
     twin.publish(_insert(1, 8))
     capture(twin.config, "pub")
@@ -123,8 +121,6 @@ def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = windows_of_four
-    twin.subscribe("s", "p", tables=TABLE)
-    twin.sync()
     twin.publish(f"{_insert(1, 2)}; truncate t; {_insert(3, 9)}")
     capture(twin.config, "pub")
     watched = Watched(lambda number: number)
@@ -141,22 +137,20 @@ def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
 def test_one_subscription_stops_while_the_other_goes_on(windows_of_four: Twin) -> None:
     """Both are staged together, and what one has in the way is its own."""
     twin = windows_of_four
-    twin.subscribe("good", "p", tables=TABLE)
     twin.subscribe("bad", "p", tables=TABLE, native=False)
-    twin.sync("good")
     twin.sync_ours("bad")
     twin.pairs["bad"].ours.run("insert into t values (6, -6)")
     twin.publish(_insert(1, 12))
     capture(twin.config, "pub")
 
-    good, bad = replay(twin.config, ["good", "bad"])
+    good, bad = replay(twin.config, ["s", "bad"])
 
     assert good.error is None
     assert "key (id)=(6)" in (bad.error or "")
     assert [row[0] for row in twin.pairs["bad"].ours.rows("table t order by id")] == [1, 2, 3, 4, 5, 6]
     assert twin.pairs["bad"].ours.rows("select a from t where id = 6") == [(-6,)]
-    twin.sync("good")
-    assert len(twin.rows("good", "t")) == 12
+    twin.sync("s")
+    assert len(twin.rows("s", "t")) == 12
 
 
 def _staging_tables(twin: Twin) -> int:
