@@ -92,7 +92,7 @@ class _Merge:
         if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
             self._find_rows()
         if self.staged.count(NetKind.DELETE):
-            self.merged.delete += self._remove(NetKind.DELETE)
+            self._delete()
         self._update(clear=has_own_key and self.staged.count(NetKind.NOTHING) > 0)
         if self.staged.count(NetKind.INSERT):
             self._insert()
@@ -108,11 +108,23 @@ class _Merge:
             columns, target = self.staged.table.keys, self.statements.target
             raise ambiguous(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
+    def _delete(self) -> None:
+        staged = self.staged.count(NetKind.DELETE)
+        with self.connection.transaction() as savepoint:
+            deleted = self._execute(self.statements.delete(NetKind.DELETE))
+            if deleted < staged:
+                # Which ones are missing is known by those that are deleted: a join that is rarely needed.
+                raise psycopg.Rollback(savepoint)
+        self.merged.delete += deleted if deleted == staged else self._remove(NetKind.DELETE)
+
     def _remove(self, kind: NetKind) -> int:
         gone, *missing = self._row(self.statements.remove(kind, KEYS_SHOWN))
+        self._count_missing(missing)
+        return int(gone)
+
+    def _count_missing(self, missing: Sequence[Any]) -> None:
         self._count(ConflictKind.UPDATE_MISSING, *missing[:2])
         self._count(ConflictKind.DELETE_MISSING, *missing[2:])
-        return int(gone)
 
     def _update(self, *, clear: bool) -> None:
         updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(MOVED)
@@ -137,9 +149,10 @@ class _Merge:
         standing = self.statements.standing(rows, same, KEYS_SHOWN)
         if self.policy is ConflictPolicy.ERROR:
             self._refuse_standing(ConflictKind.INSERT_EXISTS, standing)
-        else:
-            self._count_standing(ConflictKind.INSERT_EXISTS, standing)
-        self._remove(NetKind.NOTHING)
+        elif self._count_standing(ConflictKind.INSERT_EXISTS, standing):
+            self._remove(NetKind.NOTHING)
+            return
+        self._count_missing(self._row(self.statements.not_found(NetKind.NOTHING, KEYS_SHOWN)))
 
     def _take_out(self, which: sql.SQL) -> None:
         """Move rows to a temporary table, as they will be put back."""

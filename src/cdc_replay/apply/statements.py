@@ -28,22 +28,34 @@ MOVED: Final = sql.SQL("s.moved")
 STAYING: Final = sql.SQL("not s.moved")
 ANY: Final = sql.SQL("true")
 
-# Removes the matched rows and tells what the staged changes without a match had expected to find.
+_DELETE: Final = "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}"
+
+# What staged changes had expected to find, of those in `missing`.
+_EXPECTED: Final = """
+    (select coalesce(sum(update_missing), 0) from missing),
+    array(select key from missing where update_missing > 0 limit {limit}),
+    (select coalesce(sum(delete_missing), 0) from missing),
+    array(select key from missing where delete_missing > 0 limit {limit})
+"""
+
 _REMOVE: Final = """
     with gone as (
-        delete from {target} as t using {stage} as s{pairs} where {mine} and {match}
-        returning s.ctid as staged
+        {delete} returning s.ctid as staged
     ),
     missing as (
         select s.update_missing, s.delete_missing, {key} as key
         from {stage} as s left join gone on gone.staged = s.ctid
         where {mine} and gone.staged is null
     )
-    select (select count(*) from gone),
-        (select coalesce(sum(update_missing), 0) from missing),
-        array(select key from missing where update_missing > 0 limit {limit}),
-        (select coalesce(sum(delete_missing), 0) from missing),
-        array(select key from missing where delete_missing > 0 limit {limit})
+    select (select count(*) from gone), {expected}
+"""
+
+_NOT_FOUND: Final = """
+    with missing as (
+        select s.update_missing, s.delete_missing, {key} as key
+        from {stage} as s where {mine} and (s.update_missing > 0 or s.delete_missing > 0)
+    )
+    select {expected}
 """
 
 _TAKE: Final = """
@@ -152,9 +164,17 @@ class Statements:
         mine = self.mine(NetKind.UPDATE, NetKind.DELETE)
         return self._fill(_AMBIGUOUS, columns=columns, mine=mine, limit=sql.Literal(limit))
 
+    def delete(self, kind: NetKind) -> sql.Composed:
+        """Delete matched rows."""
+        return self._fill(_DELETE, mine=self.mine(kind))
+
     def remove(self, kind: NetKind, limit: int) -> sql.Composed:
         """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys), `limit` keys each."""
-        return self._fill(_REMOVE, mine=self.mine(kind), key=self._base_key, limit=sql.Literal(limit))
+        return self._missing(_REMOVE, kind, limit, delete=self.delete(kind))
+
+    def not_found(self, kind: NetKind, limit: int) -> sql.Composed:
+        """(update_missing, keys, delete_missing, keys) of changes whose rows are known not to be there."""
+        return self._missing(_NOT_FOUND, kind, limit)
 
     def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
         """Move UPDATEd rows to a temporary table: `c0`… as they will be, `o0`… as they were."""
@@ -170,9 +190,7 @@ class Statements:
         mine = self.mine(NetKind.UPDATE, which=which)
         return [
             self._fill(_TAKE, taken=taken, columns=_commas(columns), mine=mine),
-            self._fill(
-                "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}", mine=mine
-            ),
+            self._fill(_DELETE, mine=mine),
         ]
 
     def not_taken(self, taken: sql.Identifier, which: sql.SQL, limit: int) -> sql.Composed:
@@ -320,6 +338,10 @@ class Statements:
             )
             for column, other in zip(self.staged.table.keys, others, strict=True)
         )
+
+    def _missing(self, template: str, kind: NetKind, limit: int, **parts: sql.Composable) -> sql.Composed:
+        expected = sql.SQL(_EXPECTED).format(limit=sql.Literal(limit))
+        return self._fill(template, mine=self.mine(kind), key=self._base_key, expected=expected, **parts)
 
     def _exists(self, same: sql.Composable, *, expected: bool) -> sql.Composed:
         """Whether `same` holds for some `t`."""
