@@ -130,7 +130,9 @@ def events_of(flight: Flight) -> Iterator[Event]:
         flight = replace(flight, number=flight.number + RENUMBERED)
     if flight.dep_delay is None:
         yield Event(at + 60, EventKind.CANCELLED, flight)
-        if (flight.date + dt.timedelta(days=1)).day == 1 and _is_chosen(flight, one_in=2):
+        tomorrow = flight.date + dt.timedelta(days=1)
+        # There are no partitions for another year.
+        if tomorrow.day == 1 and tomorrow.year == flight.date.year and _is_chosen(flight, one_in=2):
             yield Event(at + 90, EventKind.POSTPONED, flight)
         return
     if flight.dep_delay > DELAY_MINUTES:

@@ -40,18 +40,18 @@ _HEADINGS: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All measurements of a run and the bounds that were judged."""
+    """All measurements of a run, the bounds that were judged, and why workloads were not measured."""
 
     machine: Mapping[str, object]
-    measured: Sequence[Measured]
-    verdicts: Sequence[Verdict]
+    measured: Sequence[Measured] = ()
+    verdicts: Sequence[Verdict] = ()
+    failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
-        """Whether no bound is broken and all subscribers are equal."""
-        return all(each.holds for each in self.verdicts) and not any(
-            each.differences for each in self.measured
-        )
+        """Whether everything was measured, no bound is broken and all subscribers are equal."""
+        is_within = all(each.holds for each in self.verdicts)
+        return is_within and not self.failures and not any(each.differences for each in self.measured)
 
     def write(self, folder: Path) -> None:
         """`bench.json` and `bench.svg`."""
@@ -60,6 +60,7 @@ class Report:
             "machine": self.machine,
             "workloads": [dataclasses.asdict(each) for each in self.measured],
             "bounds": [dataclasses.asdict(each) | {"holds": each.holds} for each in self.verdicts],
+            "failures": dict(self.failures),
         }
         (folder / "bench.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         (folder / "bench.svg").write_text(picture(self.measured), encoding="utf-8")

@@ -11,8 +11,10 @@ subscribers must then hold the same rows. Exits 1 if they do not, or if a bound 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,16 +41,28 @@ def chosen(patterns: Sequence[str]) -> list[Workload]:
 
 
 def run(workloads: Sequence[Workload], *, rows: int | None, is_quick: bool, out: Path) -> Report:
-    """Measure, printing each result as it comes; what has been measured is written after each workload."""
+    """Measure, printing each result as it comes; what has been measured is written after each workload.
+
+    One that cannot be measured does not keep the others from it.
+    """
     machine = machine_facts()
     say(", ".join(f"{name}: {value}" for name, value in machine.items() if not isinstance(value, dict)))
-    report = Report(machine, [], [])
+    report = Report(machine)
     for workload in workloads:
         size = size_of(workload, rows=rows, is_quick=is_quick)
         say(f"\n{workload.name}: {workload.about}, about {size:,}")
-        measured = measure(workload, size)
+        try:
+            measured = measure(workload, size)
+        except Exception as error:  # noqa: BLE001 - it is told, and makes the run a failed one
+            say(traceback.format_exc())
+            failures = {**report.failures, workload.name: f"{type(error).__name__}: {error}"}
+            report = dataclasses.replace(report, failures=failures)
+            report.write(out)
+            continue
         verdicts = list(judged(measured, size))
-        report = Report(machine, [*report.measured, measured], [*report.verdicts, *verdicts])
+        report = dataclasses.replace(
+            report, measured=[*report.measured, measured], verdicts=[*report.verdicts, *verdicts]
+        )
         report.write(out)
         say("\n".join([table([measured]), details(measured), *map(verdict_line, verdicts)]))
     return report
@@ -70,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = run(workloads, rows=given.rows, is_quick=given.quick, out=given.out)
     say(f"\n{table(report.measured)}\n")
     say("\n".join(map(verdict_line, report.verdicts)))
+    say("\n".join(f"FAILED {name}: {why}" for name, why in report.failures.items()))
     say(f"\n{'All subscribers are equal, and' if report.is_good else 'NOT GOOD:'} see {given.out}/bench.json")
     return 0 if report.is_good else 1
 

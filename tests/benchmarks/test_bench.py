@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import subprocess
@@ -77,3 +78,39 @@ def test_unequal_tables_fail_the_run() -> None:
 
     wrong = Measured("churn", 1, 5, 1.0, {}, {}, {}, ("cold_0.t",))
     assert not Report({}, [wrong], []).is_good
+
+
+@pytest.mark.usefixtures("demo_on_path")
+def test_a_workload_that_cannot_be_measured_fails_the_run_but_not_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import run as program
+    from benchmarks.measures import Measured
+    from benchmarks.workloads import Workload
+
+    def measure(workload: Workload, size: int) -> Measured:
+        if workload.name == "hot_keys":
+            raise OSError("no space left")
+        return Measured(workload.name, 1, size, 1.0, {}, {}, {}, ())
+
+    monkeypatch.setattr(program, "measure", measure)
+    report = program.run(program.chosen(["hot_keys", "growth_1e5"]), rows=None, is_quick=True, out=tmp_path)
+    assert [each.workload for each in report.measured] == ["growth_1e5"]
+    assert not report.is_good
+    written = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert written["failures"] == {"hot_keys": "OSError: no space left"}
+
+
+@pytest.mark.usefixtures("demo_on_path")
+def test_no_flight_leaves_the_year_that_its_table_has_partitions_for() -> None:
+    from flights import EventKind, events_of, read_flights
+
+    def postponed(date: dt.date) -> int:
+        return sum(
+            event.kind is EventKind.POSTPONED
+            for flight in read_flights(date, date)
+            for event in events_of(flight)
+        )
+
+    assert postponed(dt.date(2013, 1, 31)) > 0
+    assert postponed(dt.date(2013, 12, 31)) == 0

@@ -37,6 +37,7 @@ from cdc_replay.snapshot.staging import (
     staged_chunks,
     staging_name,
 )
+from cdc_replay.subscriber.origin import drop_origins
 from cdc_replay.subscriber.state import set_table_state, table_states
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -127,6 +128,7 @@ def begin(connection: Connection, request: SnapshotRequest) -> tuple[TablePlan, 
     kept |= {name for name, chunk in found.items() if _is_waited_for(chunk.table, plans, states)}
     if dropped := drop_leftovers(connection, request.subscription, kept=kept):
         logger.info("dropped %d staging tables that a killed snapshot has left and nobody can use", dropped)
+    drop_origins(connection, request.subscription)
     with connection.transaction():
         for each in plans:
             if not is_complete(each.table.begun):

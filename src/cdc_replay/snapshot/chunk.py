@@ -45,6 +45,7 @@ from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
+from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker
 from cdc_replay.subscriber.state import set_table_state, stable_hash, table_states
 
@@ -184,15 +185,16 @@ def _copy(
     if chunk.staging is not None:
         return _stage(setting, chunk, chunk.staging, source, destination)
     table = chunk.table
-    with writing(table.name), destination.transaction():
+    point = setting.snapshot.consistent_point
+    origin = under_origin(destination, setting.subscription, point, beside_others=True)
+    with writing(table.name), origin:
         if not claim(destination, setting.subscription, table):
             return 0, 0
         target = CopyTarget(table.identifier, table.name, table.columns)
         with built_afterwards(destination, table.name.schema, table.name.name):
             copied = copy_across(source, chunk.queries, destination, target, setting.pace())
         failpoint("snapshot.mid_copy")
-        ready = Ready(setting.snapshot.consistent_point)
-        set_table_state(destination, setting.subscription, table.name, ready)
+        set_table_state(destination, setting.subscription, table.name, Ready(point))
     failpoint("snapshot.after_table")
     return copied.rows, copied.bytes
 

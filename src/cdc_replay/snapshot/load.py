@@ -49,6 +49,7 @@ from cdc_replay.snapshot.late import LatePart, LateRows, stage_late_rows
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.snapshot.watch import Progress, watched
+from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.state import set_table_state
 
 if TYPE_CHECKING:
@@ -246,15 +247,15 @@ class _Run:
         table, rows = planned.table, 0
         connection, request = self._connection, self._request
         failpoint("snapshot.before_swap")
-        with writing(table.name), connection.transaction():
+        point = request.snapshot.consistent_point
+        with writing(table.name), under_origin(connection, request.subscription, point):
             if is_still_wanted(connection, request.subscription, table):
                 if request.replace:
                     empty(connection, table)
                 target, overlay = table.identifier, self._overlay(planned)
                 with built_afterwards(connection, table.name.schema, table.name.name):
                     rows = move_staged(connection, planned.staging, target, table.columns, overlay)
-                ready = Ready(request.snapshot.consistent_point)
-                set_table_state(connection, request.subscription, table.name, ready)
+                set_table_state(connection, request.subscription, table.name, Ready(point))
         failpoint("snapshot.after_table")
         return rows, time.monotonic() - began
 

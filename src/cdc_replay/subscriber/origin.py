@@ -1,21 +1,22 @@
-"""The replication origin under which replayed rows are committed (R8.18).
+"""The replication origin under which copied and replayed rows are committed (R8.18).
 
 A native worker commits under an origin of its own. Whoever publishes the subscriber's tables onward can
 then leave out what came in by replication: a subscription with `origin = none` does not get it, which keeps
 two servers that publish to each other from sending every row round and round (R8.19). With `origin = any` it
 gets everything. So every transaction of ours that changes rows runs under an origin, too:
 
-    session   pg_replication_origin_create, …_session_setup     one session at a time; another one is refused
+    session   pg_replication_origin_create, …_session_setup     one session each; another one is refused
     begin     pg_replication_origin_xact_setup                  the commit record carries the position
       …rows…                                                    their WAL records carry the origin
     commit
     session   pg_replication_origin_session_reset, …_drop
 
 A server can have `max_active_replication_origins` of them, 10 by default, and native subscriptions need
-theirs: so an origin is there while a window is merged, and no longer. Whoever decodes its rows later finds in
-them that they have an origin, which is what `origin = none` asks, if not which one. Progress is not read from
-it either: `subscriber.state` has that per table. After a crash of the process the session ends, and with it
-the hold on the origin; the next window takes it over, and `teardown` removes it.
+theirs: so an origin is there while a window is merged, and no longer. Readers of a snapshot, of which several
+write at a time, have one each, with the number of their session in its name. Whoever decodes the rows later
+finds in them that they have an origin, which is what `origin = none` asks, if not which one. Progress is not
+read from it either: `subscriber.state` has that per table. After a crash of the process the session ends, and
+with it the hold on the origin; the next window takes it over, the next snapshot and `teardown` remove it.
 
 The functions are a superuser's unless EXECUTE on them is granted. A role without it applies rows without an
 origin, with a warning that names the grants, once per process: nothing is lost by that unless somebody
@@ -47,6 +48,11 @@ _CREATE: Final = """
 _DROP: Final = """
     select pg_replication_origin_drop(%(name)s) where pg_replication_origin_oid(%(name)s) is not null
 """
+# No subscription has a colon in its name.
+_OF_SUBSCRIPTION: Final = """
+    select roname::text from pg_replication_origin
+    where roname = %(name)s or starts_with(roname, %(name)s || ':') order by roname
+"""
 FUNCTIONS: Final = (
     "pg_replication_origin_oid(text)",
     "pg_replication_origin_create(text)",
@@ -69,16 +75,22 @@ def origin_name(connection: Connection, subscription: str) -> str:
 
 
 @contextlib.contextmanager
-def under_origin(connection: Connection, subscription: str, upto: Lsn) -> Iterator[None]:
+def under_origin(
+    connection: Connection, subscription: str, upto: Lsn, *, beside_others: bool = False
+) -> Iterator[None]:
     """One transaction whose rows carry the subscription's origin, and whose commit carries `upto`.
 
-    The connection is in no transaction, and one other session at most is here for this subscription.
+    The connection is in no transaction. With `beside_others` the origin is this session's own, else one
+    session at most is here for the subscription.
 
     Raises:
         SubscriberLocked: if another session holds the origin, such as one whose process was just killed.
         psycopg.Error: as from the statements inside, and from COMMIT.
     """
-    has_origin = _set_up(connection, subscription)
+    name = origin_name(connection, subscription)
+    if beside_others:
+        name = f"{name}:{connection.info.backend_pid}"
+    has_origin = _set_up(connection, subscription, name)
     try:
         with connection.transaction():
             if has_origin:
@@ -92,33 +104,29 @@ def under_origin(connection: Connection, subscription: str, upto: Lsn) -> Iterat
             # What stays then is found by its name.
             with contextlib.suppress(pg.Error):
                 connection.execute("select pg_replication_origin_session_reset()")
-                connection.execute(_DROP, {"name": origin_name(connection, subscription)})
+                connection.execute(_DROP, {"name": name})
 
 
-def drop_origin(connection: Connection, subscription: str) -> None:
-    """Remove the subscription's origin, if it has one; outside of a transaction that changes rows.
+def drop_origins(connection: Connection, subscription: str) -> None:
+    """Remove what the subscription has of origins; outside of a transaction that changes rows.
 
-    A role that may not do so leaves it, with a warning.
+    A role that may not do so leaves them, with a warning.
     """
-    try:
-        with connection.transaction():
-            connection.execute(_DROP, {"name": origin_name(connection, subscription)})
-    except pg.InsufficientPrivilege:
-        if _is_decoded(connection):
+    name = origin_name(connection, subscription)
+    for (each,) in connection.execute(_OF_SUBSCRIPTION, {"name": name}).fetchall():
+        try:
+            with connection.transaction():
+                connection.execute(_DROP, {"name": each})
+        except (pg.InsufficientPrivilege, pg.ObjectInUse) as error:
             log.warning(
-                "subscription %s: its replication origin, if there is one, stays: the role may not execute"
-                " pg_replication_origin_drop(text)",
-                subscription,
+                'subscription %s: replication origin "%s" stays: %s', subscription, each, _said(error)
             )
-    except pg.ObjectInUse as error:
-        log.warning("subscription %s: its replication origin stays: %s", subscription, _said(error))
 
 
-def _set_up(connection: Connection, subscription: str) -> bool:
+def _set_up(connection: Connection, subscription: str, name: str) -> bool:
     """Make the session's commits the origin's; False where that is not needed or not possible."""
     if not _is_decoded(connection):
         return False
-    name = origin_name(connection, subscription)
     try:
         with connection.transaction():
             connection.execute(_CREATE, {"name": name})

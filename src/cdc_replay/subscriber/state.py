@@ -32,7 +32,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.subscriber.origin import drop_origin
+from cdc_replay.subscriber.origin import drop_origins
 
 SCHEMA: Final = "cdc_replay"
 
@@ -365,7 +365,7 @@ def last_result(connection: Connection, subscription: str, command: str) -> Reco
 
 
 def remove_subscription(connection: Connection, subscription: str) -> None:
-    """Forget the subscription with all that belongs to it, its replication origin too.
+    """Forget the subscription with all that belongs to it, its replication origins too.
 
     With the last one the schema goes.
 
@@ -379,7 +379,7 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
         left = connection.execute("select exists (select from cdc_replay.subscription)").fetchone()
         if left is not None and not left[0]:
             connection.execute("drop schema cdc_replay cascade")
-    drop_origin(connection, subscription)
+    drop_origins(connection, subscription)
 
 
 def stable_hash(subscription: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,18 @@ def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLin
     found = CommandLine(tmp_path, publisher, subscriber, environment=SMALL_JVM)
     found.write("p")
     return found
+
+
+def run_here(
+    twin: Twin, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int | str | None, str, str]:
+    """Run in this process, on its Spark session: exit code, standard output, standard error."""
+    from cdc_replay.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--config", str(twin.file), "--json"])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
 
 
 @pytest.mark.spark
@@ -115,15 +129,8 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
 def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, on its Spark session; also where only Spark sees the damage of a segment."""
-    from cdc_replay.cli import main
-
-    def run(*arguments: str) -> tuple[int | str | None, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments, "--config", str(twin.file), "--json"])
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
+    """Also where only Spark sees the damage of a segment."""
+    run = partial(run_here, twin, capsys)
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("one", "two"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -153,6 +160,32 @@ def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
     assert newest.name in str(one_object(out)["error"])
     assert "HINT" in err
     assert twin.pairs["one"].ours.rows("select sum(a - id) from t") == [(0,)]
+
+
+@pytest.mark.spark
+def test_the_command_that_the_error_names_resumes_what_is_parked(
+    twin: Twin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = partial(run_here, twin, capsys)
+    twin.publisher.run(f"{TABLES}; create publication p for table t")
+    twin.subscribe("one", "p", tables=TABLES, native=False)
+    assert run("sync", "one")[0] == 0
+    code, _, err = run("resume", "one")
+    assert (code, 'subscription "one" is not parked' in err) == (1, True)
+
+    twin.pairs["one"].ours.run("insert into t values (1, 100)")
+    twin.publisher.run("insert into t values (1, 1), (2, 2)")
+    twin.publisher.run("insert into t values (3, 3)")
+    code, _, err = run("sync", "one")
+    assert code == 1
+    named = re.search(r"cdc-replay (resume one --skip (\S+/[0-9A-F]+))", err)
+    assert named is not None, err
+    assert "is parked before" in run("resume", "one", "--skip", "0/1")[2]
+    code, out, _ = run(*named[1].split())
+    assert code == 0
+    assert one_object(out)["to_lsn"] == named[2]
+    assert run("replay", "one")[0] == 0
+    assert twin.pairs["one"].ours.rows("table t order by id") == [(1, 100), (3, 3)]
 
 
 def test_the_program_needs_a_command_and_shows_its_help(cli: CommandLine) -> None:
