@@ -91,7 +91,7 @@ def test_a_workload_that_cannot_be_measured_fails_the_run_but_not_the_others(
     def measure(workload: Workload, size: int) -> Measured:
         if workload.name == "hot_keys":
             raise OSError("no space left")
-        return Measured(workload.name, 1, size, 1.0, {}, {}, {}, ())
+        return Measured(workload.name, 1, size, 1.0, dict.fromkeys(SIDES, 1.0), {}, {}, ())
 
     monkeypatch.setattr(program, "measure", measure)
     report = program.run(program.chosen(["hot_keys", "growth_1e5"]), rows=None, is_quick=True, out=tmp_path)
