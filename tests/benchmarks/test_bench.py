@@ -86,12 +86,14 @@ def test_a_workload_that_cannot_be_measured_fails_the_run_but_not_the_others(
 ) -> None:
     from benchmarks import run as program
     from benchmarks.measures import Measured
+    from benchmarks.memory import Peaks
     from benchmarks.workloads import Workload
 
     def measure(workload: Workload, size: int) -> Measured:
         if workload.name == "hot_keys":
             raise OSError("no space left")
-        return Measured(workload.name, 1, size, 1.0, dict.fromkeys(SIDES, 1.0), {}, {}, ())
+        runs, peaks = dict.fromkeys(SIDES, 1.0), dict.fromkeys(SIDES, Peaks(0.0, {}))
+        return Measured(workload.name, 1, size, 1.0, runs, peaks, {}, ())
 
     monkeypatch.setattr(program, "measure", measure)
     report = program.run(program.chosen(["hot_keys", "growth_1e5"]), rows=None, is_quick=True, out=tmp_path)
