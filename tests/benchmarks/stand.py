@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from psycopg import sql
 from benchmarks.backlogs import Connection
 from benchmarks.programs import PROGRAM
 from cdc_replay.changelog.log import ChangeLog
-from embedded.postgres import Cluster
+from embedded.postgres import Cluster, binaries
 
 SETTINGS: Final = {
     # A checkpoint would be measured with whatever runs at that moment.
@@ -43,6 +44,8 @@ SETTINGS: Final = {
     "max_worker_processes": "120",
     "max_logical_replication_workers": "100",
 }
+# From 18 on; before, the number of slots bounds that of origins too.
+_ORIGINS: Final = "max_active_replication_origins"
 PUBLISHER: Final = "bench"
 TEMPLATE: Final = "empty_tables"
 PATIENCE_SECONDS: Final = 3600
@@ -231,16 +234,25 @@ class Stand:
 @contextlib.contextmanager
 def stand(subscriptions: tuple[tuple[str, ...], ...]) -> Iterator[Stand]:
     """Start the servers in a folder of their own; at the end they are stopped and the folder is removed."""
+    settings = server_settings()
     folder = Path(tempfile.mkdtemp(prefix="cdc_replay_bench_"))
     folder.chmod(0o755)
     try:
         with (
-            Cluster(folder, "publisher", settings=SETTINGS) as publisher,
-            Cluster(folder, "subscriber", settings=SETTINGS) as subscriber,
+            Cluster(folder, "publisher", settings=settings) as publisher,
+            Cluster(folder, "subscriber", settings=settings) as subscriber,
         ):
             yield Stand(folder, publisher, subscriber, subscriptions)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def server_settings() -> dict[str, str]:
+    """What both servers run with: none of their limits is in the way of many subscriptions."""
+    described = subprocess.run(
+        [binaries() / "postgres", "--describe-config"], check=True, capture_output=True, text=True
+    ).stdout
+    return SETTINGS | ({_ORIGINS: "120"} if _ORIGINS in described else {})
 
 
 def holds(connection: Connection, query: str, values: Sequence[object] = ()) -> bool:
