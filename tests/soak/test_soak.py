@@ -92,7 +92,9 @@ class Soak:
         threading.Event().wait(self.choose.random() * 2)
         EVENTS[what](self)
         self.done[what] += 1
-        if self.victim.answer_if_alive() is None:
+        answer = self.victim.answer_if_alive()
+        # It may have been killed when it had answered.
+        if answer is None or self.victim.process.poll() is not None:
             self.done["new process"] += 1
             self.victim = self.program()
 
@@ -121,6 +123,7 @@ def kill_process(soak: Soak) -> None:
     """The driver; what it has started ends by itself."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(soak.victim.process.pid, signal.SIGKILL)
+    soak.victim.process.wait()
 
 
 def kill_worker(soak: Soak) -> None:
