@@ -87,20 +87,17 @@ def under_origin(
         SubscriberLocked: if another session holds the origin, such as one whose process was just killed.
         psycopg.Error: as from the statements inside, and from COMMIT.
     """
-    name = origin_name(connection, subscription)
-    if beside_others:
-        name = f"{name}:{connection.info.backend_pid}"
-    has_origin = _set_up(connection, subscription, name)
+    name = _set_up(connection, subscription, beside_others=beside_others)
     try:
         with connection.transaction():
-            if has_origin:
+            if name is not None:
                 # A native worker gives the publisher's commit time, of one transaction; here are many.
                 connection.execute(
                     "select pg_replication_origin_xact_setup(%s, clock_timestamp())", (str(upto),)
                 )
             yield
     finally:
-        if has_origin and not connection.closed:
+        if name is not None and not connection.closed:
             # What stays then is found by its name.
             with contextlib.suppress(pg.Error):
                 connection.execute("select pg_replication_origin_session_reset()")
@@ -123,10 +120,13 @@ def drop_origins(connection: Connection, subscription: str) -> None:
             )
 
 
-def _set_up(connection: Connection, subscription: str, name: str) -> bool:
-    """Make the session's commits the origin's; False where that is not needed or not possible."""
+def _set_up(connection: Connection, subscription: str, *, beside_others: bool) -> str | None:
+    """Make the session's commits those of an origin; its name, None where none is needed or possible."""
     if not _is_decoded(connection):
-        return False
+        return None
+    name = origin_name(connection, subscription)
+    if beside_others:
+        name = f"{name}:{connection.info.backend_pid}"
     try:
         with connection.transaction():
             connection.execute(_CREATE, {"name": name})
@@ -139,8 +139,8 @@ def _set_up(connection: Connection, subscription: str, name: str) -> bool:
         ) from error
     except (pg.InsufficientPrivilege, pg.ConfigurationLimitExceeded) as error:
         _warn(subscription, error)
-        return False
-    return True
+        return None
+    return name
 
 
 def _is_decoded(connection: Connection) -> bool:

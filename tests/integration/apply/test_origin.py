@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-import pytest
 
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import origin, state
-from embedded.postgres import Cluster
 from fixtures.native import NativeSubscription
-from fixtures.postgres import Database, create_database, drop_database
+from fixtures.postgres import Database, our_origins
 from integration.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.apply.windows import Target
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
 BEFORE = [(1, 1, "x"), (2, 2, "y"), (3, 3, "z")]
-ORIGINS = """
-    select roname::text from pg_replication_origin
-    join pg_database on starts_with(roname::text, 'cdc_replay_' || pg_database.oid || '_')
-    where datname = current_database()
-"""
-
-
 NOW = """
     select roname::text, pg_replication_origin_session_is_setup()
     from pg_replication_origin
@@ -34,21 +24,13 @@ NOW = """
 """
 
 
-@pytest.fixture
-def onward(publisher_cluster: Cluster) -> Iterator[dict[str, Database]]:
-    """Databases of a third server, by the option `origin` with which each subscribes to our subscriber."""
-    databases = {option: create_database(publisher_cluster, f"onward_{option}") for option in ("any", "none")}
-    yield databases
-    for database in databases.values():
-        drop_database(database)
-
-
 def test_with_origin_none_a_third_server_gets_only_what_is_written_on_ours(
-    spark: SparkSession, subscriber: Database, onward: dict[str, Database]
+    spark: SparkSession, subscriber: Database, onward: tuple[Database, Database]
 ) -> None:
     subscriber.run(f"{TABLES}; create publication onward for table t, u")
+    by_option = dict(zip(("any", "none"), onward, strict=True))
     natives = []
-    for option, database in onward.items():
+    for option, database in by_option.items():
         database.run(TABLES)
         natives.append(NativeSubscription(subscriber, database, f"{option}_{subscriber.name}"))
         natives[-1].create(["onward"], {"copy_data": False, "origin": option})
@@ -59,10 +41,10 @@ def test_with_origin_none_a_third_server_gets_only_what_is_written_on_ours(
         native.wait()
 
     here = (9, 9, "here")
-    assert onward["any"].rows("table t order by id") == [*EXPECTED, here]
-    assert onward["any"].rows("select count(*) from u") == [(100,)]
-    assert onward["none"].rows("table t order by id") == [*BEFORE, here]
-    assert onward["none"].rows("table u") == []
+    assert by_option["any"].rows("table t order by id") == [*EXPECTED, here]
+    assert by_option["any"].rows("select count(*) from u") == [(100,)]
+    assert by_option["none"].rows("table t order by id") == [*BEFORE, here]
+    assert by_option["none"].rows("table u") == []
 
 
 def test_an_origin_is_there_for_a_window_only(spark: SparkSession, subscriber: Database) -> None:
@@ -75,7 +57,7 @@ def test_an_origin_is_there_for_a_window_only(spark: SparkSession, subscriber: D
     )
     [(name, is_mine)] = during
     assert (name.startswith("cdc_replay_"), name.endswith("_nsw"), is_mine) == (True, True, True)
-    assert subscriber.rows(ORIGINS) == []
+    assert our_origins(subscriber) == []
 
 
 def test_an_origin_that_a_killed_process_has_left_is_taken_over_and_goes_with_the_subscription(
@@ -87,10 +69,10 @@ def test_an_origin_that_a_killed_process_has_left_is_taken_over_and_goes_with_th
         name = origin.origin_name(connection, "nsw")
         connection.execute("select pg_replication_origin_create(%s)", (name,))
         assert run_once(target)
-        assert subscriber.rows(ORIGINS) == []
+        assert our_origins(subscriber) == []
         connection.execute("select pg_replication_origin_create(%s)", (name,))
         state.remove_subscription(connection, "nsw")
-    assert subscriber.rows(ORIGINS) == []
+    assert our_origins(subscriber) == []
 
 
 def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_grant(
@@ -110,7 +92,7 @@ def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_gra
         target = Target(spark, subscriber.cluster.dsn(subscriber.name, role), PUBLISHED)
         assert run_once(target)
         assert subscriber.rows("table t order by id") == EXPECTED
-        assert subscriber.rows(ORIGINS) == []
+        assert our_origins(subscriber) == []
         [warning] = [each.getMessage() for each in caplog.records if each.name == origin.__name__]
         granted = "grant execute on function " + ", ".join(origin.FUNCTIONS)
         assert all(function in warning for function in origin.FUNCTIONS)
@@ -124,6 +106,6 @@ def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_gra
             before_commit=lambda connection, _: during.extend(connection.execute(NOW).fetchall()),
         )
         assert [is_mine for _, is_mine in during] == [True]
-        assert subscriber.rows(ORIGINS) == []
+        assert our_origins(subscriber) == []
     finally:
         subscriber.run(f"drop owned by {role} cascade; drop role {role}")
