@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-PERIOD_SECONDS: Final = 0.5
+PERIOD_SECONDS: Final = 2.0
 KIB_PER_MIB: Final = 1024
 OURS: Final = ("driver", "JVM", "Python workers")
 

@@ -7,6 +7,7 @@ client holds one batch of messages at a time and makes no Python object per valu
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -126,28 +127,27 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
     """The rows of a COPY BINARY, many at a time.
 
     psycopg's own loop costs more than all else that a capture does with a row. So what has arrived is taken
-    from libpq, and psycopg waits for more, and has the end.
+    from libpq, and psycopg waits for more, and has the end. Each row is copied at once: while its buffer is
+    held, libpq has to allocate another for the next.
     """
     libpq = copy.connection.pgconn
-    held: list[Buffer] = []
-    held_bytes = 0
+    take = libpq.get_copy_data
     row: Buffer = copy.read()[_COPY_HEADER_BYTES:]
     size = len(row)
     while size > _COPY_TRAILER_BYTES:
-        held.append(row)
-        held_bytes += size
-        if held_bytes >= BATCH_BYTES or len(held) >= BATCH_ROWS:
-            yield _raw_messages(held)
-            held, held_bytes = [], 0
-        size, row = libpq.get_copy_data(_WITHOUT_WAITING)
-        if size == 0:
-            row = copy.read()
-            size = len(row)
-        elif size < 0:
+        held, sizes, free = io.BytesIO(), list[int](), BATCH_BYTES
+        while size > _COPY_TRAILER_BYTES and free > 0 and len(sizes) < BATCH_ROWS:
+            held.write(row)
+            sizes.append(size)
+            free -= size
+            size, row = take(_WITHOUT_WAITING)
+            if size == 0:
+                row = copy.read()
+                size = len(row)
+        if size < 0:
             raise _ended_early(libpq)
+        yield _raw_messages(held.getvalue(), sizes)
     copy.read()
-    if held:
-        yield _raw_messages(held)
 
 
 def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
@@ -160,14 +160,13 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
     return psycopg.errors.error_from_result(result)
 
 
-def _raw_messages(rows: Sequence[Buffer]) -> RawMessages:
-    """Rows of COPY BINARY, one per element, as columns."""
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)), out=offsets[1:])
-    joined = b"".join(rows)
-    content = np.frombuffer(joined, dtype=np.uint8)
+def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
+    """Rows of COPY BINARY, one after another, as columns."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    content = np.frombuffer(rows, dtype=np.uint8)
     whole = pa.BinaryArray.from_buffers(
-        pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
+        pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
     starts = offsets[:-1]
     return RawMessages(
