@@ -26,14 +26,14 @@ from cdc_replay.fill.leaves import FollowedLeaf
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.subscriber.tables import EqualityOperator, TargetTable, read_target_tables
+from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_PER_STATEMENT: Final = 100
 
-_EQUALS: Final = EqualityOperator("pg_catalog", "=")
+_EQUALS: Final = Operator("pg_catalog", "=")
 
 _NAMES: Final = """
     select pg_class.oid::bigint, nspname, relname
@@ -66,7 +66,7 @@ class FencedLeaf:
 
     id: int
     name: QualifiedName
-    keys: tuple[tuple[str, str, EqualityOperator], ...]
+    keys: tuple[tuple[str, str, Operator], ...]
     types: Mapping[str, tuple[int, int]]
 
     def statement(self, columns: Sequence[str]) -> sql.Composed:
@@ -110,7 +110,7 @@ def fenced_leaves(snapshot: ExportedSnapshot, leaves: Iterable[FollowedLeaf]) ->
     return found
 
 
-def _keys(table: TargetTable, leaf: FollowedLeaf) -> tuple[tuple[str, str, EqualityOperator], ...]:
+def _keys(table: TargetTable, leaf: FollowedLeaf) -> tuple[tuple[str, str, Operator], ...]:
     """The leaf's key columns as the table has them; none if its identity is another one now."""
     if sorted(table.identity) != list(leaf.key):
         return ()

@@ -58,10 +58,18 @@ _COLUMNS: Final = """
     order by attribute.attrelid, attribute.attnum
 """
 
-# Strategy 3 of btree is equality; a replica identity index and a primary key are always btree.
+# A replica identity index and a primary key are always btree, whose strategy 3 is equality, and 1 less than.
 _IDENTITIES: Final = """
+    with operators as (
+        select pg_amop.amopfamily as family, pg_amop.amoplefttype as type, pg_amop.amopstrategy as strategy,
+            pg_namespace.nspname as schema, pg_operator.oprname as name
+        from pg_amop
+        join pg_operator on pg_operator.oid = pg_amop.amopopr
+        join pg_namespace on pg_namespace.oid = pg_operator.oprnamespace
+        where pg_amop.amoplefttype = pg_amop.amoprighttype
+    )
     select pg_index.indexrelid, index_class.relname,
-        attribute.attname, operator_namespace.nspname, pg_operator.oprname
+        attribute.attname, equal.schema, equal.name, less.schema, less.name
     from pg_index
     join pg_class as index_class on index_class.oid = pg_index.indexrelid
     cross join unnest(pg_index.indkey::int2[], pg_index.indclass::oid[])
@@ -69,18 +77,18 @@ _IDENTITIES: Final = """
     join pg_attribute as attribute
         on attribute.attrelid = pg_index.indrelid and attribute.attnum = part.attnum
     join pg_opclass on pg_opclass.oid = part.opclass
-    join pg_amop on pg_amop.amopfamily = pg_opclass.opcfamily and pg_amop.amopstrategy = 3
-        and pg_amop.amoplefttype = pg_opclass.opcintype and pg_amop.amoprighttype = pg_opclass.opcintype
-    join pg_operator on pg_operator.oid = pg_amop.amopopr
-    join pg_namespace as operator_namespace on operator_namespace.oid = pg_operator.oprnamespace
+    join operators as equal on equal.family = pg_opclass.opcfamily and equal.type = pg_opclass.opcintype
+        and equal.strategy = 3
+    join operators as less on less.family = pg_opclass.opcfamily and less.type = pg_opclass.opcintype
+        and less.strategy = 1
     where pg_index.indexrelid = any(%s) and part.position <= pg_index.indnkeyatts
     order by pg_index.indexrelid, part.position
 """
 
 
 @dataclass(frozen=True, slots=True)
-class EqualityOperator:
-    """A qualified operator that tells whether two values of a key column are the same key."""
+class Operator:
+    """A qualified operator of two values of a key column, from the class of operators of the index."""
 
     schema: str
     name: str
@@ -92,7 +100,8 @@ class TargetColumn:
 
     `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which
     takes NULL whatever the domain says. `collation` is (schema, name), None for types without one.
-    `identity` is `pg_attribute.attidentity`. `equality` is set for the columns of the table's identity.
+    `identity` is `pg_attribute.attidentity`. `equality` tells whether two values are the same key, and `less`
+    which one is first in the index; they are set for the columns of the table's identity.
     """
 
     name: str
@@ -103,7 +112,8 @@ class TargetColumn:
     default_sql: str | None
     is_generated: bool
     identity: str
-    equality: EqualityOperator | None
+    equality: Operator | None
+    less: Operator | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +213,11 @@ def _quoted(name: QualifiedName) -> str:
 
 def _read_identities(
     connection: Connection, indexes: list[int]
-) -> dict[int, tuple[str, dict[str, EqualityOperator]]]:
-    identities: dict[int, tuple[str, dict[str, EqualityOperator]]] = {}
-    for index, index_name, column, schema, operator in connection.execute(_IDENTITIES, (indexes,)):
+) -> dict[int, tuple[str, dict[str, tuple[Operator, Operator]]]]:
+    identities: dict[int, tuple[str, dict[str, tuple[Operator, Operator]]]] = {}
+    for index, index_name, column, *operators in connection.execute(_IDENTITIES, (indexes,)):
         _, columns = identities.setdefault(index, (index_name, {}))
-        columns[column] = EqualityOperator(schema, operator)
+        columns[column] = (Operator(*operators[:2]), Operator(*operators[2:]))
     return identities
 
 
@@ -218,7 +228,9 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
     return columns
 
 
-def _target_column(row: tuple[object, ...], identity: Mapping[str, EqualityOperator]) -> TargetColumn:
+def _target_column(
+    row: tuple[object, ...], identity: Mapping[str, tuple[Operator, Operator]]
+) -> TargetColumn:
     name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, generated, kind = row
     return TargetColumn(
         str(name),
@@ -229,5 +241,5 @@ def _target_column(row: tuple[object, ...], identity: Mapping[str, EqualityOpera
         None if default_sql is None else str(default_sql),
         bool(generated),
         str(kind),
-        identity.get(str(name)),
+        *identity.get(str(name), (None, None)),
     )
