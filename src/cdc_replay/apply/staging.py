@@ -16,7 +16,7 @@ import collections
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,6 +30,7 @@ from psycopg import sql
 from pyspark import TaskContext
 
 from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
+from cdc_replay.arrays import characters
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.errors import UnknownValue
 from cdc_replay.failpoints import failpoint
@@ -81,7 +82,8 @@ class StageTable:
     """The staging table of one target; picklable.
 
     Columns: attempt, kind, kinds, moved, update_missing, delete_missing, then `b0`… for the base key and
-    `v0`… for the values, in the order of the subscribed table's `identity` and `columns`.
+    `v0`… for the values, in the order of the subscribed table's `identity` and `columns`. What a row of that
+    kind usually has is NULL: `kinds` where all values were sent, `moved` where false, the last two where 0.
     """
 
     index: int
@@ -347,24 +349,19 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -
     """
     kind = rows["kind"]
     _check_known(rows, table)
-    moved = _moved(rows, table)
-    _count(rows, moved, tally)
+    keys = [pc.list_element(rows["base_key"], position) for position in range(len(table.keys))]
+    values = [pc.list_element(rows["values"], position) for position in range(len(table.values))]
+    moved = _moved(kind, keys, [values[position] for position in table.key_positions], table)
+    is_whole = _count(rows, moved, tally)
     # An INSERT is found by its values; its base key would be the same once more.
     keyed = pc.not_equal(kind, NetKind.INSERT.value)
-    nothing = pa.scalar(None, pa.string())
-    keys = [
-        pc.if_else(keyed, pc.list_element(rows["base_key"], position), nothing)
-        for position in range(len(table.keys))
-    ]
-    values = [pc.list_element(rows["values"], position) for position in range(len(table.values))]
     columns = [
         pa.repeat(pa.scalar(attempt, pa.int64()), rows.num_rows),
         kind,
-        rows["kinds"],
-        moved,
-        rows["update_missing"],
-        rows["delete_missing"],
-        *keys,
+        pa.nulls(rows.num_rows, pa.string()) if is_whole else rows["kinds"],
+        _or_null(moved, moved),
+        *(_or_null(pc.greater(rows[name], 0), rows[name]) for name in ("update_missing", "delete_missing")),
+        *(_or_null(keyed, key) for key in keys),
         *values,
     ]
     sink = pa.BufferOutputStream()
@@ -385,20 +382,26 @@ def _check_known(rows: pa.RecordBatch, table: StageTable) -> None:
     raise unknown_value(table.target, columns, key, first["last_lsn"], found.num_rows)
 
 
-def _moved(rows: pa.RecordBatch, table: StageTable) -> pa.Array:
-    """Whether the row's key as sent differs from its base key."""
-    moved = pa.repeat(pa.scalar(False), rows.num_rows)
+def _or_null(where: pa.BooleanArray, values: pa.Array) -> pa.Array:
+    """The values, NULL elsewhere: what is NULL costs the server next to nothing."""
+    return pc.if_else(where, values, pa.scalar(None, values.type))
+
+
+def _moved(
+    kind: pa.Array, keys: Sequence[pa.Array], sent: Sequence[pa.Array], table: StageTable
+) -> pa.BooleanArray:
+    """Whether a row's key as sent differs from its base key."""
+    moved = pa.repeat(pa.scalar(False), len(kind))
     if not table.is_keyed:
         return moved
-    is_update = pc.equal(rows["kind"], NetKind.UPDATE.value)
-    for number, position in enumerate(table.key_positions):
-        sent = pc.list_element(rows["values"], position)
-        differs = pc.not_equal(sent, pc.list_element(rows["base_key"], number))
-        moved = pc.or_(moved, pc.fill_null(pc.and_(is_update, differs), False))
+    is_update = pc.equal(kind, NetKind.UPDATE.value)
+    for key, value in zip(keys, sent, strict=True):
+        moved = pc.or_(moved, pc.fill_null(pc.and_(is_update, pc.not_equal(value, key)), False))
     return moved
 
 
-def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> None:
+def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> bool:
+    """Add the rows to `tally`; whether each of them has all values."""
     for found in pc.value_counts(rows["kind"]).to_pylist():
         tally.counts[found["values"]] += found["counts"]
     tally.counts[MOVED] += pc.sum(moved).as_py() or 0
@@ -407,10 +410,12 @@ def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> None:
     for conflicts in rows["conflicts"].drop_null().to_pylist():
         tally.conflicts.update(json.loads(conflicts))
     kinds = _kinds(rows, NetKind.UPDATE)
-    tally.unsent.update(np.flatnonzero(((kinds != ord("n")) & (kinds != ord("t"))).any(axis=0)).tolist())
+    unsent = (kinds != ord("n")) & (kinds != ord("t"))
+    tally.unsent.update(np.flatnonzero(unsent.any(axis=0)).tolist())
     omitted = _kinds(rows, NetKind.INSERT) == ord("-")
     patterns = np.unique(omitted, axis=0) if omitted.any() else omitted[:1]
     tally.omitted.update("".join("-" if left else " " for left in pattern) for pattern in patterns)
+    return not (unsent.any() or omitted.any())
 
 
 def _kinds(rows: pa.RecordBatch, kind: NetKind) -> npt.NDArray[np.uint8]:
@@ -418,4 +423,4 @@ def _kinds(rows: pa.RecordBatch, kind: NetKind) -> npt.NDArray[np.uint8]:
     kinds = rows["kinds"].filter(pc.equal(rows["kind"], kind.value))
     if len(kinds) == 0:
         return np.zeros((0, 0), np.uint8)
-    return np.frombuffer("".join(kinds.to_pylist()).encode(), np.uint8).reshape(len(kinds), -1)
+    return characters(kinds).reshape(len(kinds), -1)

@@ -25,7 +25,7 @@ _ALWAYS: Final = "a"
 """`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
 
 MOVED: Final = sql.SQL("s.moved")
-STAYING: Final = sql.SQL("not s.moved")
+STAYING: Final = sql.SQL("s.moved is not true")
 ANY: Final = sql.SQL("true")
 
 _DELETE: Final = "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}"
@@ -257,7 +257,9 @@ class Statements:
         conditions = [self.mine(NetKind.INSERT)]
         if len(self.staged.omitted) > 1:
             pattern = sql.Literal(omitted)
-            conditions.append(sql.SQL("translate(s.kinds, 'ntu', '   ') = {}").format(pattern))
+            sent = sql.Literal(" " * len(self.published))
+            translated = sql.SQL("coalesce(translate(s.kinds, 'ntu', '   '), {}) = {}")
+            conditions.append(translated.format(sent, pattern))
         if only_free:
             conditions.append(self._exists(self.same_as_inserted, expected=False))
         statement = sql.SQL(
@@ -387,9 +389,9 @@ class Statements:
         value = _column("s", f"v{number}")
         if not is_ever_unsent:
             return sql.SQL("{}").format(value)
-        return sql.SQL("case when substr(s.kinds, {}, 1) in ('n', 't') then {} else {} end").format(
-            sql.Literal(number + 1), value, _column("t", column.name)
-        )
+        kept = _column("t", column.name)
+        chosen = sql.SQL("case when substr(s.kinds, {}, 1) not in ('n', 't') then {} else {} end")
+        return chosen.format(sql.Literal(number + 1), kept, value)
 
     def _overlaid(self, column: TargetColumn) -> sql.Composed:
         """The column of a taken row, of the column's own type (a domain's value may be NULL in staging)."""

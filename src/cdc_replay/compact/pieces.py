@@ -5,8 +5,8 @@
     executor, one part                  pieces → sorted by lineage → folded (`compact.runs`) → NET batches
 
 A piece is a batch in Arrow's own form, compressed, so Spark moves a few values in place of many: four times
-faster than a shuffle and a sort of rows. Its rows are in the order of the log, and `chunk` tells the order of
-the pieces.
+faster than a shuffle and a sort of rows. Its rows are sorted by lineage, those of one in the order of the
+log, and `chunk` tells the order of the pieces.
 
 Before they leave, the changes of a chunk that has several of the same key are folded once. So a key with a
 million changes is a handful of rows per chunk for the executor that it comes to.
@@ -35,6 +35,7 @@ from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, condensed
 from cdc_replay.model.change import ChangeKind, Truncation
 from cdc_replay.model.links import Slot, linked
+from cdc_replay.taking import taken_rows
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
 PIECES_DDL: Final = "part int, chunk int, piece binary"
@@ -43,6 +44,9 @@ PIECES_DDL: Final = "part int, chunk int, piece binary"
 ROWS_PER_PART: Final = 200_000
 BYTES_PER_PART: Final = 64 << 20
 _ROWS_PER_FOLD: Final = 50_000
+_BYTES_PER_FOLD: Final = 32 << 20
+_MOST_JOINED_BYTES: Final = 1 << 30
+"""Offsets of an array reach twice as far."""
 _NOTE: Final = -1
 # Tasks are what runs side by side.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -106,14 +110,17 @@ class Packer:
     parts: int
 
     def packed(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
-        """The pieces (PIECES) of a chunk's changes (ROUTED), in the order of the log."""
+        """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log."""
         changes = self._with_lineage(routed.filter(pa.array(self._still_valid(routed))))
         changes = condensed(changes, self.rules, self._lineages)
+        lineages = numbers(changes["lineage"])
         # The high bits: a lineage's number is sorted by as a whole.
-        mixed = numbers(changes["lineage"]).view(np.uint64) >> np.uint64(32)
-        parts = (mixed % np.uint64(self.parts)).astype(np.int64)
-        if self.parts > 1:
-            changes = changes.take(pa.array(np.argsort(parts, kind="stable")))
+        parts = (lineages.view(np.uint64) >> np.uint64(32)) % np.uint64(self.parts)
+        parts = parts.astype(np.min_scalar_type(self.parts))
+        # Pieces that are sorted are merged sooner, and read from front to back.
+        order = np.argsort(lineages, kind="stable")
+        order = order[np.argsort(parts[order], kind="stable")]
+        changes = taken_rows(changes, order)
         counts = np.bincount(parts, minlength=self.parts)
         ends = np.cumsum(counts)
         there = np.flatnonzero(counts)
@@ -214,17 +221,33 @@ class Part:
             return
         ordered = [piece for _, piece in sorted(self.pieces, key=lambda each: each[0])]
         self.pieces.clear()
-        changes = pa.Table.from_batches(ordered)
-        lineages, targets = (changes[name].to_numpy() for name in ("lineage", "target"))
+        lineages, targets = (
+            np.concatenate([numbers(piece[name]) for piece in ordered]) for name in ("lineage", "target")
+        )
         order = np.argsort(lineages, kind="stable")
         if len(targets) and (targets[0] != targets).any():
             order = order[np.argsort(targets[order], kind="stable")]
         folder = RunFolder(rules)
-        for start in range(0, len(order), _ROWS_PER_FOLD):
-            taken = changes.take(pa.array(order[start : start + _ROWS_PER_FOLD])).combine_chunks()
-            for batch in taken.to_batches():
-                yield from folder.feed(batch)
+        for batch in _in_order(ordered, order):
+            yield from folder.feed(batch)
         yield from folder.finish()
+
+
+def _in_order(pieces: list[pa.RecordBatch], order: Int64s) -> Iterator[pa.RecordBatch]:
+    """The rows of all `pieces`, numbered from the first to the last of them, in `order`; empties the list."""
+    size = sum(piece.nbytes for piece in pieces)
+    rows = max(1, min(_ROWS_PER_FOLD, _BYTES_PER_FOLD * len(order) // max(1, size)))
+    slices = [order[start : start + rows] for start in range(0, len(order), rows)]
+    if size > _MOST_JOINED_BYTES:
+        table = pa.Table.from_batches(pieces)
+        pieces.clear()
+        for each in slices:
+            yield from table.take(pa.array(each)).combine_chunks().to_batches()
+        return
+    whole = pa.concat_batches(pieces)
+    pieces.clear()
+    for each in slices:
+        yield taken_rows(whole, each)
 
 
 def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:

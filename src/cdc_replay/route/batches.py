@@ -31,6 +31,7 @@ from cdc_replay.route.routes import Route, Routes
 from cdc_replay.route.truncate import truncate_is_sent
 from cdc_replay.route.tuples import LEAF, Layout, Tuples
 from cdc_replay.route.update_transformation import update_outcomes
+from cdc_replay.taking import taken_rows
 
 _ARROW_TYPES: Final = {
     "bigint": pa.int64(),
@@ -212,7 +213,8 @@ class Router:
         was_update = characters(kept["kind"]) == _U
         stays_update = outcomes == _U
         if not tuples.has_unsent and self.columns.is_whole[routes].all() and has_row[was_update].all():
-            values, kinds = (changes[name].take(pa.array(rows)) for name in ("new", "new_kinds"))
+            seen = changes.select(["new", "new_kinds"])
+            values, kinds = (seen if len(rows) == len(changes) else taken_rows(seen, rows)).columns
         else:
             picked = tuples.new_rows(rows, routes, self.columns, wanted=has_row, fill=~stays_update)
             values, kinds = picked.lists, picked.kind_texts

@@ -60,7 +60,7 @@ _COLUMNS: Final = """
 
 # A replica identity index and a primary key are always btree, whose strategy 3 is equality, and 1 less than.
 _IDENTITIES: Final = """
-    with operators as (
+    with operators as not materialized (
         select pg_amop.amopfamily as family, pg_amop.amoplefttype as type, pg_amop.amopstrategy as strategy,
             pg_namespace.nspname as schema, pg_operator.oprname as name
         from pg_amop
