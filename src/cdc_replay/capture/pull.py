@@ -32,7 +32,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cdc_replay.capture.definitions import Definitions
 from cdc_replay.capture.event_trigger import is_installed
@@ -53,11 +53,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-
-FIRST_PULL_CHANGES: Final = 250_000
-"""The first pull of a run takes no more, and each after it twice as many as the one before: replay has
-something to do soon, and large windows later."""
-
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
@@ -163,7 +158,6 @@ class _Puller:
         # After the target was chosen: an origin that is created later has no change before it.
         self._with_origins = source.origin_none and may_have_origins(connection)
         self._local: LocalChanges | None = None
-        self._limit = min(FIRST_PULL_CHANGES, source.max_changes_per_pull)
         self._second_peeks = SecondPeeks(connection, log, source.slot, with_origins=self._with_origins)
 
     def pull(self, target: Lsn) -> Tally:
@@ -172,11 +166,10 @@ class _Puller:
         With streaming a peek may end before any transaction is complete (R1.24): it is then repeated with
         twice the bound.
         """
-        limit = self._limit
+        limit = self._source.max_changes_per_pull
         self._definitions.read_again()
         while (tally := self._either_way(target, limit)) is None:
             limit *= 2
-        self._limit = min(2 * self._limit, self._source.max_changes_per_pull)
         return tally
 
     def _either_way(self, target: Lsn, limit: int) -> Tally | None:
