@@ -21,6 +21,7 @@ _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.commands.flow",
     "cdc_replay.compact.hashing",
     "cdc_replay.pgoutput.columnar",
+    "cdc_replay.taking.kernels",
     "pandas",  # by pyspark, as soon as a task has Arrow's batches
     "pyspark.worker",
 )

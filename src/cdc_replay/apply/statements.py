@@ -135,8 +135,19 @@ class Statements:
     # --- statements
 
     def analyze(self) -> sql.Composed:
-        """Without statistics the planner takes a new table for a small one."""
-        return sql.SQL("analyze {}").format(self.staged.table.identifier)
+        """Without statistics the planner takes a new table for a small one.
+
+        What rows are chosen and joined by is enough, but where all columns are compared.
+        """
+        stage = self.staged.table
+        if not stage.is_keyed:
+            return sql.SQL("analyze {}").format(stage.identifier)
+        places = (
+            *(f"b{number}" for number in range(len(stage.keys))),
+            *(f"v{n}" for n in stage.key_positions),
+        )
+        columns = _commas(sql.Identifier(name) for name in ("attempt", "kind", *places))
+        return sql.SQL("analyze {} ({})").format(stage.identifier, columns)
 
     def pair(self) -> list[sql.Composed]:
         """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
     """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull.

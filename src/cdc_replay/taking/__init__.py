@@ -1,4 +1,4 @@
-"""Rows of batches in another order, lists of texts by a compiled loop: it copies a row's texts as one piece.
+"""Rows of batches in another order; lists of texts by a compiled loop, which copies those of a row as one.
 
 Arrow's own `take` copies them one by one, and from a chunked table only after it has joined the chunks, each
 time: a third of all that workers do with a change.
@@ -10,17 +10,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numba import types
 
-from cdc_replay.arrays import Bytes, Int32s, Int64s, bitmap, present, text_buffers, text_lists
-from cdc_replay.compiled import compiled
+from cdc_replay.arrays import Int64s, bitmap, present, text_buffers, text_lists
 
 _TEXTS: Final = pa.list_(pa.string())
-_BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
-_INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)
-_INT64S: Final = types.Array(types.int64, 1, "C", readonly=True)
-_MUTABLE_BYTES: Final = types.Array(types.uint8, 1, "C")
-_MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
 _MOST_BYTES: Final = 2**31 - 1
 """What 32-bit offsets reach."""
 
@@ -57,29 +50,13 @@ def taken_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
     np.cumsum(counts, out=found_starts[1:])
     found_offsets = np.zeros(count + 1, dtype=np.int32)
     found_data = np.empty(size, dtype=np.uint8)
-    _copy_rows(firsts, lasts, offsets, data, found_offsets, found_data)
+    # Here, not at the top: the driver, which only plans, need not load or compile the kernel.
+    from cdc_replay.taking.kernels import copy_texts  # noqa: PLC0415
+
+    copy_texts(firsts, lasts, offsets, data, found_offsets, found_data)
     valid = None
     if texts.null_count:
         each = np.repeat(firsts - found_starts[:-1], counts) + np.arange(count)
         valid = bitmap(present(texts)[each])
     found = pa.StringArray.from_buffers(count, pa.py_buffer(found_offsets), pa.py_buffer(found_data), valid)
     return text_lists(found_starts, found, present(lists)[rows])
-
-
-@compiled(types.void(_INT32S, _INT32S, _INT32S, _BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
-def _copy_rows(
-    firsts: Int32s, lasts: Int32s, offsets: Int32s, data: Bytes, found_offsets: Int32s, found_data: Bytes
-) -> None:
-    """Texts `firsts[i]` to `lasts[i]` for each `i`; the arrays that receive them have exactly their size."""
-    filled = 0
-    element = 0
-    for row in range(len(firsts)):
-        begin, end = offsets[firsts[row]], offsets[lasts[row]]
-        for each in range(firsts[row], lasts[row]):
-            element += 1
-            found_offsets[element] = filled + offsets[each + 1] - begin
-        # Signed indexes could count from the end of an array, which would have to be looked for at each byte.
-        source, target = np.uint64(begin), np.uint64(filled)
-        for at in range(np.uint64(end - begin)):
-            found_data[target + at] = data[source + at]
-        filled += end - begin
