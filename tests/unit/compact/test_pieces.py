@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc_replay.compact import pieces
 from cdc_replay.compact.hashing import key_numbers
 from cdc_replay.compact.pieces import Notes, Packer, note_piece, noted, parts_of
 from cdc_replay.compact.reference import RoutedChange
@@ -73,9 +75,9 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
     for chunk in chunks:
         notes.add(noted(chunk, Counter()))
     packer = Packer(rules, notes.survey(), 0, parts)
-    pieces = [packer.packed(chunk, number) for number, chunk in enumerate(chunks)]
-    pieces.reverse()  # a shuffle brings them in any order
-    found = [row for part in parts_of(pieces).values() for net in part.net(rules) for row in net.to_pylist()]
+    packed = [packer.packed(chunk, number) for number, chunk in enumerate(chunks)]
+    packed.reverse()  # a shuffle brings them in any order
+    found = [row for part in parts_of(packed).values() for net in part.net(rules) for row in net.to_pylist()]
     return [in_python(row) for row in found]
 
 
@@ -99,6 +101,18 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
         for (target, change), lineage in zip(changes, lineages(changes), strict=True)
     ]
     assert canonical(through_pieces(changes, cuts, rules, parts)) == canonical(by_reference(rows, rules))
+
+
+@pytest.mark.parametrize("limit", ["_MOST_JOINED_BYTES", "_BYTES_PER_FOLD"])
+def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Also where the pieces of a part are too much for one array."""
+    changes = [(0, insert(str(number % 7), lsn=number)) for number in range(7)]
+    changes += [(0, update(str(number % 7), str(number % 7), "x", lsn=number)) for number in range(7, 50)]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    expected = through_pieces(changes, [10, 20, 30], rules, 1)
+    monkeypatch.setattr(pieces, limit, 0)
+    assert canonical(through_pieces(changes, [10, 20, 30], rules, 1)) == canonical(expected)
+    assert len(expected) == 7
 
 
 def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
