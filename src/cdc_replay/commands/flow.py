@@ -33,7 +33,6 @@ from cdc_replay.compact.pieces import (
     ROWS_PER_PART,
     Notes,
     Packer,
-    note_piece,
     noted,
     parts_of,
 )
@@ -249,9 +248,10 @@ class _Packing:
                     verdicts = lane.asker.verdicts(changes, tuples, routes, mine, session)
                     routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
                     notes[number].add(noted(routed, counts))
-                    yield lane.packer.packed(routed, chunk)
+                    if not lane.packer.is_void(notes[number]):
+                        yield lane.packer.packed(routed, chunk)
         for lane, note in zip(self.lanes, notes, strict=True):
-            yield note_piece(note, lane.packer.first_part)
+            yield from lane.packer.noted(note)
 
 
 class _AnswersInOrder:

@@ -44,6 +44,11 @@ class Survey:
     lineages: tuple[tuple[int, Key, int], ...]
     unsent: tuple[tuple[int, int, int], ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has to be known."""
+        return not (self.truncations or self.lineages or self.unsent)
+
 
 def survey(routed: DataFrame) -> Survey:
     """One pass over `routed` (ROUTED): its truncations, moved keys and INSERTs that lack a value.

@@ -14,7 +14,8 @@ million changes is a handful of rows per chunk for the executor that it comes to
 The lineage of a key is its number, but keys that are linked by a move need a common one, which takes
 knowledge of the whole window. A note says what a chunk has of that: moves, TRUNCATEs, rows that enter with
 values that were not sent. Where the notes of a window say other things than the `Survey` with which its
-pieces were made, they are made again.
+pieces were made, they are made again: a task that notes such a thing makes no more of them, and tells all
+parts that what came before is not to be folded.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from cdc_replay.taking import taken_rows
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
 PIECES_DDL: Final = "part int, chunk int, piece binary"
-"""A note is a row with chunk -1."""
+"""A note is a row with chunk -1; one with chunk -2 says that the round is void."""
 
 ROWS_PER_PART: Final = 200_000
 BYTES_PER_PART: Final = 64 << 20
@@ -48,6 +49,7 @@ _BYTES_PER_FOLD: Final = 32 << 20
 _MOST_JOINED_BYTES: Final = 1 << 30
 """Offsets of an array reach twice as far."""
 _NOTE: Final = -1
+_VOID: Final = -2
 # Tasks are what runs side by side.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
@@ -69,6 +71,11 @@ class Notes:
         self.moves |= other.moves
         self.unsent |= other.unsent
         self.counts += other.counts
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a survey comes of them that is not empty."""
+        return bool(self.truncations or self.moves or self.unsent)
 
     def dumped(self) -> bytes:
         """These notes, for another process of the same job."""
@@ -109,6 +116,10 @@ class Packer:
     first_part: int
     parts: int
 
+    def is_void(self, notes: Notes) -> bool:
+        """Whether this round's pieces count for nothing, because something has to be known first."""
+        return notes.has_news and self.survey.is_empty
+
     def packed(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
         """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log."""
         changes = self._with_lineage(routed.filter(pa.array(self._still_valid(routed))))
@@ -126,6 +137,13 @@ class Packer:
         there = np.flatnonzero(counts)
         pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in there]
         return _pieces((self.first_part + there).tolist(), chunk, [_dumped(piece) for piece in pieces])
+
+    def noted(self, notes: Notes) -> Iterator[pa.RecordBatch]:
+        """Notes (PIECES) of this lane, and for each of its parts whether the round is void."""
+        yield note_piece(notes, self.first_part)
+        if self.is_void(notes):
+            parts = range(self.first_part, self.first_part + self.parts)
+            yield _pieces(parts, _VOID, [b""] * self.parts)
 
     def _still_valid(self, routed: pa.RecordBatch) -> Bools:
         """Row changes that no later TRUNCATE of their table has made void."""
@@ -212,12 +230,13 @@ class Part:
     """What has come to one part."""
 
     notes: Notes = field(default_factory=Notes)
+    is_void: bool = False
     pieces: list[tuple[int, pa.RecordBatch]] = field(default_factory=list)
     """Changes (INPUT) by the number of their chunk, in any order."""
 
     def net(self, rules: FoldRules) -> Iterator[pa.RecordBatch]:
-        """The net changes (NET) of the part, ordered by target; can be asked once."""
-        if not self.pieces:
+        """The net changes (NET) of the part, ordered by target; can be asked once; none in a void round."""
+        if self.is_void or not self.pieces:
             return
         ordered = [piece for _, piece in sorted(self.pieces, key=lambda each: each[0])]
         self.pieces.clear()
@@ -259,6 +278,8 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
             part = found.setdefault(number, Part())
             if chunk == _NOTE:
                 part.notes.add(Notes.of(piece.as_py()))
+            elif chunk == _VOID:
+                part.is_void = True
             else:
                 part.pieces.append((chunk, _loaded(piece.as_buffer())))
     return found

@@ -145,6 +145,28 @@ def test_notes_name_moves_and_travel_with_the_pieces() -> None:
     assert arrived.counts == {"filtered_out": 4}
 
 
+@pytest.mark.parametrize(
+    "news",
+    [
+        Notes(moves={((0, ("a",)), (0, ("b",)))}),
+        Notes(truncations={Truncation(0, 5, 1, restart_identity=False)}),
+        Notes(unsent={(0, 5, 1)}),
+    ],
+)
+def test_a_round_without_what_has_to_be_known_folds_nothing(news: Notes) -> None:
+    """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
+    first, second = (Packer(rules, survey, 4, 3) for survey in (Notes().survey(), news.survey()))
+    for packer, rows in ((first, 0), (second, 20)):
+        assert packer.is_void(news) == (rows == 0)
+        assert not packer.is_void(Notes())
+        parts = parts_of([packer.packed(changes, 0), *packer.noted(news), *packer.noted(Notes())])
+        assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
+        assert sorted(parts) == [4, 5, 6]
+        assert parts[4].notes.survey() == news.survey()
+
+
 def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None:
     keys: list[list[str | None] | None] = [
         ["a"],
