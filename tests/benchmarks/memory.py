@@ -1,6 +1,6 @@
 """How much memory processes take while something is measured.
 
-Twice a second a thread adds up, by role:
+Every two seconds a thread adds up, by role (looking more often takes CPU from what is measured):
 
 | processes   | counted                                                                  |
 |-------------|--------------------------------------------------------------------------|
