@@ -45,6 +45,7 @@ from cdc_replay.compact.reference import (
 )
 from cdc_replay.model.change import ChangeKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.taking import taken_rows
 
 _TEXTS: Final = pa.list_(pa.string())
 _LONGEST_EFFECT: Final = 2
@@ -376,10 +377,12 @@ def condensed(
     """
     lineages = numbers(batch["lineage"])
     order = np.argsort(lineages, kind="stable")
-    if len(order) == 0 or 2 * (1 + np.count_nonzero(np.diff(lineages[order]))) > len(order):
+    ends = np.append(np.flatnonzero(np.diff(lineages[order])) + 1, len(order))
+    lengths = np.diff(ends, prepend=0)
+    if len(order) == 0 or 2 * lengths[lengths > _LONGEST_EFFECT].sum() < len(order):
         return batch
     targets = numbers(batch["target"])[order]
-    ordered = batch.take(pa.array(order[np.argsort(targets, kind="stable")]))
+    ordered = taken_rows(batch, order[np.argsort(targets, kind="stable")])
     targets = numbers(ordered["target"])
     borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
     found: list[pa.RecordBatch] = []
