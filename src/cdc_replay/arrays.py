@@ -16,6 +16,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 UInt64s: TypeAlias = npt.NDArray[np.uint64]
+Float64s: TypeAlias = npt.NDArray[np.float64]
 
 
 def numbers(array: pa.Array) -> Int64s:

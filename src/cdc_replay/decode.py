@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from cdc_replay.changelog.segment import RowGroup, read_row_group
+from cdc_replay.changelog.segment import RowGroup, read_columns, read_row_group
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.change import CHANGES
 from cdc_replay.model.lsn import Window
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 TASKS_PER_CORE: Final = 3
 """How many tasks the row groups are shared out to, so that one slow task does not keep the others waiting."""
+
+_GROUPS_SEEN: Final = 16
 
 BATCH_ROWS: Final = 32_768
 """Rows of a batch that is handed to Spark."""
@@ -88,6 +91,15 @@ class LogReader:
     def size_bytes(self) -> int:
         """What they take in memory, about."""
         return sum(group.size_bytes for task in self.tasks for group in task)
+
+    def relations_seen(self) -> Counter[int]:
+        """How many messages each relation has in some of the row groups: about its share of the window."""
+        groups = [group for task in self.tasks for group in task]
+        found: Counter[int] = Counter()
+        for group in groups[:: -(-len(groups) // _GROUPS_SEEN)]:
+            for row in read_columns(group, ["relation_id"], self.window)["relation_id"].value_counts():
+                found[row["values"].as_py() or 0] += row["counts"].as_py()
+        return found
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The row changes and TRUNCATEs whose commit LSN is in the window, in CHANGES columns.

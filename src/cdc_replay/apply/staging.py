@@ -325,10 +325,10 @@ class _Staging:
 
 
 def _copy_into(connection: Connection, table: StageTable) -> contextlib.AbstractContextManager[psycopg.Copy]:
-    with connection.transaction():
-        # `if not exists` alone fails where another task creates the same table right now.
-        connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (table.name,))
-        connection.execute(table.create_statement)
+    # `if not exists` alone fails where another task creates the same table right now. Statements that are
+    # sent together are one transaction.
+    locked = sql.SQL("select pg_advisory_xact_lock(hashtextextended({}, 0)); {}")
+    connection.execute(locked.format(sql.Literal(table.name), table.create_statement))
     return connection.cursor().copy(sql.SQL("copy {} from stdin (format csv)").format(table.identifier))
 
 

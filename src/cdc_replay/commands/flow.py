@@ -17,6 +17,7 @@ same job. Few windows have anything to note; the lanes of one that has run once 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ from cdc_replay.compact.pieces import (
     ROWS_PER_PART,
     Notes,
     Packer,
+    Spread,
     noted,
     parts_of,
 )
@@ -124,13 +126,14 @@ class WindowFlow:
 
     def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
         parts = self._parts_per_lane()
+        spreads = self._spreads(parts, [work.lane.routes for work in works])
         places = Places.of(item for work in works for item in work.lane.routes.routes)
         questionnaire = Questionnaire([work.filters for work in works], places)
         packing = _Packing(
             self.reader,
             places,
             questionnaire.inquiry(),
-            tuple(work.packing(places, number * parts, parts) for number, work in enumerate(works)),
+            tuple(work.packing(places, number * parts, spreads[number]) for number, work in enumerate(works)),
             self.publisher_dsn,
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
@@ -145,6 +148,18 @@ class WindowFlow:
             return 1
         cores = self.session.sparkContext.defaultParallelism
         return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
+
+    def _spreads(self, parts: int, lanes: Sequence[Routes]) -> list[Spread]:
+        """How the changes of each lane are shared out; by what is in the log, where that matters."""
+        matters = parts > 1 and any(len(routes.tables) > 1 for routes in lanes)
+        seen = self.reader.relations_seen() if matters else Counter[int]()
+        spreads = []
+        for routes in lanes:
+            weights = Counter(table.index for table in routes.tables)
+            for relation, target in {(each.relation.id, each.target.index) for each in routes.routes}:
+                weights[target] += seen[relation]
+            spreads.append(Spread.of(parts, weights))
+        return spreads
 
     def _pieces(self, packing: _Packing, questionnaire: Questionnaire) -> DataFrame:
         numbers = self.reader.numbers(self.session)
@@ -181,9 +196,9 @@ class _LaneWork:
         rules = fold_rules(lane.routes.tables, survey, lane.policy)
         return cls(lane, survey, rules, RouteFilters(lane.routes))
 
-    def packing(self, places: Places, first_part: int, parts: int) -> _PackedLane:
+    def packing(self, places: Places, first_part: int, spread: Spread) -> _PackedLane:
         """Its map side."""
-        packer = Packer(self.rules, self.survey, first_part, parts)
+        packer = Packer(self.rules, self.survey, first_part, spread)
         return _PackedLane(
             Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
         )

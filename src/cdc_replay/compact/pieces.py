@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrays import Bools, Int64s, booleans, characters, numbers, present, running
+from cdc_replay.arrays import Bools, Float64s, Int64s, booleans, characters, numbers, present, running
 from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, condensed
 from cdc_replay.model.change import ChangeKind, Truncation
@@ -104,17 +104,46 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How the changes of a window are shared out to `parts`; picklable.
+
+    Each target has a range of the parts, `widths[target]` wide from `firsts[target]` on, over which its
+    lineages are spread: as wide as its share of the changes, so that a part has many rows of few targets. For
+    each target a part makes a COPY of its own, which costs as much as hundreds of rows.
+    """
+
+    parts: int
+    firsts: Float64s
+    widths: Float64s
+
+    @classmethod
+    def of(cls, parts: int, weights: Mapping[int, int]) -> Self:
+        """By what each target weighs; there must be one, and each must weigh something."""
+        shares = np.zeros(max(weights) + 1, dtype=np.float64)
+        for target, weight in weights.items():
+            shares[target] = weight
+        widths = shares * (parts / shares.sum())
+        return cls(parts, np.cumsum(widths) - widths, widths)
+
+    def parts_of(self, targets: Int64s, lineages: Int64s) -> Int64s:
+        """The part of each change."""
+        # The high bits: a lineage's number is sorted by as a whole.
+        share = (lineages.view(np.uint64) >> np.uint64(32)).astype(np.float64) / 2**32
+        places = (self.firsts[targets] + self.widths[targets] * share).astype(np.int64)
+        return np.minimum(places, self.parts - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Packer:
     """Makes the pieces of one window; picklable.
 
-    `survey` is what is known of the window so far, `parts` how many parts its changes go to, the first of
-    which is `first_part`.
+    `survey` is what is known of the window so far. The first of the parts of `spread` is `first_part`.
     """
 
     rules: FoldRules
     survey: Survey
     first_part: int
-    parts: int
+    spread: Spread
 
     def is_void(self, notes: Notes) -> bool:
         """Whether this round's pieces count for nothing, because something has to be known first."""
@@ -125,14 +154,13 @@ class Packer:
         changes = self._with_lineage(routed.filter(pa.array(self._still_valid(routed))))
         changes = condensed(changes, self.rules, self._lineages)
         lineages = numbers(changes["lineage"])
-        # The high bits: a lineage's number is sorted by as a whole.
-        parts = (lineages.view(np.uint64) >> np.uint64(32)) % np.uint64(self.parts)
-        parts = parts.astype(np.min_scalar_type(self.parts))
+        parts = self.spread.parts_of(numbers(changes["target"]), lineages)
+        parts = parts.astype(np.min_scalar_type(self.spread.parts))
         # Pieces that are sorted are merged sooner, and read from front to back.
         order = np.argsort(lineages, kind="stable")
         order = order[np.argsort(parts[order], kind="stable")]
         changes = taken_rows(changes, order)
-        counts = np.bincount(parts, minlength=self.parts)
+        counts = np.bincount(parts, minlength=self.spread.parts)
         ends = np.cumsum(counts)
         there = np.flatnonzero(counts)
         pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in there]
@@ -142,8 +170,8 @@ class Packer:
         """Notes (PIECES) of this lane, and for each of its parts whether the round is void."""
         yield note_piece(notes, self.first_part)
         if self.is_void(notes):
-            parts = range(self.first_part, self.first_part + self.parts)
-            yield _pieces(parts, _VOID, [b""] * self.parts)
+            parts = range(self.first_part, self.first_part + self.spread.parts)
+            yield _pieces(parts, _VOID, [b""] * len(parts))
 
     def _still_valid(self, routed: pa.RecordBatch) -> Bools:
         """Row changes that no later TRUNCATE of their table has made void."""

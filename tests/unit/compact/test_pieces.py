@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdc_replay.compact import pieces
 from cdc_replay.compact.hashing import key_numbers
-from cdc_replay.compact.pieces import Notes, Packer, note_piece, noted, parts_of
+from cdc_replay.compact.pieces import Notes, Packer, Spread, note_piece, noted, parts_of
 from cdc_replay.compact.reference import RoutedChange
 from cdc_replay.compact.runs import FoldRules
 from cdc_replay.model.change import ROUTED, Truncation
@@ -74,7 +75,7 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
     notes = Notes()
     for chunk in chunks:
         notes.add(noted(chunk, Counter()))
-    packer = Packer(rules, notes.survey(), 0, parts)
+    packer = Packer(rules, notes.survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
     packed = [packer.packed(chunk, number) for number, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
     found = [row for part in parts_of(packed).values() for net in part.net(rules) for row in net.to_pylist()]
@@ -118,7 +119,7 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
 def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packed = Packer(rules, Notes().survey(), 0, 1).packed(routed(changes), 0)
+    packed = Packer(rules, Notes().survey(), 0, Spread.of(1, {0: 1, 1: 1})).packed(routed(changes), 0)
     (net,) = [row for batch in parts_of([packed])[0].net(rules) for row in batch.to_pylist()]
     assert net["update_missing"] == 1000
     assert packed["piece"][0].as_buffer().size < 2000
@@ -129,7 +130,7 @@ def test_what_a_truncate_made_void_is_left_out() -> None:
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset({0}))
     notes = Notes(truncations={Truncation(0, 5, 1, restart_identity=False)})
     changes = [(0, insert("a", lsn=4)), (1, insert("b", lsn=4)), (0, insert("c", lsn=6))]
-    packed = Packer(rules, notes.survey(), 0, 1).packed(routed(changes), 0)
+    packed = Packer(rules, notes.survey(), 0, Spread.of(1, {0: 1, 1: 1})).packed(routed(changes), 0)
     assert [row["base_key"] for net in parts_of([packed])[0].net(rules) for row in net.to_pylist()] == [
         ["c"],
         ["b"],
@@ -157,7 +158,9 @@ def test_a_round_without_what_has_to_be_known_folds_nothing(news: Notes) -> None
     """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
-    first, second = (Packer(rules, survey, 4, 3) for survey in (Notes().survey(), news.survey()))
+    first, second = (
+        Packer(rules, survey, 4, Spread.of(3, {0: 1})) for survey in (Notes().survey(), news.survey())
+    )
     for packer, rows in ((first, 0), (second, 20)):
         assert packer.is_void(news) == (rows == 0)
         assert not packer.is_void(Notes())
@@ -165,6 +168,22 @@ def test_a_round_without_what_has_to_be_known_folds_nothing(news: Notes) -> None
         assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
         assert sorted(parts) == [4, 5, 6]
         assert parts[4].notes.survey() == news.survey()
+
+
+def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
+    """So most tasks have one target, and none has much more than its share; all parts are used."""
+    spread = Spread.of(10, {0: 500, 2: 250, 3: 125, 7: 125})
+    rng = np.random.default_rng(1)
+    lineages = rng.integers(-(2**63), 2**63, 4000)
+    found = {target: spread.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}
+    assert {target: sorted(set(parts.tolist())) for target, parts in found.items()} == {
+        0: [0, 1, 2, 3, 4],
+        2: [5, 6, 7],
+        3: [7, 8],
+        7: [8, 9],
+    }
+    assert np.bincount(found[0]).min() > 700
+    assert spread.parts_of(np.array([7]), np.array([-1]))[0] == 9
 
 
 def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None:
