@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 TASKS_PER_CORE: Final = 3
 """How many tasks the row groups are shared out to, so that one slow task does not keep the others waiting."""
 
-_GROUPS_SEEN: Final = 16
-
 BATCH_ROWS: Final = 32_768
 """Rows of a batch that is handed to Spark."""
+
+_GROUPS_SEEN: Final = 16
 
 
 def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...], ...]:
@@ -96,7 +96,7 @@ class LogReader:
         """How many messages each relation has in some of the row groups: about its share of the window."""
         groups = [group for task in self.tasks for group in task]
         found: Counter[int] = Counter()
-        for group in groups[:: -(-len(groups) // _GROUPS_SEEN)]:
+        for group in groups[:: max(1, -(-len(groups) // _GROUPS_SEEN))]:
             for row in read_columns(group, ["relation_id"], self.window)["relation_id"].value_counts():
                 found[row["values"].as_py() or 0] += row["counts"].as_py()
         return found

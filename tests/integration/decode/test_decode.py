@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,8 +167,11 @@ def test_the_stage_yields_the_changes_of_the_window(
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
     catalogs = [(0, 0), (0, log.column("lsn").to_pylist()[10])]
 
-    frame = LogReader.of(groups, window, assembly.relations, catalogs, cores=2).frame(spark)
+    reader = LogReader.of(groups, window, assembly.relations, catalogs, cores=2)
+    frame = reader.frame(spark)
 
+    inside = [row for row in log.to_pylist() if window.after.value < row["commit_lsn"] <= window.upto.value]
+    assert reader.relations_seen() == Counter(row["relation_id"] or 0 for row in inside)
     assert frame.columns == list(CHANGES.names)
     assert frame.schema == spark.createDataFrame([], CHANGES.ddl).schema
     expected = reference_changes(log, window, catalogs)
