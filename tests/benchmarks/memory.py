@@ -75,11 +75,13 @@ class MemorySampler:
         return Peaks(round(max(self.ours, default=0.0), 1), rounded)
 
     def _watch(self) -> None:
-        while not self._stop.wait(PERIOD_SECONDS):
+        is_over = False
+        while not is_over:
             now = sample(self.root, self.servers)
             self.ours.append(sum(now[role] for role in OURS) / KIB_PER_MIB)
             for role, kib in now.items():
                 self._peaks[role] = max(self._peaks[role], kib)
+            is_over = self._stop.wait(PERIOD_SECONDS)
 
 
 def sample(root: int | None, servers: Mapping[str, int]) -> Counter[str]:

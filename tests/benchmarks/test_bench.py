@@ -48,7 +48,7 @@ def test_a_small_backlog_is_drained_by_all_and_their_tables_are_equal(tmp_path: 
 @pytest.mark.slow
 def test_copies_empty_windows_and_real_flights_are_measured_too(tmp_path: Path) -> None:
     found = bench(tmp_path, "copy_20", "empty_window", "flights_filtered", "--quick")
-    copied, empty, flights = found["workloads"]
+    flights, copied, empty = found["workloads"]
     assert set(copied["runs"]) == SIDES
     assert set(empty["runs"]) == {"cold", "warm"}
     assert flights["changes"] > 0
