@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+FIRST_PERIOD_SECONDS: Final = 0.5
 PERIOD_SECONDS: Final = 2.0
 KIB_PER_MIB: Final = 1024
 OURS: Final = ("driver", "JVM", "Python workers")
@@ -75,13 +76,13 @@ class MemorySampler:
         return Peaks(round(max(self.ours, default=0.0), 1), rounded)
 
     def _watch(self) -> None:
-        is_over = False
+        is_over, pause = False, FIRST_PERIOD_SECONDS
         while not is_over:
             now = sample(self.root, self.servers)
             self.ours.append(sum(now[role] for role in OURS) / KIB_PER_MIB)
             for role, kib in now.items():
                 self._peaks[role] = max(self._peaks[role], kib)
-            is_over = self._stop.wait(PERIOD_SECONDS)
+            is_over, pause = self._stop.wait(pause), PERIOD_SECONDS
 
 
 def sample(root: int | None, servers: Mapping[str, int]) -> Counter[str]:
