@@ -328,7 +328,7 @@ def _copy_into(connection: Connection, table: StageTable) -> contextlib.Abstract
     # `if not exists` alone fails where another task creates the same table right now. Statements that are
     # sent together are one transaction.
     locked = sql.SQL("select pg_advisory_xact_lock(hashtextextended({}, 0)); {}")
-    connection.execute(locked.format(sql.Literal(table.name), table.create_statement))
+    connection.execute(locked.format(sql.Literal(table.name), table.create_statement), prepare=False)
     return connection.cursor().copy(sql.SQL("copy {} from stdin (format csv)").format(table.identifier))
 
 
