@@ -108,10 +108,11 @@ class WindowFlow:
             PySparkException: if a task fails; its text is that of an error of ours, if it was one: a filter
                 cannot be evaluated, a row cannot be found by what was sent, the log is damaged.
         """
+        spreads = self._spreads([lane.routes for lane in lanes])
         surveys = [_NOTHING] * len(lanes)
         found: dict[int, StagedLane] = {}
         while waiting := [number for number in range(len(lanes)) if number not in found]:
-            works = [_LaneWork.of(lanes[number], surveys[number]) for number in waiting]
+            works = [_LaneWork.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
             rows = self._job(works).collect()
             for place, number in enumerate(waiting):
                 mine = [row for row in rows if row["lane"] == place]
@@ -125,15 +126,14 @@ class WindowFlow:
         return tuple(found[number] for number in range(len(lanes)))
 
     def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
-        parts = self._parts_per_lane()
-        spreads = self._spreads(parts, [work.lane.routes for work in works])
+        parts = works[0].spread.parts
         places = Places.of(item for work in works for item in work.lane.routes.routes)
         questionnaire = Questionnaire([work.filters for work in works], places)
         packing = _Packing(
             self.reader,
             places,
             questionnaire.inquiry(),
-            tuple(work.packing(places, number * parts, spreads[number]) for number, work in enumerate(works)),
+            tuple(work.packing(places, number * parts) for number, work in enumerate(works)),
             self.publisher_dsn,
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
@@ -149,8 +149,9 @@ class WindowFlow:
         cores = self.session.sparkContext.defaultParallelism
         return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
 
-    def _spreads(self, parts: int, lanes: Sequence[Routes]) -> list[Spread]:
+    def _spreads(self, lanes: Sequence[Routes]) -> list[Spread]:
         """How the changes of each lane are shared out; by what is in the log, where that matters."""
+        parts = self._parts_per_lane()
         matters = parts > 1 and any(len(routes.tables) > 1 for routes in lanes)
         seen = self.reader.relations_seen() if matters else Counter[int]()
         spreads = []
@@ -188,17 +189,18 @@ class _LaneWork:
 
     lane: Lane
     survey: Survey
+    spread: Spread
     rules: FoldRules
     filters: RouteFilters
 
     @classmethod
-    def of(cls, lane: Lane, survey: Survey) -> _LaneWork:
+    def of(cls, lane: Lane, survey: Survey, spread: Spread) -> _LaneWork:
         rules = fold_rules(lane.routes.tables, survey, lane.policy)
-        return cls(lane, survey, rules, RouteFilters(lane.routes))
+        return cls(lane, survey, spread, rules, RouteFilters(lane.routes))
 
-    def packing(self, places: Places, first_part: int, spread: Spread) -> _PackedLane:
+    def packing(self, places: Places, first_part: int) -> _PackedLane:
         """Its map side."""
-        packer = Packer(self.rules, self.survey, first_part, spread)
+        packer = Packer(self.rules, self.survey, first_part, self.spread)
         return _PackedLane(
             Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
         )

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrays import Int64s, bitmap, present, text_buffers, text_lists
+from cdc_replay.arrays import Int64s, present, running, text_buffers, text_lists, texts
 
 _TEXTS: Final = pa.list_(pa.string())
 _MOST_BYTES: Final = 2**31 - 1
@@ -39,24 +39,22 @@ def taken_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
         pyarrow.ArrowInvalid: if their texts are more than 2 GiB.
     """
     starts = lists.offsets.to_numpy()
-    texts = lists.values
-    offsets, data = text_buffers(texts)
+    values = lists.values
+    offsets, data = text_buffers(values)
     firsts, lasts = starts[rows], starts[rows + 1]
     counts, sizes = lasts - firsts, offsets[lasts].astype(np.int64) - offsets[firsts]
     size, count = int(sizes.sum()), int(counts.sum(dtype=np.int64))
     if max(size, count) > _MOST_BYTES:
         raise pa.ArrowInvalid(f"{size} bytes of {count} texts are too much for an array")
-    found_starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(counts, out=found_starts[1:])
+    found_starts = running(counts)
     found_offsets = np.zeros(count + 1, dtype=np.int32)
     found_data = np.empty(size, dtype=np.uint8)
     # Here, not at the top: the driver, which only plans, need not load or compile the kernel.
     from cdc_replay.taking.kernels import copy_texts  # noqa: PLC0415
 
     copy_texts(firsts, lasts, offsets, data, found_offsets, found_data)
-    valid = None
-    if texts.null_count:
-        each = np.repeat(firsts - found_starts[:-1], counts) + np.arange(count)
-        valid = bitmap(present(texts)[each])
-    found = pa.StringArray.from_buffers(count, pa.py_buffer(found_offsets), pa.py_buffer(found_data), valid)
+    valid = np.ones(count, dtype=np.bool_)
+    if values.null_count:
+        valid = present(values)[np.repeat(firsts - found_starts[:-1], counts) + np.arange(count)]
+    found = texts(found_offsets, found_data, valid)
     return text_lists(found_starts, found, present(lists)[rows])
