@@ -18,7 +18,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -187,7 +187,7 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
     stager = Stager.of(tables, dsn)
 
     def stage_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield stager.staged(batches)
+        yield from staged_by([stager], batches)
 
     return staged_parts(map_in_arrow(net, stage_partition, PARTS_DDL).collect(), stager.tables)
 
@@ -226,12 +226,22 @@ class Stager:
         """Into those tables of that database."""
         return cls({table.index: table for table in tables}, dsn)
 
-    def staged(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
-        """Stage batches (NET) of a task, and say what was staged (PARTS)."""
-        context = TaskContext.get()
-        attempt = 0 if context is None else context.taskAttemptId()
-        rows = _Staging(self.tables, self.dsn, attempt).run(batches)
-        return pa.RecordBatch.from_pylist(rows, schema=PARTS)
+
+def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Stage batches (NET) of a task by each of `stagers`, and say what each has staged (PARTS).
+
+    Their tables may differ in their names and types only, so that all write the same text.
+    """
+    context = TaskContext.get()
+    encoding = _Encoding(stagers[0].tables, 0 if context is None else context.taskAttemptId())
+    try:
+        texts: Iterable[_Text] = encoding.texts(batches)
+        if len(stagers) > 1:
+            texts = list(texts)
+        rows = [_written(stager, texts, encoding) for stager in stagers]
+    except UnknownValue as error:
+        rows = [[encoding.failure(Failure.of(error))]] * len(stagers)
+    return [pa.RecordBatch.from_pylist(each, schema=PARTS) for each in rows]
 
 
 def drop_staging(
@@ -275,25 +285,30 @@ class _Tally:
     conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
+_Text: TypeAlias = tuple[int, memoryview]
+"""Some rows of a target as COPY's CSV."""
+
+
 @dataclass(slots=True)
-class _Staging:
-    """One task attempt: one connection, one COPY per target, in the order in which targets come."""
+class _Encoding:
+    """Makes the text of what a task attempt stages, and counts it by target."""
 
     tables: Mapping[int, StageTable]
-    dsn: str
     attempt: int
     _tallies: dict[int, _Tally] = field(default_factory=dict)
-    _target: int = -1
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
-        """Stage all batches; rows of `PARTS`, or one row with the failure."""
-        try:
-            self._write_all(batches)
-        except UnknownValue as error:
-            return [{"attempt": self.attempt, "failure": Failure.of(error).texts}]
-        except psycopg.Error as error:
-            failed = self.tables[self._target].target if self._target in self.tables else None
-            return [{"attempt": self.attempt, "failure": failure_of(error, failed).texts}]
+    def texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Text]:
+        """Texts of the batches' rows, in the order in which targets come.
+
+        Raises:
+            UnknownValue: if a row is to be inserted with a value that was not sent.
+        """
+        for target, rows in _by_target(batches):
+            tally = self._tallies.setdefault(target, _Tally())
+            yield target, _csv(rows, self.tables[target], self.attempt, tally)
+
+    def parts(self) -> list[dict[str, Any]]:
+        """What was staged, if all texts were written; rows of `PARTS`."""
         return [
             {
                 "target": target,
@@ -307,21 +322,31 @@ class _Staging:
             for target, tally in self._tallies.items()
         ]
 
-    def _write_all(self, batches: Iterator[pa.RecordBatch]) -> None:
-        connection: Connection | None = None
-        copy: psycopg.Copy | None = None
+    def failure(self, failure: Failure) -> dict[str, Any]:
+        """The row of `PARTS` that says why it was not."""
+        return {"attempt": self.attempt, "failure": failure.texts}
+
+
+def _written(stager: Stager, texts: Iterable[_Text], encoding: _Encoding) -> list[dict[str, Any]]:
+    """Write all texts; rows of `PARTS`."""
+    target: int | None = None
+    copy: psycopg.Copy | None = None
+    try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
-            for target, rows in _by_target(batches):
-                table = self.tables[target]
+            connection: Connection | None = None
+            for each, text in texts:
                 if connection is None:
-                    connection = connected.enter_context(connect(self.dsn, purpose="apply staging"))
-                if copy is None or target != self._target:
+                    connection = connected.enter_context(connect(stager.dsn, purpose="apply staging"))
+                if copy is None or each != target:
                     copying.close()
-                    self._target = target
-                    copy = copying.enter_context(_copy_into(connection, table))
-                tally = self._tallies.setdefault(target, _Tally())
-                copy.write(_csv(rows, table, self.attempt, tally))
+                    target = each
+                    copy = copying.enter_context(_copy_into(connection, stager.tables[target]))
+                copy.write(text)
                 failpoint("replay.mid_staging")
+    except psycopg.Error as error:
+        failed = None if target is None else stager.tables[target].target
+        return [encoding.failure(failure_of(error, failed))]
+    return encoding.parts()
 
 
 def _copy_into(connection: Connection, table: StageTable) -> contextlib.AbstractContextManager[psycopg.Copy]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from cdc_replay.apply.staging import PARTS, PARTS_DDL, Staged, Stager, staged_parts
+from cdc_replay.apply.staging import PARTS, PARTS_DDL, Staged, Stager, staged_by, staged_parts
 from cdc_replay.compact import FoldRules, Survey, fold_rules
 from cdc_replay.compact.pieces import (
     BYTES_PER_PART,
@@ -311,10 +311,7 @@ class _Folding:
         for number, part in sorted(parts_of(batches).items()):
             lane = number // self.parts
             rules, stagers = self.lanes[lane]
-            # Where several write the same, it is kept for all of them.
-            net = part.net(rules) if len(stagers) == 1 else list(part.net(rules))
-            for place, stager in enumerate(stagers):
-                staged = stager.staged(iter(net))
+            for place, staged in enumerate(staged_by(stagers, part.net(rules))):
                 marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
                 nothing = pa.nulls(staged.num_rows, pa.binary())
                 yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)
