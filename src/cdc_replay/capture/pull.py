@@ -47,7 +47,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
-from cdc_replay.postgres.replication import advance_slot, check_server
+from cdc_replay.postgres.replication import advance_slot, check_server, check_slot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,9 +57,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
-    """Where to read and where to keep it. `max_changes_per_pull` bounds the messages of one pull.
+    """Where to read and where to keep it.
 
-    `origin_none`: there is a subscription that must not see changes with an origin (R8.20).
+    One pull is bounded by `max_changes_per_pull` messages, and by `wal_bytes_per_pull`, or twice the WAL that
+    the server has to decode again for it, if that is more. `origin_none`: there is a subscription that must
+    not see changes with an origin (R8.20).
     """
 
     publisher: str
@@ -69,6 +71,7 @@ class CaptureSource:
     streaming: bool = False
     two_phase: bool = False
     max_changes_per_pull: int = 2_000_000
+    wal_bytes_per_pull: int = 512 << 20
     origin_none: bool = False
 
     def __repr__(self) -> str:
@@ -168,10 +171,21 @@ class _Puller:
         twice the bound.
         """
         limit = self._source.max_changes_per_pull
+        target = min(target, self._reach())
         self._definitions.read_again()
         while (tally := self._either_way(target, limit)) is None:
             limit *= 2
         return tally
+
+    def _reach(self) -> Lsn:
+        """How far one pull goes, so that what has been read is replayed while the rest is.
+
+        Each pull decodes from the slot's restart_lsn on (R1.31), which an open transaction may hold back: a
+        pull reaches twice as far as that is away, so that not much more is decoded than in a single one.
+        """
+        end = self._log.end_lsn
+        restart = check_slot(self._connection, self._source.slot).restart_lsn or end
+        return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * (end.value - restart.value)))
 
     def _either_way(self, target: Lsn, limit: int) -> Tally | None:
         """Try with streaming if that is wanted, and without where the server cannot decode otherwise.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,32 @@ def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, se
     assert outcome.pulls == len(reached) > 4
     assert reached == sorted(set(reached))
     assert reached[-1] == captured.log.end_lsn == captured.position
+
+
+def test_pulls_are_bounded_in_wal_and_reach_further_where_more_is_decoded_again(
+    publisher: Database, set_up: SetUp
+) -> None:
+    """R1.31: an open transaction holds restart_lsn back, and each pull decodes all that is behind it."""
+    publisher.run(TABLE)
+    captured = set_up(wal_bytes_per_pull=1 << 12)
+    with publisher.connect() as writer:
+        writer.autocommit = False
+        writer.execute("insert into t values (-1, 'open')")
+        for number in range(200):
+            publisher.run(f"insert into t values ({number}, repeat('x', 1000))")
+        reached = [captured.log.end_lsn]
+
+        outcome = capture_changes(captured.source, progress=lambda end, _: reached.append(end))
+
+        writer.commit()
+    assert inserted(captured) == [str(number) for number in range(200)]
+    assert outcome.pulls > 2
+    assert reached[1].value - reached[0].value < 1 << 14
+    widths = [after.value - before.value for before, after in itertools.pairwise(reached)]
+    assert widths[:-1] == sorted(widths[:-1])
+    assert widths[-2] > 2 * widths[0]
+    captured.capture()
+    assert inserted(captured)[-1] == "-1"
 
 
 def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(
