@@ -45,7 +45,6 @@ SUBSCRIPTIONS: Final[dict[str, list[str]]] = {
 }
 MOST_DAYS: Final = 300
 SECONDS_PER_DAY: Final = 25
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CAPTURE_EVERY_SECONDS: Final = 10
 
 _TOTALS: Final = """
@@ -155,8 +154,6 @@ def environment_of(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
             name: {"publisher": PUBLISHER, "publications": publications, "conn_id": name}
             for name, publications in SUBSCRIPTIONS.items()
         },
-        # Small windows: a JVM that starts fast beats one that optimises long.
-        "groups": {PUBLISHER: {"spark_conf": {"spark.driver.extraJavaOptions": JVM_OPTIONS}}},
     }
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     connections = {"AIRFLOW_CONN_AIRPORTS": publisher.dsn("airports")}

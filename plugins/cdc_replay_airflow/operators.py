@@ -33,6 +33,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, NotConsistent, Retry
+from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay_airflow import assets
 from cdc_replay_airflow.connections import airflow_config, exported
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from cdc_replay.changelog.log import ChangeLog
 
 JOBS: Final = Path(__file__).resolve().parents[2] / "jobs"
+SPARK_CONF: Final = {"spark.log.level": "WARN", "spark.driver.extraJavaOptions": JVM_OPTIONS}
+"""What only the submission can set, unless the group's configuration says otherwise."""
 
 DEFAULT_ARGS: Final[dict[str, Any]] = {
     "owner": "cdc-replay",
@@ -238,7 +241,7 @@ class SparkJobOperator(SparkSubmitOperator):
             application=str(JOBS / f"{job}.py"),
             name=f"cdc_replay {job} {subscriptions[0] if len(subscriptions) == 1 else group.name}",
             conn_id=group.spark_conn_id,
-            conf={"spark.log.level": "WARN", **group.spark_conf},
+            conf=SPARK_CONF | dict(group.spark_conf),
             **kwargs,
         )
         self.subscriptions = tuple(subscriptions)

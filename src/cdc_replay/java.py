@@ -20,6 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of Spark's driver. It passes on batches that it does not look into: what an optimising compiler and several
+threads of a garbage collector take, four seconds of CPU until the first job is done, they never give back."""
+
 TRAINING: Final = "CDC_REPLAY_JAVA_TRAINING"
 """Where the shim lets Spark's JVM write the cache, if it is set."""
 

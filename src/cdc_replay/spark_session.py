@@ -14,7 +14,7 @@ from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from cdc_replay.java import local_environment
+from cdc_replay.java import JVM_OPTIONS, local_environment
 
 DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -27,6 +27,7 @@ DEFAULTS: Final[dict[str, str]] = {
     # lose what is observed in it.
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": JVM_OPTIONS,
     # What is shuffled in volume is compressed already (`compact.pieces`).
     "spark.shuffle.compress": "false",
     "spark.python.daemon.module": "cdc_replay.worker_daemon",

@@ -13,19 +13,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cdc_replay.java import TRAINING, cache_file, local_environment
+from pyspark.sql import functions as F
+
+from cdc_replay.java import JVM_OPTIONS, TRAINING, cache_file, local_environment
 from cdc_replay.spark_session import SMALL_WINDOW_ROWS, spark_session, tune_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS: Final = 600
+_PIECES: Final = "part int, piece binary"
 _SCHEMA: Final = "id bigint, name string, at timestamp"
 
 
 def exercise() -> None:
     """Spark jobs like those of a window: rows from and to Python, a shuffle, filters of several types."""
     session = spark_session("training")
+    _pass_on(session)
     for rows in (SMALL_WINDOW_ROWS - 1, SMALL_WINDOW_ROWS):
         tune_for(session, rows)
         rows_in = session.range(rows).selectExpr("id", "cast(id as string) name", "timestamp_micros(id) at")
@@ -34,6 +39,18 @@ def exercise() -> None:
         )
         passed.repartition(2, "id").mapInArrow(_same, _SCHEMA).limit(10).collect()
     session.stop()
+
+
+def _pass_on(session: SparkSession) -> None:
+    """As windows do: bytes from Python to Python, by their number."""
+    pieces = session.range(0, 6, numPartitions=6).mapInArrow(_pieces, _PIECES)
+    pieces.repartitionById(2, F.col("part")).mapInArrow(_same, _PIECES).collect()
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        columns = {"part": batch["id"].cast("int32"), "piece": batch["id"].cast("string").cast("binary")}
+        yield batch.from_pydict(columns)
 
 
 def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -54,7 +71,11 @@ def make_cache() -> None:
     fresh = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         subprocess.run(
-            [str(Path(sys.executable).with_name("spark-submit")), __file__],
+            [
+                str(Path(sys.executable).with_name("spark-submit")),
+                *("--conf", f"spark.driver.extraJavaOptions={JVM_OPTIONS}"),
+                __file__,
+            ],
             env=environment | {TRAINING: str(fresh)},
             check=True,
             capture_output=True,

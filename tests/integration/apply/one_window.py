@@ -44,10 +44,6 @@ def run_once(target: Target) -> bool:
 if __name__ == "__main__":
     session = spark_session(
         "killed",
-        conf={
-            "spark.master": "local[1]",
-            "spark.sql.shuffle.partitions": "1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        },
+        conf={"spark.master": "local[1]", "spark.sql.shuffle.partitions": "1"},
     )
     run_once(Target(session, sys.argv[1], PUBLISHED))

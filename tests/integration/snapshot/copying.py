@@ -78,8 +78,7 @@ def main(publisher_dsn: str, subscriber_dsn: str, chunk_bytes: str, replace: str
     """The program of `run_until_killed`."""
     from cdc_replay.spark_session import spark_session
 
-    options = {"spark.master": "local[2]", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    spark = spark_session("test", conf=options)
+    spark = spark_session("test", conf={"spark.master": "local[2]"})
     changes = {"chunk_bytes": int(chunk_bytes), "replace": replace == "replace"}
     with snapshot_request(publisher_dsn, subscriber_dsn, "p", **changes) as request:
         load_tables(spark, request)
