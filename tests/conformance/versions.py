@@ -55,7 +55,9 @@ def _unpack(version: str, folder: Path) -> None:
             [archive] = [name for name in package.namelist() if name.endswith(".tar.gz")]
             content = package.read(archive)
         with tarfile.open(fileobj=io.BytesIO(content)) as server:
-            server.extractall(scratch, filter="data")
+            # Python has had filters since 3.11.4, and asks for one since 3.12.
+            server.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+            server.extractall(scratch)
         [postgres] = Path(scratch).rglob("bin/postgres")
         postgres.parents[1].rename(folder)
 
