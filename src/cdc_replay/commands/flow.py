@@ -2,7 +2,7 @@
 
     map, one task per run of row groups      read, decode; ask the row filters; route and pack, lane by lane
     shuffle                                  packed pieces
-    reduce, one task per part of a lane      fold; COPY into the staging tables of each subscription
+    reduce, one task per parts of a lane     fold; COPY into the staging tables of each subscription
 
 A *lane* is what subscriptions have in common that see the same changes and apply them alike. All lanes share
 the reading and decoding of the log; subscriptions of one lane share everything but their staging tables.
@@ -17,6 +17,7 @@ same job. Few windows have anything to note; the lanes of one that has run once 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,9 +139,19 @@ class WindowFlow:
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
         pieces = self._pieces(packing, questionnaire)
-        total = parts * len(works)
-        spread = pieces.repartitionById(total, F.col("part")) if total > 1 else pieces.coalesce(1)
+        tasks = len(works) * self._tasks_per_lane(parts, len(works))
+        task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(works)}").cast("int")
+        spread = pieces.repartitionById(tasks, task) if tasks > 1 else pieces.coalesce(1)
         return spread.mapInArrow(folding.staged, _RESULT_DDL)
+
+    def _tasks_per_lane(self, parts: int, lanes: int) -> int:
+        """Over how many tasks the parts of a lane are shared out.
+
+        Where there are many lanes each sees little of the window, as a rule: what they see is not more than
+        a window or two. A task costs as much as thousands of changes, and a COPY for each of its targets.
+        """
+        cores = self.session.sparkContext.defaultParallelism
+        return min(parts, -(-max(parts, 2 * cores) // lanes))
 
     def _parts_per_lane(self) -> int:
         rows, size_bytes = self.reader.rows, self.reader.size_bytes
@@ -308,11 +319,14 @@ class _Folding:
 
     def staged(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold and stage what has come; what was staged, and noted (`_RESULT`)."""
-        for number, part in sorted(parts_of(batches).items()):
-            lane = number // self.parts
+        found = parts_of(batches)
+        for lane, its_parts in itertools.groupby(sorted(found), key=lambda part: part // self.parts):
             rules, stagers = self.lanes[lane]
-            for place, staged in enumerate(staged_by(stagers, part.net(rules))):
+            parts = [found[number] for number in its_parts]
+            net = itertools.chain.from_iterable(part.net(rules) for part in parts)
+            for place, staged in enumerate(staged_by(stagers, net)):
                 marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
                 nothing = pa.nulls(staged.num_rows, pa.binary())
                 yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)
-            yield pa.RecordBatch.from_pylist([{"lane": lane, "notes": part.notes.dumped()}], schema=_RESULT)
+            notes = [{"lane": lane, "notes": part.notes.dumped()} for part in parts]
+            yield pa.RecordBatch.from_pylist(notes, schema=_RESULT)

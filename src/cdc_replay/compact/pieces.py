@@ -259,14 +259,14 @@ class Part:
 
     notes: Notes = field(default_factory=Notes)
     is_void: bool = False
-    pieces: list[tuple[int, pa.RecordBatch]] = field(default_factory=list)
-    """Changes (INPUT) by the number of their chunk, in any order."""
+    pieces: list[tuple[int, pa.Buffer]] = field(default_factory=list)
+    """Changes (INPUT), compressed until they are folded, by the number of their chunk, in any order."""
 
     def net(self, rules: FoldRules) -> Iterator[pa.RecordBatch]:
         """The net changes (NET) of the part, ordered by target; can be asked once; none in a void round."""
         if self.is_void or not self.pieces:
             return
-        ordered = [piece for _, piece in sorted(self.pieces, key=lambda each: each[0])]
+        ordered = [_loaded(piece) for _, piece in sorted(self.pieces, key=lambda each: each[0])]
         self.pieces.clear()
         lineages, targets = (
             np.concatenate([numbers(piece[name]) for piece in ordered]) for name in ("lineage", "target")
@@ -309,7 +309,7 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
             elif chunk == _VOID:
                 part.is_void = True
             else:
-                part.pieces.append((chunk, _loaded(piece.as_buffer())))
+                part.pieces.append((chunk, piece.as_buffer()))
     return found
 
 

@@ -1,0 +1,34 @@
+"""Windows large enough for several tasks, with more subscriptions than there are cores."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.spark_session import SMALL_WINDOW_ROWS
+from integration.commands.twin import Twin
+
+pytestmark = pytest.mark.spark
+
+TABLE = "create table t (id int primary key, a int)"
+SUBSCRIPTIONS = 5
+
+
+def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin) -> None:
+    """R4.2 to R4.5: rows pass from one row filter to the next, some with another key."""
+    twin.publisher.run(f"{TABLE}; alter table t replica identity full")
+    for number in range(SUBSCRIPTIONS):
+        twin.publisher.run(f"create publication p{number} for table t where (a % {SUBSCRIPTIONS} = {number})")
+        twin.subscribe(f"s{number}", f"p{number}", tables=TABLE)
+    twin.sync()
+
+    twin.publish(
+        f"insert into t select g, g from generate_series(1, {SMALL_WINDOW_ROWS}) as g;\n"
+        "update t set a = a + 1 where id % 7 = 0;\n"
+        "update t set id = -id, a = a + 2 where id <= 100;\n"
+        "delete from t where id % 11 = 0"
+    )
+    results = twin.sync()
+
+    assert all(result.changes_read > SMALL_WINDOW_ROWS for result in results.values())
+    left = sum(len(twin.rows(f"s{number}", "t")) for number in range(SUBSCRIPTIONS))
+    assert [(left,)] == twin.publisher.rows("select count(*) from t")
