@@ -2,7 +2,7 @@
 
     map, one task per run of row groups      read, decode; ask the row filters; route and pack, lane by lane
     shuffle                                  packed pieces
-    reduce, one task per parts of a lane     fold; COPY into the staging tables of each subscription
+    reduce, one task per part or several     fold; COPY into the staging tables of each subscription
 
 A *lane* is what subscriptions have in common that see the same changes and apply them alike. All lanes share
 the reading and decoding of the log; subscriptions of one lane share everything but their staging tables.
