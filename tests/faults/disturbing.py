@@ -24,12 +24,12 @@ import psycopg
 
 from benchmarks.memory import descendants
 from cdc_replay.failpoints import VARIABLE
+from cdc_replay.java import JVM_OPTIONS
 from embedded.java import spark_environment
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 
 TESTS: Final = Path(__file__).resolve().parents[1]
-SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SECONDS: Final = 400
 
 _SESSIONS: Final = """
@@ -63,7 +63,7 @@ class Program:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("disturbed_batch.py"))],
                 env={
-                    **os.environ, **spark_environment(), "JDK_JAVA_OPTIONS": SMALL_JVM,
+                    **os.environ, **spark_environment(), "JDK_JAVA_OPTIONS": JVM_OPTIONS,
                     "PYSPARK_SUBMIT_ARGS": f"{submitted} pyspark-shell",
                 },
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,

@@ -27,6 +27,7 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.failpoints import FAILPOINTS, VARIABLE
+from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.table_state import Ready
 from embedded.java import spark_environment
@@ -61,7 +62,6 @@ TRAFFIC = """
     commit
 """
 NAMES = ("t", "notes", "big")
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 IN_WORKERS = {"snapshot.mid_copy", "snapshot.after_chunk", "snapshot.after_table", "replay.mid_staging"}
 """Points that Spark workers reach: the command fails, and its process ends by itself."""
 OF_RESUMED_COPIES = "snapshot.after_late"
@@ -82,7 +82,7 @@ def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
             "--config",
             str(twin.file),
         ],
-        env=spark_environment() | os.environ | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": SMALL_JVM},
+        env=spark_environment() | os.environ | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": JVM_OPTIONS},
         capture_output=True,
         text=True,
         check=False,

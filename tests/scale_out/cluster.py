@@ -25,20 +25,20 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from benchmarks.memory import descendants
+from cdc_replay.java import JVM_OPTIONS
 from embedded.java import spark_environment
 from embedded.ports import free_port
 from fixtures.native import wait_for
 
 JOBS: Final = Path(__file__).resolve().parents[2] / "jobs"
-SMALL_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START_SECONDS: Final = 90
 SUBMIT_SECONDS: Final = 300
 CONF: Final[Mapping[str, str]] = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": SMALL_JVM,
-    "spark.executor.extraJavaOptions": SMALL_JVM,
+    "spark.driver.extraJavaOptions": JVM_OPTIONS,
+    "spark.executor.extraJavaOptions": JVM_OPTIONS,
     # Both workers are to have tasks: a job starts when both executors are there.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.locality.wait": "0s",

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from cdc_replay.commands.capture import capture
+from cdc_replay.java import JVM_OPTIONS
 from fixtures.postgres import Database
 from integration.commands.command_line import CommandLine, one_object
 from integration.commands.twin import Twin
 
 TABLES = "create table t (id int primary key, a int)"
-SMALL_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SMALL_JVM = {"JDK_JAVA_OPTIONS": JVM_OPTIONS}
 RESULT = {"subscription", "from_lsn", "to_lsn", "seconds"}
 REPLAY = RESULT | {
     "changes_read", "transactions", "filtered_out", "updates_to_insert", "updates_to_delete", "applied",
