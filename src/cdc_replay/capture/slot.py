@@ -53,8 +53,23 @@ LOCK_CLASS: Final = 0x63647265
 """First key of the advisory lock that a capture holds; the second is a hash of the slot's name."""
 
 WAL_POSITIONS: Final = """
-    select pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-           (select setting::int from pg_settings where name = 'wal_writer_delay')
+    select (inserted - case
+               when (inserted - '0/0') % segment_bytes = 40 then 40
+               when (inserted - '0/0') % page_bytes = 24 then 24
+               else 0
+           end)::text,
+           pg_current_wal_flush_lsn()::text,
+           delay_ms
+    from pg_current_wal_insert_lsn() as inserted,
+         (select max(setting::int) filter (where name = 'wal_segment_size') as segment_bytes,
+                 max(setting::int) filter (where name = 'wal_block_size') as page_bytes,
+                 max(setting::int) filter (where name = 'wal_writer_delay') as delay_ms
+          from pg_settings) as server
+"""
+"""Where the last record ends, how far WAL is flushed, and `wal_writer_delay`.
+
+Behind a record that fills its page the server tells where the next one will begin, after the header of a page
+(24 bytes; of a segment, 40) that is not there yet: it would not be flushed before somebody writes.
 """
 
 _POLL_SECONDS: Final = 0.01

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
-from cdc_replay.capture.slot import only_reader
+from cdc_replay.capture.slot import WAL_POSITIONS, only_reader
 from cdc_replay.catalog.history import catalog_from_json
 from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.replication import advance_slot
 from fixtures.captured import Captured
 from fixtures.postgres import Database
@@ -23,6 +24,11 @@ from fixtures.postgres import Database
 SetUp = Callable[..., Captured]
 
 TABLE = "create table t (id int primary key, a text); create publication p for table t;"
+
+WAL_PAGE_BYTES = 8192
+WAL_PAGE_HEADER_BYTES = 24
+MESSAGE_BYTES = 54
+"""What is around the text of a message in WAL; records are filled up to eight bytes."""
 
 
 def inserted(captured: Captured) -> list[str | None]:
@@ -163,6 +169,31 @@ def test_a_target_inside_an_open_transaction_does_not_lose_it(publisher: Databas
     captured.capture()
 
     assert inserted(captured) == ["2", "1", "3"]
+
+
+def test_a_position_behind_a_full_page_of_wal_can_be_reached(publisher: Database) -> None:
+    """R1.21: what the server tells there is behind the header of a page that nobody has written."""
+    with publisher.connect() as connection:
+        # Others may write at the same time; then another page is tried.
+        for _ in range(50):
+            told, _ = _positions(connection)
+            room = WAL_PAGE_BYTES - told.value % WAL_PAGE_BYTES
+            fill = "select pg_logical_emit_message(false, '', repeat('x', %s))"
+            connection.execute(fill, (room - MESSAGE_BYTES,))
+            told, ends = _positions(connection)
+            if told.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
+                break
+
+        assert ends.value % WAL_PAGE_BYTES == 0
+        assert told.value - ends.value == WAL_PAGE_HEADER_BYTES
+        assert current_position(publisher.dsn) >= ends
+
+
+def _positions(connection: Connection) -> tuple[Lsn, Lsn]:
+    """Where the server says that it writes, and where its last record ends."""
+    statement = sql.SQL("select pg_current_wal_insert_lsn()::text, ends from ({}) as found (ends)")
+    ((told, ends),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
+    return Lsn.parse(told), Lsn.parse(ends)
 
 
 def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -> None:
