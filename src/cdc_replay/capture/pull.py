@@ -45,9 +45,10 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.postgres.confirm import confirm
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
-from cdc_replay.postgres.replication import advance_slot, check_server, check_slot
+from cdc_replay.postgres.replication import check_server, check_slot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,7 +233,8 @@ class _Puller:
             self._definitions.keep(defined)
             self._log.prepared.forget(assembler.resolved)
             self._second_peeks.forget(roots)
-        advance_slot(self._connection, self._source.slot, end)
+        source = self._source
+        confirm(self._connection, source.dsn, source.slot, end, publication=self._options.publications[0])
         failpoint("capture.after_advance")
         tally = assembler.tally + more
         logger.info(

@@ -174,9 +174,9 @@ def test_a_target_inside_an_open_transaction_does_not_lose_it(publisher: Databas
 def test_a_position_behind_a_full_page_of_wal_can_be_reached(publisher: Database) -> None:
     """R1.21: what the server tells there is behind the header of a page that nobody has written."""
     with publisher.connect() as connection:
+        told, ends = _positions(connection)
         # Others may write at the same time; then another page is tried.
         for _ in range(50):
-            told, _ = _positions(connection)
             room = WAL_PAGE_BYTES - told.value % WAL_PAGE_BYTES
             fill = "select pg_logical_emit_message(false, '', repeat('x', %s))"
             connection.execute(fill, (room - MESSAGE_BYTES,))
