@@ -31,6 +31,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m compileall -q src plugins
 	@$(BIN)/python -m embedded.java_cache || echo "Spark will start more slowly: Java has written no cache" >&2
 	@touch $@
 

@@ -10,6 +10,8 @@ Spark puts its own archive of pyspark before all else. What is loaded from an ar
 process, and each worker lists the archive anew: a second and a half of CPU. Where the installed pyspark has
 brought the archive along, what is installed is taken.
 
+Arrow would load pandas, which nobody uses here: a third of a second.
+
 Nothing is run before the fork, so there is no thread or pool to be lost in it.
 """
 
@@ -21,13 +23,14 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import pyarrow as pa
+
 _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.apply.staging",
     "cdc_replay.commands.flow",
     "cdc_replay.compact.hashing",
     "cdc_replay.pgoutput.columnar",
     "cdc_replay.taking.kernels",
-    "pandas",  # by pyspark, as soon as a task has Arrow's batches
     "pyspark.worker",
 )
 
@@ -45,8 +48,30 @@ def prefer_installed(package: str) -> None:
             sys.path_importer_cache.pop(archive, None)
 
 
+class _WithoutPandas:
+    """Finds no pandas; for `sys.meta_path`."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
+def arrow_without_pandas() -> None:
+    """Have Arrow do without pandas, which it loads, if it is there, when it first makes an array of a list.
+
+    Whoever imports pandas gets it as before.
+    """
+    sys.meta_path.insert(0, _WithoutPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_WithoutPandas)
+
+
 if __name__ == "__main__":
     prefer_installed("pyspark")
+    arrow_without_pandas()
     for name in _LOADED_BEFORE_THE_FORK:
         importlib.import_module(name)
     gc.freeze()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -61,15 +62,18 @@ def fresh(command: list[str], folder: Path, servers: Mapping[str, Cluster]) -> R
             command, stdout=subprocess.PIPE, stderr=errors, env=environment(), cwd=folder, text=True
         )
         try:
-            with sampled(process.pid, servers) as sampler:
-                printed, _ = process.communicate()
+            assert process.stdout is not None
+            with sampled(process.pid, servers) as sampler, ThreadPoolExecutor(1) as threads:
+                # The JVM, which tidies up behind the command for half a second, holds the pipe open.
+                printed = threads.submit(process.stdout.read)
+                process.wait()
                 seconds = time.monotonic() - began
+                lines = [line for line in printed.result().splitlines() if line.startswith("{")]
         finally:
             process.kill()
             process.wait()
     if process.returncode:
         raise CommandFailed(f"{' '.join(command[:3])} failed: {said.read_text(errors='replace')[-3000:]}")
-    lines = [line for line in printed.splitlines() if line.startswith("{")]
     return Run(seconds, sampler.peaks, json.loads(lines[-1]) if lines else {})
 
 

@@ -181,16 +181,16 @@ def logged_definitions(
             numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
             truncates.update(zip(relations, numbers.tolist(), strict=True))
         rows = table.filter(pc.is_valid(table["relation_version"]))
-        commit_lsns, lsns, versions = (
-            rows[name].to_numpy() for name in ("commit_lsn", "lsn", "relation_version")
-        )
-        changes.update(_pairs(versions, catalogs.numbers(commit_lsns, lsns)))
+        numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
+        changes.update(_pairs(rows["relation_version"], numbers))
     return LoggedDefinitions(frozenset(changes), frozenset(truncates))
 
 
-def _pairs(versions: Int64s, numbers: Int64s) -> Iterator[tuple[int, int]]:
+def _pairs(versions: pa.ChunkedArray, numbers: Int64s) -> Iterator[tuple[int, int]]:
     """The pairs that there are: a relation version can be any number of 64 bits."""
-    distinct, places = np.unique(versions, return_inverse=True)
+    encoded = versions.combine_chunks().dictionary_encode()
     width = int(numbers.max(initial=0)) + 1
-    for pair in np.unique(places * width + numbers).tolist():
-        yield int(distinct[pair // width]), pair % width
+    is_there = np.zeros(len(encoded.dictionary) * width, dtype=np.bool_)
+    is_there[encoded.indices.to_numpy() * width + numbers] = True
+    for pair in np.flatnonzero(is_there).tolist():
+        yield encoded.dictionary[pair // width].as_py(), pair % width

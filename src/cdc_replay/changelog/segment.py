@@ -218,9 +218,12 @@ def read_columns(group: RowGroup, names: Sequence[str], window: Window) -> pa.Ta
         ChangeLogDamaged: as for `read_row_group`.
     """
     table = _read(group, ["commit_lsn", *names])
-    lsns = table["commit_lsn"]
+    lsns, wanted = table["commit_lsn"], table.select(list(names))
+    ends = pc.min_max(lsns).as_py()
+    if ends["min"] > window.after.value and ends["max"] <= window.upto.value:
+        return wanted
     inside = pc.and_(pc.greater(lsns, window.after.value), pc.less_equal(lsns, window.upto.value))
-    return table.filter(inside).select(list(names))
+    return wanted.filter(inside)
 
 
 def _read(group: RowGroup, names: Sequence[str] | None) -> pa.Table:

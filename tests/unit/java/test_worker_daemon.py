@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -54,3 +55,19 @@ def test_an_archive_that_is_all_there_is_stays(packed: Path, monkeypatch: pytest
     prefer_installed("packed")
 
     assert sys.path == [archive]
+
+
+def test_arrow_does_not_load_pandas_and_others_can() -> None:
+    """In a process of its own: Arrow looks for pandas once."""
+    program = """
+import sys
+import pyarrow as pa
+from cdc_replay.worker_daemon import arrow_without_pandas
+arrow_without_pandas()
+pa.array([1, 2]), pa.array(["x"], pa.binary())
+assert "pandas" not in sys.modules
+import pandas
+assert pa.table({"a": [1]}).to_pandas().equals(pandas.DataFrame({"a": [1]}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
