@@ -1,3 +1,24 @@
 """Fixtures live in `tests/fixtures`, one concern per file."""
 
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
 pytest_plugins = ["fixtures.postgres", "fixtures.spark", "fixtures.browser", "fixtures.airflow"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary files of all that tests start go where they are removed: what is killed leaves them."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = tempfile.mkdtemp(prefix="cdc_tests_")
+    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = folder
+    os.environ["JDK_JAVA_OPTIONS"] = f"-Djava.io.tmpdir={folder}"

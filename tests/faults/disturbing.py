@@ -24,7 +24,6 @@ import psycopg
 
 from benchmarks.memory import descendants
 from cdc_replay.failpoints import VARIABLE
-from cdc_replay.java import JVM_OPTIONS
 from embedded.java import spark_environment
 from fixtures.native import wait_for
 from fixtures.postgres import Database
@@ -62,10 +61,9 @@ class Program:
         with self._said.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("disturbed_batch.py"))],
-                env={
-                    **os.environ, **spark_environment(), "JDK_JAVA_OPTIONS": JVM_OPTIONS,
-                    "PYSPARK_SUBMIT_ARGS": f"{submitted} pyspark-shell",
-                },
+                env=os.environ
+                | spark_environment()
+                | {"PYSPARK_SUBMIT_ARGS": f"{submitted} pyspark-shell"},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         return self

@@ -27,7 +27,6 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.failpoints import FAILPOINTS, VARIABLE
-from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.table_state import Ready
 from embedded.java import spark_environment
@@ -82,7 +81,7 @@ def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
             "--config",
             str(twin.file),
         ],
-        env=spark_environment() | os.environ | {VARIABLE: failpoint, "JDK_JAVA_OPTIONS": JVM_OPTIONS},
+        env=spark_environment() | os.environ | {VARIABLE: failpoint},
         capture_output=True,
         text=True,
         check=False,

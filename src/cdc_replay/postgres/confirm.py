@@ -49,8 +49,10 @@ def confirm(connection: Connection, dsn: str, slot: str, upto: Lsn, *, publicati
     Raises:
         SlotMissing, SlotActive, SlotLost: as for `peek`.
     """
-    restart = check_slot(connection, slot).restart_lsn or upto
-    if upto.value - restart.value >= MUCH_WAL_BYTES:
+    status = check_slot(connection, slot)
+    unread = upto.value - (status.restart_lsn or upto).value
+    # The function refuses to go back; until PostgreSQL 17 a status update would do it.
+    if unread >= MUCH_WAL_BYTES and status.confirmed_flush <= upto:
         try:
             _update_status(dsn, slot, upto, publication)
         except (CdcReplayError, psycopg.Error) as error:

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.errors import SlotActive, SlotMissing
+from cdc_replay.errors import SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.confirm import MUCH_WAL_BYTES, confirm
 from cdc_replay.postgres.connection import connect
@@ -97,6 +97,21 @@ def test_without_a_walsender_the_function_does_it(
         confirm(connection, subscriber.dsn, captured.source.slot, upto, publication=PUBLICATION)
     assert captured.position == upto
     assert is_by_the_function(messages)
+
+
+def test_a_slot_that_is_further_does_not_go_back(publisher: Database, set_up: SetUp) -> None:
+    """R1.29: somebody else has read it meanwhile."""
+    publisher.run(TABLE)
+    captured = set_up()
+    write_much(publisher)
+    upto = current_position(publisher.dsn)
+    publisher.run("insert into t values (1)")
+    further = current_position(publisher.dsn)
+    with publisher.connect() as connection:
+        confirm(connection, publisher.dsn, captured.source.slot, further, publication=PUBLICATION)
+        with pytest.raises(SlotLost, match=captured.source.slot):
+            confirm(connection, publisher.dsn, captured.source.slot, upto, publication=PUBLICATION)
+    assert captured.position == further
 
 
 def test_errors_name_the_slot(publisher: Database, set_up: SetUp) -> None:

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from cdc_replay.commands.capture import capture
-from cdc_replay.java import JVM_OPTIONS
 from fixtures.postgres import Database
 from integration.commands.command_line import CommandLine, one_object
 from integration.commands.twin import Twin
 
 TABLES = "create table t (id int primary key, a int)"
-SMALL_JVM = {"JDK_JAVA_OPTIONS": JVM_OPTIONS}
 RESULT = {"subscription", "from_lsn", "to_lsn", "seconds"}
 REPLAY = RESULT | {
     "changes_read", "transactions", "filtered_out", "updates_to_insert", "updates_to_delete", "applied",
@@ -30,7 +28,7 @@ def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLin
     publisher.run(f"{TABLES}; create publication p for table t where (id > 1)")
     publisher.run("insert into t values (1, 1), (2, 2)")
     subscriber.run(TABLES)
-    found = CommandLine(tmp_path, publisher, subscriber, environment=SMALL_JVM)
+    found = CommandLine(tmp_path, publisher, subscriber, environment={})
     found.write("p")
     return found
 
