@@ -72,6 +72,9 @@ Behind a record that fills its page the server tells where the next one will beg
 (24 bytes; of a segment, 40) that is not there yet: it would not be flushed before somebody writes.
 """
 
+PATIENCE_SECONDS: Final = 5
+
+_TRY_LOCK: Final = "select pg_try_advisory_lock(%s, hashtext(%s))"
 _POLL_SECONDS: Final = 0.01
 # The server flushes an asynchronous commit within three times wal_writer_delay.
 _DELAYS: Final = 4
@@ -81,16 +84,20 @@ _DELAYS: Final = 4
 def only_reader(connection: Connection, slot: str) -> Iterator[None]:
     """Hold the slot's advisory lock, so that two captures never pull at once.
 
+    The session of a capture that was killed has it until the server notices.
+
     Raises:
-        SlotActive: if another session holds it.
+        SlotActive: if another session holds it for `PATIENCE_SECONDS`.
     """
     keys = (LOCK_CLASS, slot)
-    ((locked,),) = connection.execute("select pg_try_advisory_lock(%s, hashtext(%s))", keys).fetchall()
-    if not locked:
-        raise SlotActive(
-            f'another capture reads replication slot "{slot}"',
-            hint="Let it end, then run the command again; it starts where the other one stopped.",
-        )
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not connection.execute(_TRY_LOCK, keys).fetchall()[0][0]:
+        if time.monotonic() > deadline:
+            raise SlotActive(
+                f'another capture reads replication slot "{slot}"',
+                hint="Let it end, then run the command again; it starts where the other one stopped.",
+            )
+        time.sleep(_POLL_SECONDS)
     try:
         yield
     finally:
