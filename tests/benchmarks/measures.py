@@ -60,13 +60,16 @@ def _catch_up(workload: CatchUp, size: int) -> Measured:
         end, size_mib = _build(workload, size, at)
         publications = sorted({name for names in workload.subscriptions for name in names})
         runs = {"pg_recvlogical": fresh(_recvlogical(at, end, publications), at.folder, at.servers)}
+        at.write_out()
         with sampled(None, at.servers) as sampler:
             seconds = at.drain_natively(end)
         runs["native"] = Run(seconds, sampler.peaks, {})
         at.pause_natives()
         if workload.shows_capture:
             runs["capture"] = fresh(at.command("capture", ALONE), at.folder, at.servers)
+        at.write_out()
         runs["cold"] = fresh(at.command("sync", *at.names("cold")), at.folder, at.servers)
+        at.write_out()
         runs["warm"] = session.run(at.line("sync", *at.names("warm")))
         return _measured(workload, runs, _changes_read(runs["cold"].result), size_mib, at)
 
@@ -143,13 +146,17 @@ def _initial_copy(workload: InitialCopy, size: int) -> Measured:
         at.set_up(("first", "cold", "warm", *readers), session.run)
         # The session is warm when it has copied the tables once.
         session.run(at.line("snapshot", "first_0"))
+        at.write_out()
         with sampled(None, at.servers) as sampler:
             seconds = at.subscribe_natively()
         runs = {"native": Run(seconds, sampler.peaks, {})}
         at.pause_natives()
+        at.write_out()
         runs["cold"] = fresh(at.command("snapshot", "cold_0"), at.folder, at.servers)
+        at.write_out()
         runs["warm"] = session.run(at.line("snapshot", "warm_0"))
         for count, name in zip(READERS, readers, strict=False):
+            at.write_out()
             runs[name] = _with_readers(at, count, name)
         return _measured(workload, runs, size, found[0] / 2**20, at)
 

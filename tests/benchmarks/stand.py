@@ -205,6 +205,11 @@ class Stand:
             with self.subscriber_connection(name) as connection:
                 connection.execute(f"alter subscription {name} {how}".encode())
 
+    def write_out(self) -> None:
+        """Write what a run has left in the subscriber's memory: the next would have to, in its time."""
+        with self.subscriber_connection(TEMPLATE) as connection:
+            connection.execute("checkpoint")
+
     # What the subscribers hold.
 
     def content(self, name: str, *, without: Sequence[str] = ()) -> dict[str, tuple[int, str | None]]:

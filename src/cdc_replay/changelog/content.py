@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +17,21 @@ from cdc_replay.pgoutput.catalog_versions import CatalogVersions, Int64s
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType, Truncate
 from cdc_replay.pgoutput.reader import decode
 
+_COUNTED: Final = ("commit_lsn", "commit_time", "seq", "kind")
+"""What a summary is made of."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """How much a window of the log holds; `logical_messages` are those of `pg_logical_emit_message`."""
+    """How much a window of the log holds.
+
+    `logical_messages` are those of `pg_logical_emit_message`; all of them are within `logical`.
+    """
 
     messages: int
     transactions: int
     logical_messages: int = 0
+    logical: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +53,13 @@ class LoggedCommit:
 
 @dataclass(frozen=True, slots=True)
 class LoggedDefinitions:
-    """By what the messages of a window are to be understood.
+    """By what the messages of a window are to be understood, and how much it holds.
 
     `changes` are pairs of a relation version and the number of a catalog version, of its row changes;
     `truncates` are pairs of a relation and such a number, of its TRUNCATEs.
     """
 
+    summary: LogSummary
     changes: frozenset[tuple[int, int]]
     truncates: frozenset[tuple[RelationId, int]]
 
@@ -79,13 +88,36 @@ def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
     Raises:
         ChangeLogDamaged: as for `read_columns`.
     """
-    messages = transactions = logical_messages = 0
+    count = _Count()
     for group in groups:
-        table = read_columns(group, ("commit_time", "seq", "kind"), window)
-        messages += table.num_rows
-        transactions += pc.sum(_first_messages(table)).as_py() or 0
-        logical_messages += pc.sum(_are_logical(table)).as_py() or 0
-    return LogSummary(messages, transactions, logical_messages)
+        count.add(read_columns(group, _COUNTED, window))
+    return count.summary()
+
+
+@dataclass(slots=True)
+class _Count:
+    messages: int = 0
+    transactions: int = 0
+    logical: list[tuple[int, int, int]] = field(default_factory=list)
+    """By row group: how many, the least and the greatest commit LSN."""
+
+    def add(self, table: pa.Table) -> None:
+        """Count the rows of one row group."""
+        self.messages += table.num_rows
+        self.transactions += pc.sum(_first_messages(table)).as_py() or 0
+        are_logical = _are_logical(table)
+        if pc.any(are_logical).as_py():
+            found = table["commit_lsn"].filter(are_logical)
+            ends = pc.min_max(found).as_py()
+            self.logical.append((len(found), ends["min"], ends["max"]))
+
+    def summary(self) -> LogSummary:
+        """Of all row groups."""
+        if not self.logical:
+            return LogSummary(self.messages, self.transactions)
+        counts, first, last = zip(*self.logical, strict=True)
+        within = Window(Lsn(min(first) - 1), Lsn(max(last)))
+        return LogSummary(self.messages, self.transactions, sum(counts), within)
 
 
 def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
@@ -174,8 +206,10 @@ def logged_definitions(
     """
     changes: set[tuple[int, int]] = set()
     truncates: set[tuple[RelationId, int]] = set()
+    count = _Count()
     for group in groups:
-        table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
+        table = read_columns(group, (*_COUNTED, "lsn", "relation_version"), window)
+        count.add(table)
         if pc.any(_are_truncates(table)).as_py():
             positions, relations = zip(*_truncates(group, window), strict=True)
             numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
@@ -183,7 +217,7 @@ def logged_definitions(
         rows = table.filter(pc.is_valid(table["relation_version"]))
         numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
         changes.update(_pairs(rows["relation_version"], numbers))
-    return LoggedDefinitions(frozenset(changes), frozenset(truncates))
+    return LoggedDefinitions(count.summary(), frozenset(changes), frozenset(truncates))
 
 
 def _pairs(versions: pa.ChunkedArray, numbers: Int64s) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.rewritten import Rewrites, rewrites_in, without_rewritten
 from cdc_replay.commands.shapes import fit
-from cdc_replay.commands.window import definitions
+from cdc_replay.commands.window import definitions_and_summary
 from cdc_replay.errors import SubscriberNotReady, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
@@ -72,8 +72,8 @@ class Plan:
 
 def content_of(change_log: ChangeLog, window: Window) -> Content:
     """What the log holds of the window; reads small columns."""
-    summary = change_log.summary(window)
-    return Content(definitions(change_log, window), summary, rewrites_in(change_log, window, summary))
+    defined, summary = definitions_and_summary(change_log, window)
+    return Content(defined, summary, rewrites_in(change_log, window, summary))
 
 
 def plan_window(

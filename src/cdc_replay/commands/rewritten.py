@@ -62,11 +62,11 @@ def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> R
     Raises:
         InvalidMessage: if what the log has is not what the event trigger writes.
     """
-    if summary.logical_messages == 0:
+    if summary.logical is None:
         return NONE
     last = {
         relation: message.commit_lsn
-        for message in change_log.logical_messages(window, REWRITE_PREFIX)
+        for message in change_log.logical_messages(summary.logical, REWRITE_PREFIX)
         for relation in parse_rewrite(message.content)
     }
     if not last:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_replay.catalog.versions import CatalogHistory
+from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.decode import LogReader
 from cdc_replay.model.lsn import Window
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 
 def definitions(change_log: ChangeLog, window: Window) -> tuple[Defined, ...]:
+    """As `definitions_and_summary`, without the summary."""
+    return definitions_and_summary(change_log, window)[0]
+
+
+def definitions_and_summary(change_log: ChangeLog, window: Window) -> tuple[tuple[Defined, ...], LogSummary]:
     """The relation versions that changes in the window have, each under the catalogs in force for them.
 
     In the order of the catalogs' numbers. A TRUNCATE has no relation version (R1.1): where nothing else of
@@ -36,7 +42,7 @@ def definitions(change_log: ChangeLog, window: Window) -> tuple[Defined, ...]:
     ]
     taken = {(each.relation.id, each.catalog_version) for each in changes}
     alone = _truncates(sorted(found.truncates - taken), known.values(), catalogs)
-    return tuple(sorted((*changes, *alone), key=lambda each: each.catalog_version))
+    return tuple(sorted((*changes, *alone), key=lambda each: each.catalog_version)), found.summary
 
 
 @dataclass(frozen=True)

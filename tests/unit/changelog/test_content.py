@@ -29,8 +29,10 @@ def test_logical_messages_are_counted_and_found_by_prefix(log: SmallLog) -> None
     log.pull(120, rows_of(120, [(0, insert(1)), (1, logical("mine", b"one")), (2, other)]))
     log.pull(130, rows_of(130, [(0, outside), (1, logical("mine", b"two"))]))
 
-    assert log.reopened().summary(EVERYTHING).logical_messages == 4
-    assert log.reopened().summary(Window(Lsn(100), Lsn(110))).logical_messages == 0
+    summary = log.reopened().summary(EVERYTHING)
+    assert (summary.logical_messages, summary.logical) == (4, Window(Lsn(119), Lsn(130)))
+    assert log.reopened().definitions_in(EVERYTHING, [(0, 0)]).summary == summary
+    assert log.reopened().summary(Window(Lsn(100), Lsn(110))).logical is None
     assert list(log.reopened().logical_messages(EVERYTHING, "mine")) == [
         LoggedMessage(Lsn(120), b"one"),
         LoggedMessage(Lsn(130), b"two"),
