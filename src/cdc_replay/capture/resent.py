@@ -39,13 +39,7 @@ from cdc_replay.postgres.replication import RESYNCHRONIZE_ALL, SlotStatus, advan
 
 MESSAGES_PER_STEP: Final = 1_000_000
 
-_ENDS: Final = pa.array(
-    [
-        kind.value.encode()
-        for kind in (Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED)
-    ],
-    pa.binary(),
-)
+_ENDS: Final = (Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,8 @@ def _send_again(connection: Connection, options: PeekOptions, log_end: Lsn, boun
 
 def _ends(raw: RawMessages) -> Iterator[tuple[Lsn, LoggedCommit | None, bool]]:
     """Per end of a transaction: its position (R1.22), the commit if it is one, and whether it has changes."""
-    ends = pc.is_in(pc.binary_slice(raw.data, 0, 1), value_set=_ENDS)
+    kinds = pa.array([kind.value.encode() for kind in _ENDS], pa.binary())
+    ends = pc.is_in(pc.binary_slice(raw.data, 0, 1), value_set=kinds)
     for position in pc.indices_nonzero(ends).to_pylist():
         end_lsn, xid = Lsn(int(raw.lsn[position])), int(raw.xid[position])
         match decode(raw.data[position].as_py()):
