@@ -83,6 +83,7 @@ def _send_again(connection: Connection, options: PeekOptions, log_end: Lsn, boun
 
 def _ends(raw: RawMessages) -> Iterator[tuple[Lsn, LoggedCommit | None, bool]]:
     """Per end of a transaction: its position (R1.22), the commit if it is one, and whether it has changes."""
+    # Not a constant: the first array of a list has Arrow load pandas, a third of a second of every command.
     kinds = pa.array([kind.value.encode() for kind in _ENDS], pa.binary())
     ends = pc.is_in(pc.binary_slice(raw.data, 0, 1), value_set=kinds)
     for position in pc.indices_nonzero(ends).to_pylist():
