@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     folder = tempfile.mkdtemp(prefix="cdc_tests_")
+    Path(folder).chmod(0o711)  # tests run as root act as another user, who has to come through
     config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = folder
     os.environ["JDK_JAVA_OPTIONS"] = f"-Djava.io.tmpdir={folder}"

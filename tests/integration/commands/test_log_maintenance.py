@@ -456,19 +456,21 @@ def test_captures_compactions_and_prunes_at_the_same_time_lose_nothing(history: 
     history.subscriber("s", Ready(at[2]))
     program, file = str(Path(__file__).with_name("maintaining.py")), str(history.file)
     workers = [
-        subprocess.Popen([sys.executable, program, file, what], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, program, file, what], stderr=subprocess.PIPE, text=True)
         for what in ("capture", "compact", "prune")
     ]
-    with history.publisher.connect() as connection:
-        for number in range(1000, 1030):
-            [(text,)] = connection.execute(
-                f"insert into t values ({number}, 0) returning pg_current_wal_insert_lsn()::text".encode()
-            ).fetchall()
-            wait_for(functools.partial(has_reached, history, Lsn.parse(text)), "a capture")
-    (history.folder / "stop").touch()
-    for worker in workers:
-        output, _ = worker.communicate(timeout=60)
-        assert worker.returncode == 0, output
+    try:
+        with history.publisher.connect() as connection:
+            for number in range(1000, 1030):
+                [(text,)] = connection.execute(
+                    f"insert into t values ({number}, 0) returning pg_current_wal_insert_lsn()::text".encode()
+                ).fetchall()
+                wait_for(functools.partial(has_reached, history, Lsn.parse(text)), "a capture")
+    finally:
+        (history.folder / "stop").touch()
+        outputs = [worker.communicate(timeout=60) for worker in workers]
+    for worker, (_, complaint) in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, complaint
     verify_log(history.config, "pub")
     log = history.log
     assert log.summary(Window(at[2], log.end_lsn)).transactions == 2 + 30

@@ -190,6 +190,14 @@ def test_of_a_prune_and_a_compaction_the_second_is_refused(small: SmallLog) -> N
     small.verify()
 
 
+def test_files_that_a_prune_deletes_under_a_compaction_are_no_damage(small: SmallLog) -> None:
+    pruner, compaction = small.reopened(), small.reopened()
+    pruner.prune(pruner.prunable(Lsn(130)))
+    with pytest.raises(ChangeLogConflict, match="not there any more"):
+        compaction.compact(ALWAYS)
+    assert small.verify().from_lsn == Lsn(130)
+
+
 def test_a_pruned_log_keeps_its_start(small: SmallLog) -> None:
     small.log.prune(small.log.prunable(Lsn(130)))
     small.reopened().compact(ALWAYS)
