@@ -11,7 +11,9 @@ Rows do not enter the JVM, but for the values that Spark's row filters read. Tho
 answers come back to a second Python process of the same task, which decodes the row groups again.
 
 What has to be known of a whole window before its changes can be grouped (`compact.Survey`) is noted by the
-same job. Few windows have anything to note; the lanes of one that has run once more, with what was noted.
+same job. Few windows have anything to note. Changes of keys that rows have left or reached come back with the
+notes, are folded together and staged by a small job of their own; where they are many, or a table was
+truncated, the lane runs once more, with what was noted.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from cdc_replay.compact.pieces import (
     BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
+    Aside,
     Notes,
     Packer,
     Spread,
+    aside_net,
     noted,
     parts_of,
 )
@@ -115,15 +119,35 @@ class WindowFlow:
         while waiting := [number for number in range(len(lanes)) if number not in found]:
             works = [_LaneWork.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
             rows = self._job(works).collect()
-            for place, number in enumerate(waiting):
-                mine = [row for row in rows if row["lane"] == place]
-                notes = Notes.joined(row["notes"] for row in mine if row["notes"] is not None)
-                known, surveys[number] = surveys[number], notes.survey()
+            results = {number: _rows_of(rows, place) for place, number in enumerate(waiting)}
+            notes = {number: _notes_of(results[number]) for number in waiting}
+            linked: list[int] = []
+            for number in waiting:
+                known, surveys[number] = surveys[number], notes[number].survey()
                 if surveys[number].unsent:
                     # What tasks have made of values that nobody has looked for yet does not count.
-                    found[number] = StagedLane(notes, tuple({} for _ in lanes[number].stagers))
+                    found[number] = StagedLane(notes[number], tuple({} for _ in lanes[number].stagers))
+                elif notes[number].aside and not notes[number].is_void:
+                    linked.append(number)
                 elif surveys[number] == known:
-                    found[number] = StagedLane(notes, _by_stager(mine, lanes[number]))
+                    found[number] = StagedLane(notes[number], _by_stager(results[number], lanes[number]))
+            if linked:
+                folding = _AsideFolding(
+                    tuple(
+                        _LaneAside(
+                            tuple(notes[number].aside),
+                            surveys[number],
+                            fold_rules(lanes[number].routes.tables, surveys[number], lanes[number].policy),
+                            lanes[number].stagers,
+                        )
+                        for number in linked
+                    )
+                )
+                rows = folding.job(self.session).collect()
+            for place, number in enumerate(linked):
+                staged = results[number] + _rows_of(rows, place)
+                notes[number].aside.clear()
+                found[number] = StagedLane(notes[number], _by_stager(staged, lanes[number]))
         return tuple(found[number] for number in range(len(lanes)))
 
     def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
@@ -182,6 +206,14 @@ class WindowFlow:
             "chunk", "number", old.alias("old_passes"), new.alias("new_passes")
         )
         return answered.mapInArrow(packing.packed_with_answers, PIECES_DDL)
+
+
+def _rows_of(rows: Sequence[Row], lane: int) -> list[Row]:
+    return [row for row in rows if row["lane"] == lane]
+
+
+def _notes_of(rows: Iterable[Row]) -> Notes:
+    return Notes.joined(row["notes"] for row in rows if row["notes"] is not None)
 
 
 def _by_stager(rows: Sequence[Row], lane: Lane) -> tuple[Mapping[int, Staged] | CdcReplayError, ...]:
@@ -275,9 +307,10 @@ class _Packing:
                     routes = lane.router.routes_of(changes, places)
                     verdicts = lane.asker.verdicts(changes, tuples, routes, mine, session)
                     routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
-                    notes[number].add(noted(routed, counts))
-                    if not lane.packer.is_void(notes[number]):
-                        yield lane.packer.packed(routed, chunk)
+                    own = noted(routed, counts)
+                    if not (lane.packer.is_void(own) or lane.packer.is_void(notes[number])):
+                        yield lane.packer.packed(routed, chunk, own)
+                    notes[number].add(own)
         for lane, note in zip(self.lanes, notes, strict=True):
             yield from lane.packer.noted(note)
 
@@ -324,9 +357,44 @@ class _Folding:
             rules, stagers = self.lanes[lane]
             parts = [found[number] for number in its_parts]
             net = itertools.chain.from_iterable(part.net(rules) for part in parts)
-            for place, staged in enumerate(staged_by(stagers, net)):
-                marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
-                nothing = pa.nulls(staged.num_rows, pa.binary())
-                yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)
+            yield from _staged(lane, stagers, net)
             notes = [{"lane": lane, "notes": part.notes.dumped()} for part in parts]
             yield pa.RecordBatch.from_pylist(notes, schema=_RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneAside:
+    """What a lane has set aside until all moves of the window are known; picklable."""
+
+    aside: tuple[Aside, ...]
+    survey: Survey
+    rules: FoldRules
+    stagers: tuple[Stager, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _AsideFolding:
+    """What lanes have set aside on its way to their subscribers, a task for each; picklable."""
+
+    lanes: tuple[_LaneAside, ...]
+
+    def job(self, session: SparkSession) -> DataFrame:
+        """What is staged (`_RESULT`), by the places of the lanes."""
+        count = len(self.lanes)
+        return session.range(0, count, numPartitions=count).mapInArrow(self.staged, _RESULT_DDL)
+
+    def staged(self, places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold and stage what the lanes at these places have set aside."""
+        for batch in places:
+            for place in batch.column("id").to_pylist():
+                lane = self.lanes[place]
+                net = aside_net(lane.aside, lane.survey, lane.rules)
+                yield from _staged(place, lane.stagers, net)
+
+
+def _staged(lane: int, stagers: Sequence[Stager], net: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stage net changes (NET) of a lane by each of its stagers; what was staged (`_RESULT`)."""
+    for place, staged in enumerate(staged_by(stagers, net)):
+        marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
+        nothing = pa.nulls(staged.num_rows, pa.binary())
+        yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)

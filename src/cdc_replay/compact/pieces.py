@@ -13,14 +13,25 @@ million changes is a handful of rows per chunk for the executor that it comes to
 
 The lineage of a key is its number, but keys that are linked by a move need a common one, which takes
 knowledge of the whole window. A note says what a chunk has of that: moves, TRUNCATEs, rows that enter with
-values that were not sent. Where the notes of a window say other things than the `Survey` with which its
-pieces were made, they are made again: a task that notes such a thing makes no more of them, and tells all
-parts that what came before is not to be folded.
+values that were not sent.
+
+Changes of keys that some chunk moves are *set aside*, and folded together when all moves are known:
+
+| in                          | are set aside                  | because                                     |
+|-----------------------------|--------------------------------|---------------------------------------------|
+| a chunk that moves the keys | as they are, in order          | they depend on each other                   |
+| another chunk, by the part  | as they came, perhaps folded   | there the keys have nothing to do with each |
+| that they have come to      |                                | other, so their order does not matter       |
+
+That is a few rows of a window, as a rule. Where it is many, or the notes say other things than the `Survey`
+with which the window's pieces were made, the round is void and they are made again: a task that notes such a
+thing makes no more of them, and tells all parts that what came before is not to be folded.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +51,8 @@ from cdc_replay.taking import taken_rows
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
 PIECES_DDL: Final = "part int, chunk int, piece binary"
-"""A note is a row with chunk -1; one with chunk -2 says that the round is void."""
+"""A note is a row with chunk -1; one with chunk -2 says that the round is void, one with chunk -3 has the
+numbers of keys that are moved."""
 
 ROWS_PER_PART: Final = 200_000
 BYTES_PER_PART: Final = 64 << 20
@@ -48,22 +60,40 @@ _ROWS_PER_FOLD: Final = 50_000
 _BYTES_PER_FOLD: Final = 32 << 20
 _MOST_JOINED_BYTES: Final = 1 << 30
 """Offsets of an array reach twice as far."""
+_MOST_ROWS_ASIDE: Final = 2_000
+_MOST_BYTES_ASIDE: Final = 4 << 20
+"""A task or a part that would set more aside makes the round void."""
 _NOTE: Final = -1
 _VOID: Final = -2
+_MOVED: Final = -3
 # Tasks are what runs side by side.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 _I, _U, _D, _T = (ord(kind.value) for kind in ChangeKind)
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Changes (INPUT) of a chunk, dumped, that wait until all moves of the window are known."""
+
+    chunk: int
+    rows: int
+    piece: bytes
+
+
 @dataclass(slots=True)
 class Notes:
-    """What the chunks of a window say of it; `counts` are those of its routing."""
+    """What the chunks of a window say of it; `counts` are those of its routing.
+
+    In a void round what is staged does not count, nor what is set aside.
+    """
 
     truncations: set[Truncation] = field(default_factory=set)
     moves: set[tuple[Slot, Slot]] = field(default_factory=set)
     unsent: set[tuple[int, int, int]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
+    aside: list[Aside] = field(default_factory=list)
+    is_void: bool = False
 
     def add(self, other: Notes) -> None:
         """Take over what another chunk, or several, have said."""
@@ -71,11 +101,21 @@ class Notes:
         self.moves |= other.moves
         self.unsent |= other.unsent
         self.counts += other.counts
+        self.aside += other.aside
+        self.is_void |= other.is_void
 
     @property
-    def has_news(self) -> bool:
-        """Whether a survey comes of them that is not empty."""
-        return bool(self.truncations or self.moves or self.unsent)
+    def has_much_aside(self) -> bool:
+        """More than may travel by the driver."""
+        return (
+            sum(each.rows for each in self.aside) > _MOST_ROWS_ASIDE
+            or sum(len(each.piece) for each in self.aside) > _MOST_BYTES_ASIDE
+        )
+
+    def set_aside(self, chunk: int, changes: pa.RecordBatch) -> None:
+        """Keep changes (INPUT) of a chunk, if there are any."""
+        if changes.num_rows:
+            self.aside.append(Aside(chunk, changes.num_rows, _dumped(changes).to_pybytes()))
 
     def dumped(self) -> bytes:
         """These notes, for another process of the same job."""
@@ -147,11 +187,19 @@ class Packer:
 
     def is_void(self, notes: Notes) -> bool:
         """Whether this round's pieces count for nothing, because something has to be known first."""
-        return notes.has_news and self.survey.is_empty
+        return self.survey.is_empty and bool(notes.truncations or notes.unsent or notes.has_much_aside)
 
-    def packed(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
-        """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log."""
-        changes = self._with_lineage(routed.filter(pa.array(self._still_valid(routed))))
+    def packed(self, routed: pa.RecordBatch, chunk: int, notes: Notes) -> pa.RecordBatch:
+        """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log.
+
+        `notes` are the chunk's own. Unless its moves are known already, what they touch is set aside there.
+        """
+        valid = self._still_valid(routed)
+        changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)))
+        if self.survey.is_empty and notes.moves:
+            is_moved = np.isin(numbers(changes["lineage"]), _moved(notes.moves))
+            notes.set_aside(chunk, taken_rows(changes, np.flatnonzero(is_moved)))
+            changes = taken_rows(changes, np.flatnonzero(~is_moved))
         changes = condensed(changes, self.rules, self._lineages)
         lineages = numbers(changes["lineage"])
         parts = self.spread.parts_of(numbers(changes["target"]), lineages)
@@ -167,11 +215,15 @@ class Packer:
         return _pieces((self.first_part + there).tolist(), chunk, [_dumped(piece) for piece in pieces])
 
     def noted(self, notes: Notes) -> Iterator[pa.RecordBatch]:
-        """Notes (PIECES) of this lane, and for each of its parts whether the round is void."""
-        yield note_piece(notes, self.first_part)
+        """Notes (PIECES) of a task on this lane; to each part, which keys move, or that the round is void."""
+        parts = range(self.first_part, self.first_part + self.spread.parts)
         if self.is_void(notes):
-            parts = range(self.first_part, self.first_part + self.spread.parts)
+            notes.is_void = True
+            notes.aside.clear()
             yield _pieces(parts, _VOID, [b""] * len(parts))
+        elif self.survey.is_empty and notes.moves:
+            yield _pieces(parts, _MOVED, [_moved(notes.moves).tobytes()] * len(parts))
+        yield note_piece(notes, self.first_part)
 
     def _still_valid(self, routed: pa.RecordBatch) -> Bools:
         """Row changes that no later TRUNCATE of their table has made void."""
@@ -192,12 +244,22 @@ class Packer:
         return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
-        own = _key_numbers(targets, keys)
-        if not self.survey.lineages:
-            return own
-        moved, common = _common(self.survey)
-        at = np.minimum(np.searchsorted(moved, own), len(moved) - 1)
-        return np.where(moved[at] == own, common[at], own)
+        return _linked(_key_numbers(targets, keys), self.survey)
+
+
+def _linked(own: Int64s, survey: Survey) -> Int64s:
+    """The lineages of keys with these numbers."""
+    if not survey.lineages:
+        return own
+    moved, common = _common(survey)
+    at = np.minimum(np.searchsorted(moved, own), len(moved) - 1)
+    return np.where(moved[at] == own, common[at], own)
+
+
+def _moved(moves: Iterable[tuple[Slot, Slot]]) -> Int64s:
+    """The numbers of keys that a row has left or reached; there must be some."""
+    targets, keys = zip(*itertools.chain.from_iterable(moves), strict=True)
+    return _key_numbers(np.array(targets, np.int64), pa.array(keys, pa.list_(pa.string())))
 
 
 @functools.lru_cache(maxsize=1)
@@ -259,25 +321,61 @@ class Part:
 
     notes: Notes = field(default_factory=Notes)
     is_void: bool = False
+    moved: list[Int64s] = field(default_factory=list)
+    """The numbers of keys that chunks have moved."""
     pieces: list[tuple[int, pa.Buffer]] = field(default_factory=list)
     """Changes (INPUT), compressed until they are folded, by the number of their chunk, in any order."""
 
     def net(self, rules: FoldRules) -> Iterator[pa.RecordBatch]:
-        """The net changes (NET) of the part, ordered by target; can be asked once; none in a void round."""
+        """The net changes (NET) of the part, ordered by target; can be asked once; none in a void round.
+
+        Changes of moved keys are not folded but set aside in the notes, which are complete then.
+        """
         if self.is_void or not self.pieces:
             return
-        ordered = [_loaded(piece) for _, piece in sorted(self.pieces, key=lambda each: each[0])]
+        self.pieces.sort(key=lambda each: each[0])
+        ordered = [(chunk, _loaded(piece)) for chunk, piece in self.pieces]
         self.pieces.clear()
-        lineages, targets = (
-            np.concatenate([numbers(piece[name]) for piece in ordered]) for name in ("lineage", "target")
-        )
-        order = np.argsort(lineages, kind="stable")
-        if len(targets) and (targets[0] != targets).any():
-            order = order[np.argsort(targets[order], kind="stable")]
-        folder = RunFolder(rules)
-        for batch in _in_order(ordered, order):
-            yield from folder.feed(batch)
-        yield from folder.finish()
+        if self.moved:
+            moved = np.concatenate(self.moved)
+            ordered = [(chunk, self._unmoved(chunk, piece, moved)) for chunk, piece in ordered]
+            if self.notes.has_much_aside:
+                self.notes.is_void = True
+                self.notes.aside.clear()
+                return
+        yield from _folded([piece for _, piece in ordered], rules)
+
+    def _unmoved(self, chunk: int, piece: pa.RecordBatch, moved: Int64s) -> pa.RecordBatch:
+        """The changes of keys that are not moved; the others are set aside."""
+        is_moved = np.isin(numbers(piece["lineage"]), moved)
+        if not is_moved.any():
+            return piece
+        self.notes.set_aside(chunk, taken_rows(piece, np.flatnonzero(is_moved)))
+        return taken_rows(piece, np.flatnonzero(~is_moved))
+
+
+def aside_net(aside: Iterable[Aside], survey: Survey, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    """The net changes (NET) of what a whole window has set aside, ordered by target."""
+    ordered = [_loaded(pa.py_buffer(each.piece)) for each in sorted(aside, key=lambda each: each.chunk)]
+    changes = pa.concat_batches(ordered)
+    # What was folded has the position of its last change.
+    changes = taken_rows(changes, np.argsort(numbers(changes["commit_lsn"]), kind="stable"))
+    lineages = pa.array(_linked(numbers(changes["lineage"]), survey))
+    yield from _folded([changes.set_column(INPUT.get_field_index("lineage"), "lineage", lineages)], rules)
+
+
+def _folded(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    """The net changes (NET) of changes (INPUT) that are in order within each lineage; empties the list."""
+    lineages, targets = (
+        np.concatenate([numbers(piece[name]) for piece in ordered]) for name in ("lineage", "target")
+    )
+    order = np.argsort(lineages, kind="stable")
+    if len(targets) and (targets[0] != targets).any():
+        order = order[np.argsort(targets[order], kind="stable")]
+    folder = RunFolder(rules)
+    for batch in _in_order(ordered, order):
+        yield from folder.feed(batch)
+    yield from folder.finish()
 
 
 def _in_order(pieces: list[pa.RecordBatch], order: Int64s) -> Iterator[pa.RecordBatch]:
@@ -308,6 +406,8 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
                 part.notes.add(Notes.of(piece.as_py()))
             elif chunk == _VOID:
                 part.is_void = True
+            elif chunk == _MOVED:
+                part.moved.append(np.frombuffer(piece.as_py(), dtype=np.int64))
             else:
                 part.pieces.append((chunk, piece.as_buffer()))
     return found

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdc_replay.compact import pieces
 from cdc_replay.compact.hashing import key_numbers
-from cdc_replay.compact.pieces import Notes, Packer, Spread, note_piece, noted, parts_of
+from cdc_replay.compact.pieces import Notes, Packer, Spread, aside_net, note_piece, noted, parts_of
 from cdc_replay.compact.reference import RoutedChange
 from cdc_replay.compact.runs import FoldRules
 from cdc_replay.model.change import ROUTED, Truncation
@@ -68,18 +68,45 @@ def lineages(changes: Placed) -> list[int]:
     return [numbers[slot] for slot, _ in slots]
 
 
+def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
+    borders = [0, *sorted(cut % (len(changes) + 1) for cut in cuts), len(changes)]
+    return [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
+
+
 def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
     """The net changes, after the notes of a first round, as replay makes them."""
-    borders = [0, *sorted(cut % (len(changes) + 1) for cut in cuts), len(changes)]
-    chunks = [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
+    chunks = chunks_of(changes, cuts)
     notes = Notes()
     for chunk in chunks:
         notes.add(noted(chunk, Counter()))
     packer = Packer(rules, notes.survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
-    packed = [packer.packed(chunk, number) for number, chunk in enumerate(chunks)]
+    packed = [packer.packed(chunk, number, Notes()) for number, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
-    found = [row for part in parts_of(packed).values() for net in part.net(rules) for row in net.to_pylist()]
-    return [in_python(row) for row in found]
+    return [
+        in_python(row)
+        for part in parts_of(packed).values()
+        for net in part.net(rules)
+        for row in net.to_pylist()
+    ]
+
+
+def in_one_round(
+    changes: Placed, cuts: list[int], rules: FoldRules, parts: int
+) -> tuple[list[Any], list[Any], Notes]:
+    """The net changes of what is not set aside, of what is, and what the driver is told; a task per chunk."""
+    packer = Packer(rules, Notes().survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
+    packed = []
+    for number, chunk in enumerate(chunks_of(changes, cuts)):
+        notes = noted(chunk, Counter({"filtered_out": 1}))
+        if not packer.is_void(notes):
+            packed.append(packer.packed(chunk, number, notes))
+        packed += packer.noted(notes)
+    packed.reverse()
+    found = parts_of(packed).values()
+    folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
+    notes = Notes.joined(part.notes.dumped() for part in found)
+    waiting = aside_net(notes.aside, notes.survey(), rules) if notes.aside else ()
+    return folded, [in_python(row) for net in waiting for row in net.to_pylist()], notes
 
 
 @given(
@@ -101,7 +128,45 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
         (target, lineage, change)
         for (target, change), lineage in zip(changes, lineages(changes), strict=True)
     ]
-    assert canonical(through_pieces(changes, cuts, rules, parts)) == canonical(by_reference(rows, rules))
+    expected = canonical(by_reference(rows, rules))
+    assert canonical(through_pieces(changes, cuts, rules, parts)) == expected
+    folded, aside, notes = in_one_round(changes, cuts, rules, parts)
+    assert canonical(folded + aside) == expected
+    assert bool(notes.moves) == bool(notes.aside)
+    assert notes.counts == {"filtered_out": len(cuts) + 1}
+
+
+def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
+    """The chunk that moves a key and those that only change it, before and after; a move back and forth."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    first = [update("k", "k", "1", lsn=1), update("a", "a", "1", lsn=1), update("b", "b", "1", lsn=2)]
+    second = [update("k", "l", "2", lsn=3), update("a", "a", "2", lsn=3), update("l", "k", "2", lsn=4)]
+    third = [update("k", "k", "3", lsn=5), update("c", "c", "3", lsn=5)]
+    changes = [(0, change) for change in (*first, *second, *third)]
+    folded, aside, notes = in_one_round(changes, [3, 6], rules, 2)
+    assert sorted(change.base_key for _, change, _, _ in folded) == [("a",), ("b",), ("c",)]
+    assert [(change.base_key, change.values, change.update_missing) for _, change, _, _ in aside] == [
+        (("k",), ("k", "3"), 4)
+    ]
+    assert sorted((each.chunk, each.rows) for each in notes.aside) == [(0, 1), (1, 2), (2, 1)]
+    assert not notes.is_void
+
+
+@pytest.mark.parametrize(
+    ("limit", "bound"), [("_MOST_ROWS_ASIDE", 2), ("_MOST_BYTES_ASIDE", 1000)], ids=["rows", "bytes"]
+)
+@pytest.mark.parametrize("chunks", [1, 4], ids=["in a task", "in a part"])
+def test_where_too_much_would_wait_the_round_is_void(
+    monkeypatch: pytest.MonkeyPatch, limit: str, bound: int, chunks: int
+) -> None:
+    """Then nothing of it is set aside, and the moves are known for the next one."""
+    monkeypatch.setattr(pieces, limit, bound)
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = [(0, update("k", "l", "x", lsn=1))]
+    changes += [(0, update("l", "l", str(number), lsn=number)) for number in range(2, 9)]
+    folded, aside, notes = in_one_round(changes, [1, 3, 5][: chunks - 1], rules, 1)
+    assert (folded, aside, notes.aside, notes.is_void) == ([], [], [], True)
+    assert len(notes.survey().lineages) == 2
 
 
 @pytest.mark.parametrize("limit", ["_MOST_JOINED_BYTES", "_BYTES_PER_FOLD"])
@@ -119,7 +184,8 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
 def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packed = Packer(rules, Notes().survey(), 0, Spread.of(1, {0: 1, 1: 1})).packed(routed(changes), 0)
+    packer = Packer(rules, Notes().survey(), 0, Spread.of(1, {0: 1, 1: 1}))
+    packed = packer.packed(routed(changes), 0, Notes())
     (net,) = [row for batch in parts_of([packed])[0].net(rules) for row in batch.to_pylist()]
     assert net["update_missing"] == 1000
     assert packed["piece"][0].as_buffer().size < 2000
@@ -130,7 +196,8 @@ def test_what_a_truncate_made_void_is_left_out() -> None:
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset({0}))
     notes = Notes(truncations={Truncation(0, 5, 1, restart_identity=False)})
     changes = [(0, insert("a", lsn=4)), (1, insert("b", lsn=4)), (0, insert("c", lsn=6))]
-    packed = Packer(rules, notes.survey(), 0, Spread.of(1, {0: 1, 1: 1})).packed(routed(changes), 0)
+    packer = Packer(rules, notes.survey(), 0, Spread.of(1, {0: 1, 1: 1}))
+    packed = packer.packed(routed(changes), 0, notes)
     assert [row["base_key"] for net in parts_of([packed])[0].net(rules) for row in net.to_pylist()] == [
         ["c"],
         ["b"],
@@ -149,7 +216,6 @@ def test_notes_name_moves_and_travel_with_the_pieces() -> None:
 @pytest.mark.parametrize(
     "news",
     [
-        Notes(moves={((0, ("a",)), (0, ("b",)))}),
         Notes(truncations={Truncation(0, 5, 1, restart_identity=False)}),
         Notes(unsent={(0, 5, 1)}),
     ],
@@ -164,7 +230,7 @@ def test_a_round_without_what_has_to_be_known_folds_nothing(news: Notes) -> None
     for packer, rows in ((first, 0), (second, 20)):
         assert packer.is_void(news) == (rows == 0)
         assert not packer.is_void(Notes())
-        parts = parts_of([packer.packed(changes, 0), *packer.noted(news), *packer.noted(Notes())])
+        parts = parts_of([packer.packed(changes, 0, Notes()), *packer.noted(news), *packer.noted(Notes())])
         assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
         assert sorted(parts) == [4, 5, 6]
         assert parts[4].notes.survey() == news.survey()
