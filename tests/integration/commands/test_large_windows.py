@@ -13,8 +13,9 @@ TABLE = "create table t (id int primary key, a int)"
 SUBSCRIPTIONS = 5
 
 
-def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin) -> None:
-    """R4.2 to R4.5: rows pass from one row filter to the next, some with another key."""
+@pytest.mark.parametrize("moved", [600, 60_000], ids=["few keys move", "many keys move"])
+def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin, moved: int) -> None:
+    """R4.2 to R4.5: rows pass from one row filter to the next, some with another key, and move on."""
     twin.publisher.run(f"{TABLE}; alter table t replica identity full")
     for number in range(SUBSCRIPTIONS):
         twin.publisher.run(f"create publication p{number} for table t where (a % {SUBSCRIPTIONS} = {number})")
@@ -25,6 +26,9 @@ def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin
         f"insert into t select g, g from generate_series(1, {SMALL_WINDOW_ROWS}) as g;\n"
         "update t set a = a + 1 where id % 7 = 0;\n"
         "update t set id = -id, a = a + 2 where id <= 100;\n"
+        f"update t set id = -id, a = a + {SUBSCRIPTIONS} where id between 101 and {moved};\n"
+        "update t set a = a + 1 where id < -200;\n"
+        f"update t set id = id - {moved} where id < 0;\n"
         "delete from t where id % 11 = 0"
     )
     results = twin.sync()
