@@ -118,36 +118,23 @@ class WindowFlow:
         found: dict[int, StagedLane] = {}
         while waiting := [number for number in range(len(lanes)) if number not in found]:
             works = [_LaneWork.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
-            rows = self._job(works).collect()
-            results = {number: _rows_of(rows, place) for place, number in enumerate(waiting)}
+            results = _by_lane(self._job(works), waiting)
             notes = {number: _notes_of(results[number]) for number in waiting}
-            linked: list[int] = []
-            for number in waiting:
+            aside: dict[int, _LaneAside] = {}
+            for number, work in zip(waiting, works, strict=True):
                 known, surveys[number] = surveys[number], notes[number].survey()
                 if surveys[number].unsent:
                     # What tasks have made of values that nobody has looked for yet does not count.
                     found[number] = StagedLane(notes[number], tuple({} for _ in lanes[number].stagers))
-                elif notes[number].aside and not notes[number].is_void:
-                    linked.append(number)
+                elif notes[number].aside:
+                    aside[number] = work.aside(notes[number].aside, surveys[number])
                 elif surveys[number] == known:
                     found[number] = StagedLane(notes[number], _by_stager(results[number], lanes[number]))
-            if linked:
-                folding = _AsideFolding(
-                    tuple(
-                        _LaneAside(
-                            tuple(notes[number].aside),
-                            surveys[number],
-                            fold_rules(lanes[number].routes.tables, surveys[number], lanes[number].policy),
-                            lanes[number].stagers,
-                        )
-                        for number in linked
-                    )
-                )
-                rows = folding.job(self.session).collect()
-            for place, number in enumerate(linked):
-                staged = results[number] + _rows_of(rows, place)
-                notes[number].aside.clear()
-                found[number] = StagedLane(notes[number], _by_stager(staged, lanes[number]))
+            if aside:
+                folding = _AsideFolding(tuple(aside.values()))
+                for number, rows in _by_lane(folding.job(self.session), list(aside)).items():
+                    staged = _by_stager(results[number] + rows, lanes[number])
+                    found[number] = StagedLane(notes[number], staged)
         return tuple(found[number] for number in range(len(lanes)))
 
     def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
@@ -208,8 +195,12 @@ class WindowFlow:
         return answered.mapInArrow(packing.packed_with_answers, PIECES_DDL)
 
 
-def _rows_of(rows: Sequence[Row], lane: int) -> list[Row]:
-    return [row for row in rows if row["lane"] == lane]
+def _by_lane(job: DataFrame, lanes: Sequence[int]) -> dict[int, list[Row]]:
+    """The rows (`_RESULT`) of a job by the number of the lane; theirs are places in `lanes`."""
+    found: dict[int, list[Row]] = {number: [] for number in lanes}
+    for row in job.collect():
+        found[lanes[row["lane"]]].append(row)
+    return found
 
 
 def _notes_of(rows: Iterable[Row]) -> Notes:
@@ -247,6 +238,10 @@ class _LaneWork:
         return _PackedLane(
             Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
         )
+
+    def aside(self, changes: Iterable[Aside], survey: Survey) -> _LaneAside:
+        """What the round has set aside, to be folded now that the window's moves are known."""
+        return _LaneAside(tuple(changes), survey, self.rules, self.lane.stagers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Aside:
 class Notes:
     """What the chunks of a window say of it; `counts` are those of its routing.
 
-    In a void round what is staged does not count, nor what is set aside.
+    In a void round what is staged does not count, and nothing is set aside.
     """
 
     truncations: set[Truncation] = field(default_factory=set)
@@ -127,6 +127,8 @@ class Notes:
         notes = cls()
         for each in dumped:
             notes.add(cls.of(each))
+        if notes.is_void:
+            notes.aside.clear()
         return notes
 
     @classmethod
