@@ -23,14 +23,10 @@ _COUNTED: Final = ("commit_lsn", "commit_time", "seq", "kind")
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """How much a window of the log holds.
-
-    `logical_messages` are those of `pg_logical_emit_message`; all of them are within `logical`.
-    """
+    """How much a window of the log holds; messages of `pg_logical_emit_message` are within `logical`."""
 
     messages: int
     transactions: int
-    logical_messages: int = 0
     logical: Window | None = None
 
 
@@ -98,8 +94,8 @@ def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
 class _Count:
     messages: int = 0
     transactions: int = 0
-    logical: list[tuple[int, int, int]] = field(default_factory=list)
-    """By row group: how many, the least and the greatest commit LSN."""
+    logical: list[tuple[int, int]] = field(default_factory=list)
+    """By row group: the least and the greatest commit LSN."""
 
     def add(self, table: pa.Table) -> None:
         """Count the rows of one row group."""
@@ -107,17 +103,16 @@ class _Count:
         self.transactions += pc.sum(_first_messages(table)).as_py() or 0
         are_logical = _are_logical(table)
         if pc.any(are_logical).as_py():
-            found = table["commit_lsn"].filter(are_logical)
-            ends = pc.min_max(found).as_py()
-            self.logical.append((len(found), ends["min"], ends["max"]))
+            ends = pc.min_max(table["commit_lsn"].filter(are_logical)).as_py()
+            self.logical.append((ends["min"], ends["max"]))
 
     def summary(self) -> LogSummary:
         """Of all row groups."""
         if not self.logical:
             return LogSummary(self.messages, self.transactions)
-        counts, first, last = zip(*self.logical, strict=True)
+        first, last = zip(*self.logical, strict=True)
         within = Window(Lsn(min(first) - 1), Lsn(max(last)))
-        return LogSummary(self.messages, self.transactions, sum(counts), within)
+        return LogSummary(self.messages, self.transactions, within)
 
 
 def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
