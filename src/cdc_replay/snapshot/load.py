@@ -180,11 +180,20 @@ class _Run:
             setting = self._request.setting(tasks)
             late = LateRows.of(setting, each.table, each.synced, each.definition.key)
             keys = touched_keys(each.logged, each.synced, each.definition.key_columns)
+            began = time.monotonic()
             for part in stage_late_rows(late, keys.coalesce(tasks)):
                 if isinstance(part, CdcReplayError):
                     self._errors[each.table.name] = part
                 else:
                     self._late[each.table.name].append(part)
+            found = self._late[each.table.name]
+            logger.info(
+                "table %s: %d keys have changed since its first chunk was read, %d rows read again, %.2f s",
+                each.table.name,
+                sum(part.keys for part in found),
+                sum(part.rows for part in found),
+                time.monotonic() - began,
+            )
             failpoint("snapshot.after_late")
 
     def complete(self, progress: Progress | None) -> tuple[CopiedTable, ...]:
@@ -247,6 +256,7 @@ class _Run:
         table, rows = planned.table, 0
         connection, request = self._connection, self._request
         failpoint("snapshot.before_swap")
+        logger.info("table %s: what is staged is moved into it", table.name)
         point = request.snapshot.consistent_point
         with writing(table.name), under_origin(connection, request.subscription, point):
             if is_still_wanted(connection, request.subscription, table):
