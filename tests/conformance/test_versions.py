@@ -1,4 +1,4 @@
-"""Scenarios and random cases on the other major versions: publisher and subscriber are servers of each.
+"""Scenarios, random cases and reconciliation on other major versions: both sides are servers of each.
 
 The tests run in a process of their own for each version, with `CDC_REPLAY_PG_BIN`. What they say is printed;
 a version without a server fails.
@@ -17,7 +17,11 @@ import pytest
 from conformance.scenario import load_scenarios
 from conformance.versions import PACKAGES, ROOT, NoServer, environment, programs
 
-TESTS = ("tests/conformance/test_conformance.py", "tests/conformance/test_random_cases.py")
+TESTS = (
+    "tests/conformance/test_conformance.py",
+    "tests/conformance/test_random_cases.py",
+    "tests/integration/commands/test_reconcile.py",
+)
 
 SHARE_SKIPPED = 0.25
 """At most so many scenarios may need what a version lacks."""
@@ -25,7 +29,7 @@ SHARE_SKIPPED = 0.25
 
 @pytest.mark.slow
 @pytest.mark.parametrize("major", PACKAGES)
-def test_scenarios_and_random_cases_pass_on_version(
+def test_scenarios_random_cases_and_reconciliation_pass_on_version(
     major: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
