@@ -309,10 +309,13 @@ def note_piece(notes: Notes, part: int) -> pa.RecordBatch:
 
 
 def _pieces(parts: Sequence[int], chunk: int, contents: Sequence[bytes | pa.Buffer]) -> pa.RecordBatch:
+    # Arrow never lets go of buffers of which it makes an array by itself.
+    offsets = running(np.array([len(each) for each in contents], dtype=np.int64))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(contents))]
     arrays = [
         pa.array(parts, pa.int32()),
         pa.array(np.full(len(parts), chunk, dtype=np.int32)),
-        pa.array([memoryview(each) for each in contents], pa.binary()),
+        pa.Array.from_buffers(pa.binary(), len(contents), buffers),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=PIECES)
 

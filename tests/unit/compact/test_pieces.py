@@ -136,6 +136,17 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
     assert notes.counts == {"filtered_out": len(cuts) + 1}
 
 
+def test_pieces_leave_no_memory_behind() -> None:
+    """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
+    changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    packer = Packer(rules, Notes().survey(), 0, Spread.of(2, {0: 1}))
+    before = pa.total_allocated_bytes()
+    for chunk in range(10):
+        packer.packed(changes, chunk, Notes())
+    assert pa.total_allocated_bytes() == before
+
+
 def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
     """The chunk that moves a key and those that only change it, before and after; a move back and forth."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
