@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _NOTHING: Final = Survey((), ())
+_ROWS_PER_SHARE: Final = 2_000
+"""Fewer changes that were set aside are not worth another task."""
 
 _ASKED: Final = pa.schema([("chunk", pa.int32()), *QUESTIONS])
 _ASKED_DDL: Final = f"chunk int, {QUESTIONS_DDL}"
@@ -131,7 +133,8 @@ class WindowFlow:
                 elif surveys[number] == known:
                     found[number] = StagedLane(notes[number], _by_stager(results[number], lanes[number]))
             if aside:
-                folding = _AsideFolding(tuple(aside.values()))
+                cores = self.session.sparkContext.defaultParallelism
+                folding = _AsideFolding.of(aside.values(), cores=cores)
                 for number, rows in _by_lane(folding.job(self.session), list(aside)).items():
                     staged = _by_stager(results[number] + rows, lanes[number])
                     found[number] = StagedLane(notes[number], staged)
@@ -145,7 +148,7 @@ class WindowFlow:
             self.reader,
             places,
             questionnaire.inquiry(),
-            tuple(work.packing(places, number * parts) for number, work in enumerate(works)),
+            tuple(work.packing(places, number * parts, len(works)) for number, work in enumerate(works)),
             self.publisher_dsn,
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
@@ -232,9 +235,9 @@ class _LaneWork:
         rules = fold_rules(lane.routes.tables, survey, lane.policy)
         return cls(lane, survey, spread, rules, RouteFilters(lane.routes))
 
-    def packing(self, places: Places, first_part: int) -> _PackedLane:
-        """Its map side."""
-        packer = Packer(self.rules, self.survey, first_part, self.spread)
+    def packing(self, places: Places, first_part: int, lanes: int) -> _PackedLane:
+        """Its map side, beside that of the other `lanes`."""
+        packer = Packer(self.rules, self.survey, first_part, self.spread, lanes)
         return _PackedLane(
             Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
         )
@@ -351,7 +354,7 @@ class _Folding:
         for lane, its_parts in itertools.groupby(sorted(found), key=lambda part: part // self.parts):
             rules, stagers = self.lanes[lane]
             parts = [found[number] for number in its_parts]
-            net = itertools.chain.from_iterable(part.net(rules) for part in parts)
+            net = itertools.chain.from_iterable(part.net(rules, lanes=len(self.lanes)) for part in parts)
             yield from _staged(lane, stagers, net)
             notes = [{"lane": lane, "notes": part.notes.dumped()} for part in parts]
             yield pa.RecordBatch.from_pylist(notes, schema=_RESULT)
@@ -369,21 +372,30 @@ class _LaneAside:
 
 @dataclass(frozen=True, slots=True)
 class _AsideFolding:
-    """What lanes have set aside on its way to their subscribers, a task for each; picklable."""
+    """What lanes have set aside on its way to their subscribers, in `shares` for each; picklable."""
 
     lanes: tuple[_LaneAside, ...]
+    shares: int
+
+    @classmethod
+    def of(cls, lanes: Iterable[_LaneAside], *, cores: int) -> _AsideFolding:
+        """In as many shares as cores, where a lane has enough for it."""
+        found = tuple(lanes)
+        most = max(sum(each.rows for each in lane.aside) for lane in found)
+        return cls(found, min(cores, -(-most // _ROWS_PER_SHARE)))
 
     def job(self, session: SparkSession) -> DataFrame:
         """What is staged (`_RESULT`), by the places of the lanes."""
-        count = len(self.lanes)
+        count = len(self.lanes) * self.shares
         return session.range(0, count, numPartitions=count).mapInArrow(self.staged, _RESULT_DDL)
 
-    def staged(self, places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold and stage what the lanes at these places have set aside."""
-        for batch in places:
-            for place in batch.column("id").to_pylist():
+    def staged(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold and stage these shares of what the lanes have set aside."""
+        for batch in tasks:
+            for task in batch.column("id").to_pylist():
+                place, share = divmod(task, self.shares)
                 lane = self.lanes[place]
-                net = aside_net(lane.aside, lane.survey, lane.rules)
+                net = aside_net(lane.aside, lane.survey, lane.rules, share=share, shares=self.shares)
                 yield from _staged(place, lane.stagers, net)
 
 

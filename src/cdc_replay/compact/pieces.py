@@ -60,9 +60,9 @@ _ROWS_PER_FOLD: Final = 50_000
 _BYTES_PER_FOLD: Final = 32 << 20
 _MOST_JOINED_BYTES: Final = 1 << 30
 """Offsets of an array reach twice as far."""
-_MOST_ROWS_ASIDE: Final = 2_000
+_MOST_ROWS_ASIDE: Final = 10_000
 _MOST_BYTES_ASIDE: Final = 4 << 20
-"""A task or a part that would set more aside makes the round void."""
+"""What a task or a part may set aside, for all lanes together; with more, the round is void."""
 _NOTE: Final = -1
 _VOID: Final = -2
 _MOVED: Final = -3
@@ -104,13 +104,11 @@ class Notes:
         self.aside += other.aside
         self.is_void |= other.is_void
 
-    @property
-    def has_much_aside(self) -> bool:
-        """More than may travel by the driver."""
-        return (
-            sum(each.rows for each in self.aside) > _MOST_ROWS_ASIDE
-            or sum(len(each.piece) for each in self.aside) > _MOST_BYTES_ASIDE
-        )
+    def has_much_aside(self, lanes: int) -> bool:
+        """More than one of so many lanes may send by the driver."""
+        rows = sum(each.rows for each in self.aside)
+        size_bytes = sum(len(each.piece) for each in self.aside)
+        return rows * lanes > _MOST_ROWS_ASIDE or size_bytes * lanes > _MOST_BYTES_ASIDE
 
     def set_aside(self, chunk: int, changes: pa.RecordBatch) -> None:
         """Keep changes (INPUT) of a chunk, if there are any."""
@@ -179,17 +177,20 @@ class Spread:
 class Packer:
     """Makes the pieces of one window; picklable.
 
-    `survey` is what is known of the window so far. The first of the parts of `spread` is `first_part`.
+    `survey` is what is known of the window so far. The first of the parts of `spread` is `first_part`. So
+    many `lanes` share the way by the driver.
     """
 
     rules: FoldRules
     survey: Survey
     first_part: int
     spread: Spread
+    lanes: int = 1
 
     def is_void(self, notes: Notes) -> bool:
         """Whether this round's pieces count for nothing, because something has to be known first."""
-        return self.survey.is_empty and bool(notes.truncations or notes.unsent or notes.has_much_aside)
+        is_void = notes.truncations or notes.unsent or notes.has_much_aside(self.lanes)
+        return self.survey.is_empty and bool(is_void)
 
     def packed(self, routed: pa.RecordBatch, chunk: int, notes: Notes) -> pa.RecordBatch:
         """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log.
@@ -331,10 +332,11 @@ class Part:
     pieces: list[tuple[int, pa.Buffer]] = field(default_factory=list)
     """Changes (INPUT), compressed until they are folded, by the number of their chunk, in any order."""
 
-    def net(self, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    def net(self, rules: FoldRules, *, lanes: int = 1) -> Iterator[pa.RecordBatch]:
         """The net changes (NET) of the part, ordered by target; can be asked once; none in a void round.
 
-        Changes of moved keys are not folded but set aside in the notes, which are complete then.
+        Changes of moved keys are not folded but set aside in the notes, which are complete then; so many
+        `lanes` share the way by the driver.
         """
         if self.is_void or not self.pieces:
             return
@@ -344,7 +346,7 @@ class Part:
         if self.moved:
             moved = np.concatenate(self.moved)
             ordered = [(chunk, self._unmoved(chunk, piece, moved)) for chunk, piece in ordered]
-            if self.notes.has_much_aside:
+            if self.notes.has_much_aside(lanes):
                 self.notes.is_void = True
                 self.notes.aside.clear()
                 return
@@ -359,14 +361,19 @@ class Part:
         return taken_rows(piece, np.flatnonzero(~is_moved))
 
 
-def aside_net(aside: Iterable[Aside], survey: Survey, rules: FoldRules) -> Iterator[pa.RecordBatch]:
-    """The net changes (NET) of what a whole window has set aside, ordered by target."""
+def aside_net(
+    aside: Iterable[Aside], survey: Survey, rules: FoldRules, *, share: int = 0, shares: int = 1
+) -> Iterator[pa.RecordBatch]:
+    """The net changes (NET) of a share of what a whole window has set aside, ordered by target."""
     ordered = [_loaded(pa.py_buffer(each.piece)) for each in sorted(aside, key=lambda each: each.chunk)]
     changes = pa.concat_batches(ordered)
     # What was folded has the position of its last change.
-    changes = taken_rows(changes, np.argsort(numbers(changes["commit_lsn"]), kind="stable"))
-    lineages = pa.array(_linked(numbers(changes["lineage"]), survey))
-    yield from _folded([changes.set_column(INPUT.get_field_index("lineage"), "lineage", lineages)], rules)
+    order = np.argsort(numbers(changes["commit_lsn"]), kind="stable")
+    lineages = _linked(numbers(changes["lineage"]), survey)[order]
+    mine = (lineages.view(np.uint64) % np.uint64(shares)) == share
+    changes, lineages = taken_rows(changes, order[mine]), lineages[mine]
+    place = INPUT.get_field_index("lineage")
+    yield from _folded([changes.set_column(place, "lineage", pa.array(lineages))], rules)
 
 
 def _folded(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:

@@ -105,8 +105,14 @@ def in_one_round(
     found = parts_of(packed).values()
     folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
     notes = Notes.joined(part.notes.dumped() for part in found)
-    waiting = aside_net(notes.aside, notes.survey(), rules) if notes.aside else ()
-    return folded, [in_python(row) for net in waiting for row in net.to_pylist()], notes
+    survey, aside = notes.survey(), notes.aside
+    waiting = [
+        in_python(row)
+        for share in range(2 if aside else 0)
+        for net in aside_net(aside, survey, rules, share=share, shares=2)
+        for row in net.to_pylist()
+    ]
+    return folded, waiting, notes
 
 
 @given(
