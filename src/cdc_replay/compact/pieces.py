@@ -102,7 +102,13 @@ class Notes:
         self.unsent |= other.unsent
         self.counts += other.counts
         self.aside += other.aside
-        self.is_void |= other.is_void
+        if self.is_void or other.is_void:
+            self.make_void()
+
+    def make_void(self) -> None:
+        """Say that the round counts for nothing."""
+        self.is_void = True
+        self.aside.clear()
 
     def has_much_aside(self, lanes: int) -> bool:
         """More than one of so many lanes may send by the driver."""
@@ -110,10 +116,14 @@ class Notes:
         size_bytes = sum(len(each.piece) for each in self.aside)
         return rows * lanes > _MOST_ROWS_ASIDE or size_bytes * lanes > _MOST_BYTES_ASIDE
 
-    def set_aside(self, chunk: int, changes: pa.RecordBatch) -> None:
-        """Keep changes (INPUT) of a chunk, if there are any."""
-        if changes.num_rows:
-            self.aside.append(Aside(chunk, changes.num_rows, _dumped(changes).to_pybytes()))
+    def set_aside(self, chunk: int, changes: pa.RecordBatch, moved: Int64s) -> pa.RecordBatch:
+        """Keep the changes (INPUT) of a chunk whose keys have these numbers; the others."""
+        is_moved = np.isin(numbers(changes["lineage"]), moved)
+        if not is_moved.any():
+            return changes
+        kept = taken_rows(changes, np.flatnonzero(is_moved))
+        self.aside.append(Aside(chunk, kept.num_rows, _dumped(kept).to_pybytes()))
+        return taken_rows(changes, np.flatnonzero(~is_moved))
 
     def dumped(self) -> bytes:
         """These notes, for another process of the same job."""
@@ -125,8 +135,6 @@ class Notes:
         notes = cls()
         for each in dumped:
             notes.add(cls.of(each))
-        if notes.is_void:
-            notes.aside.clear()
         return notes
 
     @classmethod
@@ -200,9 +208,7 @@ class Packer:
         valid = self._still_valid(routed)
         changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)))
         if self.survey.is_empty and notes.moves:
-            is_moved = np.isin(numbers(changes["lineage"]), _moved(notes.moves))
-            notes.set_aside(chunk, taken_rows(changes, np.flatnonzero(is_moved)))
-            changes = taken_rows(changes, np.flatnonzero(~is_moved))
+            changes = notes.set_aside(chunk, changes, _moved(notes.moves))
         changes = condensed(changes, self.rules, self._lineages)
         lineages = numbers(changes["lineage"])
         parts = self.spread.parts_of(numbers(changes["target"]), lineages)
@@ -221,8 +227,7 @@ class Packer:
         """Notes (PIECES) of a task on this lane; to each part, which keys move, or that the round is void."""
         parts = range(self.first_part, self.first_part + self.spread.parts)
         if self.is_void(notes):
-            notes.is_void = True
-            notes.aside.clear()
+            notes.make_void()
             yield _pieces(parts, _VOID, [b""] * len(parts))
         elif self.survey.is_empty and notes.moves:
             yield _pieces(parts, _MOVED, [_moved(notes.moves).tobytes()] * len(parts))
@@ -345,20 +350,11 @@ class Part:
         self.pieces.clear()
         if self.moved:
             moved = np.concatenate(self.moved)
-            ordered = [(chunk, self._unmoved(chunk, piece, moved)) for chunk, piece in ordered]
+            ordered = [(chunk, self.notes.set_aside(chunk, piece, moved)) for chunk, piece in ordered]
             if self.notes.has_much_aside(lanes):
-                self.notes.is_void = True
-                self.notes.aside.clear()
+                self.notes.make_void()
                 return
         yield from _folded([piece for _, piece in ordered], rules)
-
-    def _unmoved(self, chunk: int, piece: pa.RecordBatch, moved: Int64s) -> pa.RecordBatch:
-        """The changes of keys that are not moved; the others are set aside."""
-        is_moved = np.isin(numbers(piece["lineage"]), moved)
-        if not is_moved.any():
-            return piece
-        self.notes.set_aside(chunk, taken_rows(piece, np.flatnonzero(is_moved)))
-        return taken_rows(piece, np.flatnonzero(~is_moved))
 
 
 def aside_net(
