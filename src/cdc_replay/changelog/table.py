@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -136,6 +136,11 @@ class DurableTable:
             begins_in_time = pc.less_equal(found["first"], window.upto.value)
             found = found.filter(pc.and_(pc.greater(found["last"], window.after.value), begins_in_time))
         return tuple(map(Segment, *(column.to_pylist() for column in found.columns)))
+
+    def lacks_now(self, segments: Iterable[Segment]) -> bool:
+        """Whether some of these files have been taken out since this object saw the table."""
+        present = {each.name for each in DurableTable.open(self.location).segments()}
+        return not present.issuperset(each.name for each in segments)
 
     def ends_every(self, rows: int) -> list[int]:
         """The commit LSNs at which data files end, those that come after so many rows again and again."""

@@ -135,8 +135,7 @@ def _unless_gone(
     try:
         return future.result()
     except ChangeLogDamaged:
-        now = DurableTable.open(changes.location).segments()
-        if any(each.name == segment.name for each in now):
+        if not changes.lacks_now([segment]):
             raise
         return ()
 
