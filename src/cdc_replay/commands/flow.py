@@ -11,9 +11,9 @@ Rows do not enter the JVM, but for the values that Spark's row filters read. Tho
 answers come back to a second Python process of the same task, which decodes the row groups again.
 
 What has to be known of a whole window before its changes can be grouped (`compact.Survey`) is noted by the
-same job. Few windows have anything to note. Changes of keys that rows have left or reached come back with the
-notes, are folded together and staged by a small job of their own; where they are many, or a table was
-truncated, the lane runs once more, with what was noted.
+same job. Few windows have anything to note. What came before a TRUNCATE is left out by the parts. Changes of
+keys that rows have left or reached come back with the notes, are folded together and staged by a small job of
+their own; where they are many, the lane runs once more, with what was noted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from cdc_replay.compact.pieces import (
     BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
-    Aside,
     Notes,
     Packer,
     Spread,
@@ -124,13 +123,13 @@ class WindowFlow:
             notes = {number: _notes_of(results[number]) for number in waiting}
             aside: dict[int, _LaneAside] = {}
             for number, work in zip(waiting, works, strict=True):
-                known, surveys[number] = surveys[number], notes[number].survey()
+                surveys[number] = notes[number].survey()
                 if surveys[number].unsent:
                     # What tasks have made of values that nobody has looked for yet does not count.
                     found[number] = StagedLane(notes[number], tuple({} for _ in lanes[number].stagers))
                 elif notes[number].aside:
-                    aside[number] = work.aside(notes[number].aside, surveys[number])
-                elif surveys[number] == known:
+                    aside[number] = work.aside(notes[number], surveys[number])
+                elif not notes[number].is_void:
                     found[number] = StagedLane(notes[number], _by_stager(results[number], lanes[number]))
             if aside:
                 cores = self.session.sparkContext.defaultParallelism
@@ -242,9 +241,9 @@ class _LaneWork:
             Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
         )
 
-    def aside(self, changes: Iterable[Aside], survey: Survey) -> _LaneAside:
+    def aside(self, notes: Notes, survey: Survey) -> _LaneAside:
         """What the round has set aside, to be folded now that the window's moves are known."""
-        return _LaneAside(tuple(changes), survey, self.rules, self.lane.stagers)
+        return _LaneAside(notes, survey, self.rules, self.lane.stagers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +304,7 @@ class _Packing:
                     routes = lane.router.routes_of(changes, places)
                     verdicts = lane.asker.verdicts(changes, tuples, routes, mine, session)
                     routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
-                    own = noted(routed, counts)
+                    own = noted(routed, chunk, counts)
                     if not (lane.packer.is_void(own) or lane.packer.is_void(notes[number])):
                         yield lane.packer.packed(routed, chunk, own)
                     notes[number].add(own)
@@ -364,7 +363,7 @@ class _Folding:
 class _LaneAside:
     """What a lane has set aside until all moves of the window are known; picklable."""
 
-    aside: tuple[Aside, ...]
+    notes: Notes
     survey: Survey
     rules: FoldRules
     stagers: tuple[Stager, ...]
@@ -381,7 +380,7 @@ class _AsideFolding:
     def of(cls, lanes: Iterable[_LaneAside], *, cores: int) -> _AsideFolding:
         """In as many shares as cores, where a lane has enough for it."""
         found = tuple(lanes)
-        most = max(sum(each.rows for each in lane.aside) for lane in found)
+        most = max(sum(each.rows for each in lane.notes.aside) for lane in found)
         return cls(found, min(cores, -(-most // _ROWS_PER_SHARE)))
 
     def job(self, session: SparkSession) -> DataFrame:
@@ -395,7 +394,7 @@ class _AsideFolding:
             for task in batch.column("id").to_pylist():
                 place, share = divmod(task, self.shares)
                 lane = self.lanes[place]
-                net = aside_net(lane.aside, lane.survey, lane.rules, share=share, shares=self.shares)
+                net = aside_net(lane.notes, lane.survey, lane.rules, share=share, shares=self.shares)
                 yield from _staged(place, lane.stagers, net)
 
 

@@ -11,7 +11,7 @@ lineage. Different lineages may share a number: the fold keeps keys apart by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -84,8 +84,12 @@ def survey(routed: DataFrame) -> Survey:
         for row in found
         if row["kind"] == ChangeKind.INSERT.value
     ]
-    ordered = sorted(truncations, key=lambda found: (found.commit_lsn, found.seq, found.target))
-    return Survey(tuple(ordered), tuple(linked(moves)), tuple(lacking))
+    return Survey(truncations_in_order(truncations), tuple(linked(moves)), tuple(lacking))
+
+
+def truncations_in_order(found: Iterable[Truncation]) -> tuple[Truncation, ...]:
+    """Truncations of a window, the last of each table behind the others of it."""
+    return tuple(sorted(found, key=lambda each: (each.commit_lsn, each.seq, each.target)))
 
 
 def lacks_values(net: DataFrame) -> bool:

@@ -23,9 +23,12 @@ Changes of keys that some chunk moves are *set aside*, and folded together when 
 | another chunk, by the part  | as they came, perhaps folded   | there the keys have nothing to do with each |
 | that they have come to      |                                | other, so their order does not matter       |
 
-That is a few rows of a window, as a rule. Where it is many, or the notes say other things than the `Survey`
-with which the window's pieces were made, the round is void and they are made again: a task that notes such a
-thing makes no more of them, and tells all parts that what came before is not to be folded.
+That is a few rows of a window, as a rule. Where it is many, the round is void: a task that notes it makes no
+more pieces, and tells all parts that none are to be folded. They are made again with what is known then, the
+`Survey`. Where values were not sent that somebody has to look for, the round is void too.
+
+What came before a TRUNCATE of its table does not count. The chunk of the TRUNCATE leaves it out; the parts
+are told which chunk that is, and leave out what earlier ones have.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_replay.arrays import Bools, Float64s, Int64s, booleans, characters, numbers, present, running
-from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey
+from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey, truncations_in_order
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, condensed
 from cdc_replay.model.change import ChangeKind, Truncation
 from cdc_replay.model.links import Slot, linked
@@ -52,7 +55,7 @@ from cdc_replay.taking import taken_rows
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
 PIECES_DDL: Final = "part int, chunk int, piece binary"
 """A note is a row with chunk -1; one with chunk -2 says that the round is void, one with chunk -3 has the
-numbers of keys that are moved."""
+numbers of keys that are moved, one with chunk -4 the chunks in which targets are truncated."""
 
 ROWS_PER_PART: Final = 200_000
 BYTES_PER_PART: Final = 64 << 20
@@ -66,6 +69,7 @@ _MOST_BYTES_ASIDE: Final = 4 << 20
 _NOTE: Final = -1
 _VOID: Final = -2
 _MOVED: Final = -3
+_EMPTIED: Final = -4
 # Tasks are what runs side by side.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
@@ -85,10 +89,12 @@ class Aside:
 class Notes:
     """What the chunks of a window say of it; `counts` are those of its routing.
 
-    In a void round what is staged does not count, and nothing is set aside.
+    `emptied` has the last chunk with a TRUNCATE of each target that has any. In a void round what is staged
+    does not count, and nothing is set aside.
     """
 
     truncations: set[Truncation] = field(default_factory=set)
+    emptied: dict[int, int] = field(default_factory=dict)
     moves: set[tuple[Slot, Slot]] = field(default_factory=set)
     unsent: set[tuple[int, int, int]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
@@ -98,6 +104,7 @@ class Notes:
     def add(self, other: Notes) -> None:
         """Take over what another chunk, or several, have said."""
         self.truncations |= other.truncations
+        _add_emptied(self.emptied, other.emptied)
         self.moves |= other.moves
         self.unsent |= other.unsent
         self.counts += other.counts
@@ -145,10 +152,11 @@ class Notes:
 
     def survey(self) -> Survey:
         """What has to be known of the window."""
-        truncations = sorted(self.truncations, key=lambda found: (found.commit_lsn, found.seq, found.target))
         # NULL has no order.
         moves = sorted(self.moves, key=repr)
-        return Survey(tuple(truncations), tuple(linked(moves)), tuple(sorted(self.unsent)))
+        return Survey(
+            truncations_in_order(self.truncations), tuple(linked(moves)), tuple(sorted(self.unsent))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +205,14 @@ class Packer:
 
     def is_void(self, notes: Notes) -> bool:
         """Whether this round's pieces count for nothing, because something has to be known first."""
-        is_void = notes.truncations or notes.unsent or notes.has_much_aside(self.lanes)
-        return self.survey.is_empty and bool(is_void)
+        return self.survey.is_empty and (bool(notes.unsent) or notes.has_much_aside(self.lanes))
 
     def packed(self, routed: pa.RecordBatch, chunk: int, notes: Notes) -> pa.RecordBatch:
         """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log.
 
         `notes` are the chunk's own. Unless its moves are known already, what they touch is set aside there.
         """
-        valid = self._still_valid(routed)
+        valid = _still_valid(routed, notes.truncations | {*self.survey.truncations})
         changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)))
         if self.survey.is_empty and notes.moves:
             changes = notes.set_aside(chunk, changes, _moved(notes.moves))
@@ -224,24 +231,20 @@ class Packer:
         return _pieces((self.first_part + there).tolist(), chunk, [_dumped(piece) for piece in pieces])
 
     def noted(self, notes: Notes) -> Iterator[pa.RecordBatch]:
-        """Notes (PIECES) of a task on this lane; to each part, which keys move, or that the round is void."""
-        parts = range(self.first_part, self.first_part + self.spread.parts)
+        """Notes (PIECES) of a task on this lane, and what each part has to be told of them."""
         if self.is_void(notes):
             notes.make_void()
-            yield _pieces(parts, _VOID, [b""] * len(parts))
-        elif self.survey.is_empty and notes.moves:
-            yield _pieces(parts, _MOVED, [_moved(notes.moves).tobytes()] * len(parts))
+            yield self._told(_VOID, b"")
+        elif self.survey.is_empty:
+            if notes.moves:
+                yield self._told(_MOVED, _moved(notes.moves).tobytes())
+            if notes.emptied:
+                yield self._told(_EMPTIED, np.array([*notes.emptied.items()], dtype=np.int64).tobytes())
         yield note_piece(notes, self.first_part)
 
-    def _still_valid(self, routed: pa.RecordBatch) -> Bools:
-        """Row changes that no later TRUNCATE of their table has made void."""
-        valid: Bools = characters(routed["kind"]) != _T
-        targets, lsns, seqs = (numbers(routed[name]) for name in ("target", "commit_lsn", "seq"))
-        last = {truncation.target: truncation for truncation in self.survey.truncations}
-        for each in last.values():
-            earlier = (lsns < each.commit_lsn) | ((lsns == each.commit_lsn) & (seqs <= each.seq))
-            valid &= ~((targets == each.target) & earlier)
-        return valid
+    def _told(self, what: int, content: bytes) -> pa.RecordBatch:
+        parts = range(self.first_part, self.first_part + self.spread.parts)
+        return _pieces(parts, what, [content] * len(parts))
 
     def _with_lineage(self, routed: pa.RecordBatch) -> pa.RecordBatch:
         key = pc.coalesce(routed["search_key"], routed["new_key"])
@@ -253,6 +256,31 @@ class Packer:
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
         return _linked(_key_numbers(targets, keys), self.survey)
+
+
+def _still_valid(routed: pa.RecordBatch, truncations: Iterable[Truncation]) -> Bools:
+    """Row changes (of ROUTED) that no later TRUNCATE of their table has made void."""
+    valid: Bools = characters(routed["kind"]) != _T
+    last = {truncation.target: truncation for truncation in truncations_in_order(truncations)}
+    targets, lsns, seqs = (numbers(routed[name]) for name in ("target", "commit_lsn", "seq"))
+    for each in last.values():
+        earlier = (lsns < each.commit_lsn) | ((lsns == each.commit_lsn) & (seqs <= each.seq))
+        valid &= ~((targets == each.target) & earlier)
+    return valid
+
+
+def _counting(changes: pa.RecordBatch, chunk: int, emptied: Mapping[int, int]) -> pa.RecordBatch:
+    """Those changes (INPUT) of a chunk that no TRUNCATE in a later one has made void."""
+    void = [target for target, last in emptied.items() if chunk < last]
+    if not void:
+        return changes
+    is_void = np.isin(numbers(changes["target"]), void)
+    return taken_rows(changes, np.flatnonzero(~is_void)) if is_void.any() else changes
+
+
+def _add_emptied(emptied: dict[int, int], more: Mapping[int, int]) -> None:
+    for target, chunk in more.items():
+        emptied[target] = max(chunk, emptied.get(target, chunk))
 
 
 def _linked(own: Int64s, survey: Survey) -> Int64s:
@@ -283,7 +311,7 @@ def _common(survey: Survey) -> tuple[Int64s, Int64s]:
     return own[order], common[order]
 
 
-def noted(routed: pa.RecordBatch, counts: Counter[str]) -> Notes:
+def noted(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Notes:
     """What a chunk (ROUTED, and the counts of its routing) says of its window."""
     kinds = characters(routed["kind"])
     is_update = kinds == _U
@@ -302,6 +330,7 @@ def noted(routed: pa.RecordBatch, counts: Counter[str]) -> Notes:
             case ChangeKind.TRUNCATE:
                 restart = bool((row["truncate_flags"] or 0) & RESTART_IDENTITY)
                 notes.truncations.add(Truncation(target, *position, restart))
+                notes.emptied[target] = chunk
             case ChangeKind.UPDATE:
                 notes.moves.add(((target, tuple(row["search_key"])), (target, tuple(row["new_key"]))))
             case _:
@@ -334,6 +363,8 @@ class Part:
     is_void: bool = False
     moved: list[Int64s] = field(default_factory=list)
     """The numbers of keys that chunks have moved."""
+    emptied: dict[int, int] = field(default_factory=dict)
+    """The last chunk with a TRUNCATE, by target."""
     pieces: list[tuple[int, pa.Buffer]] = field(default_factory=list)
     """Changes (INPUT), compressed until they are folded, by the number of their chunk, in any order."""
 
@@ -346,7 +377,7 @@ class Part:
         if self.is_void or not self.pieces:
             return
         self.pieces.sort(key=lambda each: each[0])
-        ordered = [(chunk, _loaded(piece)) for chunk, piece in self.pieces]
+        ordered = [(chunk, _counting(_loaded(piece), chunk, self.emptied)) for chunk, piece in self.pieces]
         self.pieces.clear()
         if self.moved:
             moved = np.concatenate(self.moved)
@@ -354,14 +385,20 @@ class Part:
             if self.notes.has_much_aside(lanes):
                 self.notes.make_void()
                 return
-        yield from _folded([piece for _, piece in ordered], rules)
+        yield from _folded([piece for _, piece in ordered], rules.with_truncated(self.emptied))
 
 
 def aside_net(
-    aside: Iterable[Aside], survey: Survey, rules: FoldRules, *, share: int = 0, shares: int = 1
+    notes: Notes, survey: Survey, rules: FoldRules, *, share: int = 0, shares: int = 1
 ) -> Iterator[pa.RecordBatch]:
-    """The net changes (NET) of a share of what a whole window has set aside, ordered by target."""
-    ordered = [_loaded(pa.py_buffer(each.piece)) for each in sorted(aside, key=lambda each: each.chunk)]
+    """The net changes (NET) of a share of what a whole window has set aside, ordered by target.
+
+    `notes` are all of the window, and `survey` what they come to.
+    """
+    ordered = [
+        _counting(_loaded(pa.py_buffer(each.piece)), each.chunk, notes.emptied)
+        for each in sorted(notes.aside, key=lambda each: each.chunk)
+    ]
     changes = pa.concat_batches(ordered)
     # What was folded has the position of its last change.
     order = np.argsort(numbers(changes["commit_lsn"]), kind="stable")
@@ -369,7 +406,8 @@ def aside_net(
     mine = (lineages.view(np.uint64) % np.uint64(shares)) == share
     changes, lineages = taken_rows(changes, order[mine]), lineages[mine]
     place = INPUT.get_field_index("lineage")
-    yield from _folded([changes.set_column(place, "lineage", pa.array(lineages))], rules)
+    changes = changes.set_column(place, "lineage", pa.array(lineages))
+    yield from _folded([changes], rules.with_truncated(notes.emptied))
 
 
 def _folded(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:
@@ -416,6 +454,9 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
                 part.is_void = True
             elif chunk == _MOVED:
                 part.moved.append(np.frombuffer(piece.as_py(), dtype=np.int64))
+            elif chunk == _EMPTIED:
+                pairs = np.frombuffer(piece.as_py(), dtype=np.int64).reshape(-1, 2)
+                _add_emptied(part.emptied, {int(target): int(last) for target, last in pairs})
             else:
                 part.pieces.append((chunk, piece.as_buffer()))
     return found

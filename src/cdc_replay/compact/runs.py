@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -92,6 +92,10 @@ class FoldRules:
     policy: ConflictPolicy
     keyless: frozenset[int]
     truncated: frozenset[int]
+
+    def with_truncated(self, targets: Iterable[int]) -> FoldRules:
+        """The same, where these targets are truncated too."""
+        return replace(self, truncated=self.truncated.union(targets))
 
 
 @dataclass(slots=True)

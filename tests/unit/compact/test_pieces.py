@@ -17,7 +17,7 @@ from cdc_replay.compact.hashing import key_numbers
 from cdc_replay.compact.pieces import Notes, Packer, Spread, aside_net, note_piece, noted, parts_of
 from cdc_replay.compact.reference import RoutedChange
 from cdc_replay.compact.runs import FoldRules
-from cdc_replay.model.change import ROUTED, Truncation
+from cdc_replay.model.change import ROUTED, ChangeKind, NetKind, Truncation
 from cdc_replay.model.links import linked
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.route.batches import ROUTED_SCHEMA
@@ -68,6 +68,30 @@ def lineages(changes: Placed) -> list[int]:
     return [numbers[slot] for slot, _ in slots]
 
 
+def truncate(lsn: int = 1) -> RoutedChange:
+    return RoutedChange(ChangeKind.TRUNCATE, lsn, None, None, None, None)
+
+
+def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
+    """TRUNCATEs of targets before the changes with these numbers, in the transaction that comes before."""
+    found: Placed = []
+    for number, placed in enumerate(changes):
+        if number in places:
+            found.append((places[number], truncate(found[-1][1].commit_lsn if found else 0)))
+        found.append(placed)
+    return found
+
+
+def that_count(changes: Placed) -> list[bool]:
+    """Whether each is a change of a row behind the last TRUNCATE of its target."""
+    last = {
+        target: number
+        for number, (target, change) in enumerate(changes)
+        if change.kind is ChangeKind.TRUNCATE
+    }
+    return [number > last.get(target, -1) for number, (target, _) in enumerate(changes)]
+
+
 def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
     borders = [0, *sorted(cut % (len(changes) + 1) for cut in cuts), len(changes)]
     return [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
@@ -77,8 +101,9 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
     """The net changes, after the notes of a first round, as replay makes them."""
     chunks = chunks_of(changes, cuts)
     notes = Notes()
-    for chunk in chunks:
-        notes.add(noted(chunk, Counter()))
+    for number, chunk in enumerate(chunks):
+        notes.add(noted(chunk, number, Counter()))
+    rules = rules.with_truncated(notes.emptied)
     packer = Packer(rules, notes.survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
     packed = [packer.packed(chunk, number, Notes()) for number, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
@@ -97,7 +122,7 @@ def in_one_round(
     packer = Packer(rules, Notes().survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
     packed = []
     for number, chunk in enumerate(chunks_of(changes, cuts)):
-        notes = noted(chunk, Counter({"filtered_out": 1}))
+        notes = noted(chunk, number, Counter({"filtered_out": 1}))
         if not packer.is_void(notes):
             packed.append(packer.packed(chunk, number, notes))
         packed += packer.noted(notes)
@@ -105,11 +130,11 @@ def in_one_round(
     found = parts_of(packed).values()
     folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
     notes = Notes.joined(part.notes.dumped() for part in found)
-    survey, aside = notes.survey(), notes.aside
+    survey = notes.survey()
     waiting = [
         in_python(row)
-        for share in range(2 if aside else 0)
-        for net in aside_net(aside, survey, rules, share=share, shares=2)
+        for share in range(2 if notes.aside else 0)
+        for net in aside_net(notes, survey, rules, share=share, shares=2)
         for row in net.to_pylist()
     ]
     return folded, waiting, notes
@@ -119,26 +144,39 @@ def in_one_round(
     st.lists(st.tuples(st.integers(0, 1), steps), max_size=40),
     st.lists(st.integers(0, 60), max_size=4),
     st.sampled_from(ConflictPolicy),
+    st.dictionaries(st.integers(0, 39), st.integers(0, 1), max_size=4),
     st.booleans(),
     st.integers(1, 3),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_any_chunks_and_parts_give_what_the_state_machine_gives(
-    chosen: list[tuple[int, Any]], cuts: list[int], policy: ConflictPolicy, moves: bool, parts: int
+    chosen: list[tuple[int, Any]],
+    cuts: list[int],
+    policy: ConflictPolicy,
+    truncates: dict[int, int],
+    moves: bool,
+    parts: int,
 ) -> None:
     """Target 0 has a key, target 1 has none; three keys, so that chunks have several changes of one."""
     rules = FoldRules(policy, keyless=frozenset({1}), truncated=frozenset())
     made = changes_of([step for _, step in chosen], moves=moves)
     changes = [(target, change) for (target, _), change in zip(chosen, made, strict=True)]
+    changes = with_truncates(changes, truncates)
     rows = [
         (target, lineage, change)
-        for (target, change), lineage in zip(changes, lineages(changes), strict=True)
+        for (target, change), lineage, counts in zip(
+            changes, lineages(changes), that_count(changes), strict=True
+        )
+        if counts
     ]
-    expected = canonical(by_reference(rows, rules))
+    truncated = {target for target, change in changes if change.kind is ChangeKind.TRUNCATE}
+    expected = canonical(by_reference(rows, rules.with_truncated(truncated)))
     assert canonical(through_pieces(changes, cuts, rules, parts)) == expected
     folded, aside, notes = in_one_round(changes, cuts, rules, parts)
     assert canonical(folded + aside) == expected
-    assert bool(notes.moves) == bool(notes.aside)
+    assert not notes.is_void
+    # Where keys move only before a TRUNCATE, nothing may have to wait.
+    assert notes.moves if notes.aside else notes.truncations or not notes.moves
     assert notes.counts == {"filtered_out": len(cuts) + 1}
 
 
@@ -208,37 +246,43 @@ def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     assert packed["piece"][0].as_buffer().size < 2000
 
 
-def test_what_a_truncate_made_void_is_left_out() -> None:
-    """The changes before it, of its table only; its own note says where it is."""
-    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset({0}))
-    notes = Notes(truncations={Truncation(0, 5, 1, restart_identity=False)})
-    changes = [(0, insert("a", lsn=4)), (1, insert("b", lsn=4)), (0, insert("c", lsn=6))]
-    packer = Packer(rules, notes.survey(), 0, Spread.of(1, {0: 1, 1: 1}))
-    packed = packer.packed(routed(changes), 0, notes)
-    assert [row["base_key"] for net in parts_of([packed])[0].net(rules) for row in net.to_pylist()] == [
-        ["c"],
-        ["b"],
+@pytest.mark.parametrize("cuts", [[], [2], [3], [1, 2, 3, 4, 5]], ids=str)
+def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
+    """The changes before it, of its table only, in its chunk and in others; also where keys have moved."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = [
+        (0, update("a", "b", "old", lsn=1)),
+        (1, insert("a", lsn=1)),
+        (0, truncate(lsn=2)),
+        (0, update("b", "b", "gone", lsn=3)),
+        (0, insert("b", "new", lsn=3)),
+        (0, insert("c", "new", lsn=4)),
     ]
+    folded, aside, notes = in_one_round(changes, cuts, rules, 2)
+    left = {
+        (target, change.kind, change.values): conflicts for target, change, _, conflicts in folded + aside
+    }
+    assert left == {
+        (1, NetKind.INSERT, ("a",)): None,
+        (0, NetKind.INSERT, ("b", "new")): [("update_missing", 1)],
+        (0, NetKind.INSERT, ("c", "new")): None,
+    }
+    assert notes.survey().truncations == (Truncation(0, 2, 2, restart_identity=False),)
+    assert not notes.is_void
 
 
 def test_notes_name_moves_and_travel_with_the_pieces() -> None:
     chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
-    notes = noted(chunk, Counter({"filtered_out": 2}))
+    notes = noted(chunk, 0, Counter({"filtered_out": 2}))
     assert notes.moves == {((0, ("a",)), (0, ("b",)))}
     arrived = parts_of([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
     assert arrived.moves == notes.moves
     assert arrived.counts == {"filtered_out": 4}
 
 
-@pytest.mark.parametrize(
-    "news",
-    [
-        Notes(truncations={Truncation(0, 5, 1, restart_identity=False)}),
-        Notes(unsent={(0, 5, 1)}),
-    ],
-)
-def test_a_round_without_what_has_to_be_known_folds_nothing(news: Notes) -> None:
+def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
     """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
+    news = Notes(unsent={(0, 5, 1)})
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
     first, second = (
