@@ -34,7 +34,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, NotConsistent, Retry
 from cdc_replay.java import JVM_OPTIONS
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay_airflow import assets
 from cdc_replay_airflow.connections import airflow_config, exported
 from cdc_replay_airflow.links import ValidationReportLink
@@ -129,8 +129,13 @@ class CaptureOperator(CommandOperator):
         from cdc_replay.commands.capture import capture
 
         captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
-        unannounced = Window(assets.announced_lsn(context, self.asset) or ZERO, captured.to_lsn)
-        if _change_log(config, self.publisher).summary(unannounced).transactions == 0:
+        change_log = _change_log(config, self.publisher)
+        announced = assets.announced_lsn(context, self.asset)
+        # Airflow may know of no event, or of one of a log that is pruned since, or of another log.
+        is_of_log = announced is not None and change_log.start_lsn <= announced <= captured.to_lsn
+        after = announced if announced is not None and is_of_log else change_log.start_lsn
+        unannounced = Window(after, captured.to_lsn)
+        if change_log.summary(unannounced).transactions == 0:
             raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")
         assets.announce(context, self.asset, captured.to_lsn)
         return captured.to_dict()

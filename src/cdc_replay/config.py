@@ -38,7 +38,10 @@ _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
-SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+LONGEST_SLOT_NAME: Final = 63
+SlotName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
+]
 Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
@@ -229,12 +232,6 @@ class Config:
             endpoint.dsn_text if endpoint.dsn_text is not None else self.connections(endpoint.conn_id or "")
         )
 
-    def conn_ids(self) -> frozenset[str]:
-        """All connection ids that the file names."""
-        found = [p.conn_id for p in self.publishers.values()]
-        found += [s.conn_id for s in self.subscriptions.values()]
-        return frozenset(conn_id for conn_id in found if conn_id is not None)
-
     @property
     def expectations(self) -> Path:
         """The folder of the Great Expectations project: `CDC_REPLAY_EXPECTATIONS`, or beside the file."""
@@ -364,6 +361,7 @@ def _checked(
 
 def _contradictions(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
     """What no single key can say: key path and message."""
+    yield from _slots_without_name(parsed)
     publisher_of_group: dict[str, str] = {}
     for name, given in parsed.subscriptions.items():
         if given.publisher not in parsed.publishers:
@@ -378,13 +376,23 @@ def _contradictions(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("groups", name), "no subscription is in this group"
 
 
+def _slots_without_name(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name, given in parsed.publishers.items():
+        if given.slot is None and len(_default_slot(name)) > LONGEST_SLOT_NAME:
+            yield ("publishers", name), "the name is too long for that of its slot: give `slot`"
+
+
+def _default_slot(publisher: str) -> str:
+    return f"cdc_replay_{re.sub(r'[^a-z0-9_]', '_', publisher.lower())}"
+
+
 def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
     log = given.change_log
     return PublisherConfig(
         name=name,
         conn_id=given.conn_id,
         dsn_text=given.dsn,
-        slot=given.slot or f"cdc_replay_{re.sub(r'[^a-z0-9_]', '_', name.lower())}",
+        slot=given.slot or _default_slot(name),
         change_log=log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve()),
         streaming=given.streaming,
         two_phase=given.two_phase,

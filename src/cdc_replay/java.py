@@ -27,8 +27,9 @@ threads of a garbage collector take, four seconds of CPU until the first job is 
 TRAINING: Final = "CDC_REPLAY_JAVA_TRAINING"
 """Where the shim lets Spark's JVM write the cache, if it is set."""
 
-# Spark's launcher is a JVM of its own, with other classes.
-_SHIM: Final = """#!/bin/sh
+# Spark's launcher is a JVM of its own, with other classes. Other shells than bash drop variables whose names
+# they cannot use, such as those of connections with a "-" in their id.
+_SHIM: Final = """#!/usr/bin/env bash
 for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done
 case " $* " in
     *" org.apache.spark.launcher."*) ;;

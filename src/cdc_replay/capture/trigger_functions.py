@@ -29,7 +29,14 @@ _PINNED: Final = {
     "quote_all_identifiers": "off",
     **{
         name: PINNED_SETTINGS[name]
-        for name in ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output")
+        for name in (
+            "datestyle",
+            "intervalstyle",
+            "timezone",
+            "extra_float_digits",
+            "bytea_output",
+            "standard_conforming_strings",
+        )
     },
     **dict.fromkeys(
         ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit"), "off"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
+
+STATE_SCHEMA: Final = "cdc_replay"
+"""Where a subscriber's database has the tables of this project."""
 
 
 class PublishAction(enum.Enum):

@@ -16,7 +16,14 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_replay.errors import CdcReplayError, MissingPrivilege, ServerUnavailable, SlotActive, SlotMissing
+from cdc_replay.errors import (
+    CdcReplayError,
+    InvalidConfiguration,
+    MissingPrivilege,
+    ServerUnavailable,
+    SlotActive,
+    SlotMissing,
+)
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -28,6 +35,7 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "xmloption": "content",
+    "standard_conforming_strings": "on",
     "search_path": "",
     "lock_timeout": "0",
     "statement_timeout": "0",
@@ -45,6 +53,9 @@ KEEPALIVES: Final[dict[str, int]] = {
 }
 """Two minutes until a dead line is an error, unless the DSN says otherwise; Linux would take two hours."""
 
+CONNECT_SECONDS: Final = 10
+"""How long a host is waited for, unless the DSN says otherwise."""
+
 
 def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
@@ -52,17 +63,18 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
     `replication` opens a walsender for the database, which understands the replication commands.
 
     Raises:
+        InvalidConfiguration: if libpq cannot read the DSN.
         ServerUnavailable: if the server does not answer.
         MissingPrivilege: if it refuses the role.
     """
     options: dict[str, Any] = {"replication": "database"} if replication else {}
+    given = _parts(dsn, purpose)
+    defaults = {**KEEPALIVES, "connect_timeout": CONNECT_SECONDS}
+    options |= {name: value for name, value in defaults.items() if name not in given}
     with translated_errors(f"cannot connect for {purpose}"):
-        given = conninfo_to_dict(dsn)
-        options |= {name: value for name, value in KEEPALIVES.items() if name not in given}
         connection = psycopg.connect(
             dsn,
             autocommit=True,
-            connect_timeout=10,
             application_name=f"cdc_replay {purpose}",
             client_encoding="UTF8",
             **options,
@@ -75,6 +87,17 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
             connection.close()
             raise
     return connection
+
+
+def _parts(dsn: str, purpose: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # What libpq says repeats the part that it cannot read, which may be the password.
+        raise InvalidConfiguration(
+            f"cannot connect for {purpose}: the DSN is not readable",
+            hint="Give a libpq URI, or keywords and values; in a URI, percent-encode the password and names.",
+        ) from None
 
 
 def _pin(server_version: int) -> psycopg.sql.Composed:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.publication import STATE_SCHEMA, Publication, PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import RelationId
 
 
@@ -51,12 +51,14 @@ def actions_of(publications: Iterable[Publication]) -> frozenset[PublishAction]:
 
 
 def contains(publication: Publication, table: Table) -> bool:
-    """Whether the publication lists the table, lists its own schema, or is FOR ALL TABLES (R2.2)."""
-    return (
-        publication.all_tables
-        or table.name.schema in publication.schemas
-        or table.id in publication.memberships
-    )
+    """Whether the publication lists the table, lists its own schema, or is FOR ALL TABLES (R2.2).
+
+    The tables in which this project keeps the state of a subscriber are to it what system catalogs are to
+    PostgreSQL: whoever publishes all tables of one does not mean them.
+    """
+    if table.id in publication.memberships or table.name.schema in publication.schemas:
+        return True
+    return publication.all_tables and table.name.schema != STATE_SCHEMA
 
 
 def level_in(publication: Publication, table: Table, ancestors: Sequence[Table]) -> int | None:

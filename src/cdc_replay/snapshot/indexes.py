@@ -13,6 +13,7 @@ before, that can be done again with the rows in between; else nothing has happen
 | the index of a partition             | it belongs to that of the partitioned table                       |
 | somebody uses the table              | the lock is not waited for                                        |
 | rows are there already               | the time goes into their index entries                            |
+| a trigger fires while rows come      | it may need the indexes, or be due when they are built            |
 | the role does not own the table      | it may insert, no more                                            |
 
 The lock keeps readers out until the transaction ends; before, they saw an empty table. All of it is one
@@ -107,16 +108,18 @@ def _rebuildable(connection: Connection, schema: str, table: str) -> tuple[_Inde
         connection.execute(sql.SQL("lock table only {} in access exclusive mode nowait").format(target))
         rows = connection.execute(INDEXES, [target.as_string(connection)]).fetchall()
         indexes = tuple(_Index(*row[1:]) for row in rows)
-        if _is_empty(connection, target) and _are_the_same_again(connection, schema, target, indexes):
+        if _takes_rows_alone(connection, target) and _are_the_same_again(connection, schema, target, indexes):
             return indexes
     return ()
 
 
-def _is_empty(connection: Connection, target: sql.Identifier) -> bool:
-    """Whether it is a plain table without rows."""
+def _takes_rows_alone(connection: Connection, target: sql.Identifier) -> bool:
+    """Whether it is a plain table without rows, and without a trigger that fires for those of a worker."""
     query = sql.SQL(
-        "select relkind = 'r' and not exists (select from only {})"
-        " from pg_catalog.pg_class where oid = %s::regclass"
+        "select relkind = 'r' and not exists (select from only {}) and not exists ("
+        " select from pg_catalog.pg_trigger where tgrelid = class.oid and not tgisinternal"
+        " and tgenabled in ('A', 'R'))"
+        " from pg_catalog.pg_class as class where oid = %s::regclass"
     ).format(target)
     ((found,),) = connection.execute(query, [target.as_string(connection)]).fetchall()
     return bool(found)

@@ -29,12 +29,13 @@ from psycopg.types.json import Jsonb
 
 from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.origin import drop_origins
 
-SCHEMA: Final = "cdc_replay"
+SCHEMA: Final = STATE_SCHEMA
 
 RESULTS_KEPT: Final = 20
 """Results kept per subscription and command."""

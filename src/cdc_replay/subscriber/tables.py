@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from cdc_replay.errors import TargetMismatch
 from cdc_replay.model.relation import QualifiedName
@@ -19,6 +19,10 @@ from cdc_replay.postgres.connection import Connection
 _TABLES: Final = """
     select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
         row_security_active(class.oid),
+        array(
+            select rulename::text from pg_rewrite
+            where ev_class = class.oid and ev_enabled in ('A', 'R') and ev_type <> '1' order by rulename
+        ),
         coalesce(
             (select indexrelid from pg_index
              where indrelid = class.oid and indisreplident and indisvalid and class.relreplident = 'i'),
@@ -58,7 +62,9 @@ _COLUMNS: Final = """
     order by attribute.attrelid, attribute.attnum
 """
 
-# A replica identity index and a primary key are always btree, whose strategy 3 is equality, and 1 less than.
+# A replica identity index and a primary key are btree, whose strategy 3 is equality, and 1 less than; but a
+# key WITHOUT OVERLAPS is GiST, where these mean something else. There equality is that of the type's own
+# class for btree, and no order is known.
 _IDENTITIES: Final = """
     with operators as not materialized (
         select pg_amop.amopfamily as family, pg_amop.amoplefttype as type, pg_amop.amopstrategy as strategy,
@@ -76,11 +82,15 @@ _IDENTITIES: Final = """
         with ordinality as part (attnum, opclass, position)
     join pg_attribute as attribute
         on attribute.attrelid = pg_index.indrelid and attribute.attnum = part.attnum
-    join pg_opclass on pg_opclass.oid = part.opclass
-    join operators as equal on equal.family = pg_opclass.opcfamily and equal.type = pg_opclass.opcintype
+    join pg_opclass as own on own.oid = part.opclass
+    cross join (select oid from pg_am where amname = 'btree') as btree
+    join pg_opclass as class on class.oid = own.oid and own.opcmethod = btree.oid
+        or class.opcmethod = btree.oid and own.opcmethod <> btree.oid and class.opcdefault
+            and class.opcintype = own.opcintype
+    join operators as equal on equal.family = class.opcfamily and equal.type = class.opcintype
         and equal.strategy = 3
-    join operators as less on less.family = pg_opclass.opcfamily and less.type = pg_opclass.opcintype
-        and less.strategy = 1
+    left join operators as less on less.family = class.opcfamily and less.type = class.opcintype
+        and less.strategy = 1 and own.opcmethod = btree.oid
     where pg_index.indexrelid = any(%s) and part.position <= pg_index.indnkeyatts
     order by pg_index.indexrelid, part.position
 """
@@ -94,6 +104,10 @@ class Operator:
     name: str
 
 
+_Operators: TypeAlias = tuple[Operator, Operator | None]
+"""What is equal, and what is less."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
     """A column of a target.
@@ -101,7 +115,8 @@ class TargetColumn:
     `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which
     takes NULL whatever the domain says. `collation` is (schema, name), None for types without one.
     `identity` is `pg_attribute.attidentity`. `equality` tells whether two values are the same key, and `less`
-    which one is first in the index; they are set for the columns of the table's identity.
+    which one is first in the index; they are set for the columns of the table's identity, `less` only where
+    the index has an order.
     """
 
     name: str
@@ -125,6 +140,8 @@ class TargetTable:
     is_partitioned: bool
     row_security: bool
     """Row-level security restricts this session on the table (R8.21)."""
+    rules: tuple[str, ...]
+    """The names of its rewrite rules that are in force for sessions that replicate."""
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]
     identity_index: str | None
@@ -152,13 +169,14 @@ def read_target_tables(
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
     found = {}
-    for schema, table, oid, is_partitioned, row_security, index in tables:
+    for schema, table, oid, is_partitioned, row_security, rules, index in tables:
         index_name, identity = identities.get(index, (None, {}))
         found[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
             oid,
             is_partitioned,
             row_security,
+            tuple(rules),
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
             index_name,
@@ -195,6 +213,10 @@ def _faults(
     faults = []
     if table.row_security:
         faults.append((name, "row-level security is enabled and the role does not bypass it"))
+    if table.rules:
+        # A native worker does not rewrite what it does, so it does not see them (R8.13).
+        names = ", ".join(f'"{rule}"' for rule in table.rules)
+        faults.append((name, f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}"))
     if missing := [column for column in columns if column not in by_name]:
         faults.append((name, "missing " + _listed(missing)))
     if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
@@ -213,11 +235,12 @@ def _quoted(name: QualifiedName) -> str:
 
 def _read_identities(
     connection: Connection, indexes: list[int]
-) -> dict[int, tuple[str, dict[str, tuple[Operator, Operator]]]]:
-    identities: dict[int, tuple[str, dict[str, tuple[Operator, Operator]]]] = {}
+) -> dict[int, tuple[str, dict[str, _Operators]]]:
+    identities: dict[int, tuple[str, dict[str, _Operators]]] = {}
     for index, index_name, column, *operators in connection.execute(_IDENTITIES, (indexes,)):
         _, columns = identities.setdefault(index, (index_name, {}))
-        columns[column] = (Operator(*operators[:2]), Operator(*operators[2:]))
+        less = Operator(*operators[2:]) if operators[2] is not None else None
+        columns[column] = (Operator(*operators[:2]), less)
     return identities
 
 
@@ -228,9 +251,7 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
     return columns
 
 
-def _target_column(
-    row: tuple[object, ...], identity: Mapping[str, tuple[Operator, Operator]]
-) -> TargetColumn:
+def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) -> TargetColumn:
     name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, generated, kind = row
     return TargetColumn(
         str(name),

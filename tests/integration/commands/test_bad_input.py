@@ -77,6 +77,15 @@ def test_a_configuration_that_cannot_be_used_exits_with_2(cli: CommandLine) -> N
     fails(head, f"{cli.file}, line 2: publishers.pub: exactly one of conn_id and dsn")
 
 
+def test_a_dsn_that_is_not_readable_is_not_repeated(cli: CommandLine) -> None:
+    """The library would: what it cannot decode is, as a rule, the password."""
+    dsn = "postgresql://me:hunter%2-secret@127.0.0.1/shop"
+    cli.write("p", of_publisher={"dsn": dsn}, dsn=dsn)
+    for command in (("setup", "pub"), ("capture", "pub"), ("snapshot", "s")):
+        assert "hunter" not in cli.fails(2, *command, says=["the DSN is not readable", "percent-encode"])
+    assert "hunter" not in str(cli.succeeds("status"))
+
+
 def test_a_connection_that_is_not_known_exits_with_2(cli: CommandLine) -> None:
     cli.write("p", of_publisher={"dsn": None, "conn_id": "shop"})
     cli.fails(2, "setup", "pub", says=['connection "shop" is not known', "AIRFLOW_CONN_SHOP", "HINT"])

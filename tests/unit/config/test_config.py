@@ -73,7 +73,6 @@ def test_the_example_file_is_valid() -> None:
     config = load_config(example)
 
     assert config.groups["shop"].spark_conf == {"spark.driver.memory": "2g"}
-    assert config.conn_ids() == {"shop_publisher", "dwh"}
 
 
 def test_a_variable_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +100,7 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         ),
         (("postgresql://shop", "postgresql://${NOT_SET}"), 3, 'variable "NOT_SET" is not set'),
         (("    change_log: ./log\n", ""), 2, "publishers.shop.change_log: the key is missing"),
+        (("  shop:\n", f"  {'s' * 60}:\n"), 2, "too long for that of its slot: give `slot`"),
         (("publisher: shop", "publisher: shoe"), 7, 'publisher "shoe" is not configured'),
         (("[p1, p2]", "[p1, p1]"), 8, "a publication is named twice"),
         (("[p1, p2]", "[]"), 8, "subscriptions.nsw.publications"),

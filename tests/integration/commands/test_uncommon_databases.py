@@ -1,0 +1,120 @@
+"""What few databases have on either side, beside native."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.subscriber import state
+from integration.commands.twin import Twin
+
+pytestmark = pytest.mark.spark
+
+TABLE = "create table t (id int primary key, a int)"
+TEMPORAL = """
+    create table t (id int4range, valid daterange, v text, primary key (id, valid without overlaps))
+"""
+TEMPORAL_SINCE = 180000
+
+
+def test_a_key_without_overlaps_finds_rows_by_equality(twin: Twin) -> None:
+    """R8.6: its index is GiST, where the numbers of operators mean other ones than in a btree."""
+    with twin.publisher.connect() as connection:
+        if connection.info.server_version < TEMPORAL_SINCE:
+            pytest.skip("keys WITHOUT OVERLAPS exist from PostgreSQL 18 on")
+    twin.publisher.run(f"{TEMPORAL}; create publication p for table t")
+    twin.subscribe("s", "p", tables=TEMPORAL)
+    year = "[2020-01-01,2021-01-01)"
+    rows = [f"('[{low},{high})', '{year}', 'v')" for low, high in ((1, 2), (1, 10), (3, 4), (20, 30))]
+    twin.publish(f"insert into t values {', '.join(rows)}")
+    twin.sync()
+
+    twin.publish(f"""delete from t where id = '[1,2)';
+        update t set v = 'w' where id = '[1,10)';
+        update t set valid = '[2021-01-01,2022-01-01)' where id = '[3,4)';
+        insert into t values ('[1,2)', '[2022-01-01,2023-01-01)', 'new'), ('[5,6)', '{year}', 'new')""")
+    twin.sync()
+
+    assert sorted(row[2] for row in twin.rows("s", "t")) == ["new", "new", "v", "v", "w"]
+
+
+@pytest.mark.parametrize("enabled", ["always", "replica"])
+def test_rules_that_would_rewrite_what_is_applied_are_refused_by_name(twin: Twin, enabled: str) -> None:
+    """R8.13: a native worker does not see them; a rule that is not in force for it changes nothing."""
+    twin.publisher.run(f"{TABLE}; create publication p for table t; insert into t values (1, 1)")
+    twin.subscribe("s", "p", tables=f"{TABLE}; create rule gone as on insert to t do instead nothing")
+    twin.sync()
+    ours = twin.pairs["s"].ours
+    ours.run(f"alter table t enable {enabled} rule gone")
+    twin.publish("insert into t values (2, 2)")
+
+    [result] = twin.sync_ours("s")
+
+    assert 'disable them, or ENABLE RULE: "gone"' in (result.replay.error or "")
+    assert ours.rows("table t") == [(1, 1)]
+    ours.run("alter table t enable rule gone")
+    twin.sync()
+    assert len(twin.rows("s", "t")) == 2
+
+
+DUE_AT_THE_END = """
+    create constraint trigger c after insert on t deferrable initially deferred
+        for each row execute function public.f();
+    alter table t enable always trigger c
+"""
+ON_CONFLICT = """
+    create trigger c before insert on t for each row when (pg_trigger_depth() = 0)
+        execute function public.g();
+    alter table t enable replica trigger c
+"""
+
+
+@pytest.mark.parametrize("trigger", [DUE_AT_THE_END, ON_CONFLICT])
+def test_a_copy_leaves_the_indexes_to_triggers_that_fire(twin: Twin, trigger: str) -> None:
+    """R7.10: they may look for the indexes while rows come, or be due when the indexes would be built."""
+    twin.publisher.run(f"{TABLE}; create publication p for table t; insert into t values (1, 1), (2, 2)")
+    functions = """
+        create function f() returns trigger language plpgsql as $$ begin return null; end $$;
+        create function g() returns trigger language plpgsql as $$ begin
+            insert into public.t values (new.id + 100, 0) on conflict (id) do update set a = 1;
+            return new;
+        end $$
+    """
+    twin.subscribe("s", "p", tables=f"{TABLE}; {functions}; {trigger}")
+
+    twin.sync()
+
+    assert len(twin.rows("s", "t")) >= 2
+
+
+def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twin: Twin) -> None:
+    """R2.2: it is to us what catalogs are to PostgreSQL."""
+    twin.publisher.run(f"{TABLE}; create publication p for all tables; insert into t values (1, 1)")
+    with twin.publisher.connect() as connection:
+        state.install(connection)
+        state.remember_subscription(connection, "s", "7000000000000000001", ["upstream"])
+    twin.subscribe("s", "p", tables=TABLE, native=False)
+    twin.sync_ours("s")
+
+    twin.publish("insert into t values (2, 2);\ntruncate cdc_replay.subscription cascade")
+    [result] = twin.sync_ours("s")
+
+    assert result.replay.error is None
+    assert set(twin.states("s")) == {"t"}
+    assert twin.pairs["s"].ours.rows("table t order by id") == [(1, 1), (2, 2)]
+
+
+def test_a_filter_means_what_it_means_whatever_the_session_takes_a_backslash_for(twin: Twin) -> None:
+    """R3.15: its text is read again, under settings of our own."""
+    twin.publisher.run("create table w (id int primary key, a text); create publication p for table w")
+    twin.publisher.run("alter publication p set (publish = 'insert')")
+    twin.subscribe("s", "p", tables="create table w (id int primary key, a text)")
+    twin.sync()
+
+    twin.publish(
+        "set standard_conforming_strings = off;\n"
+        "alter publication p set table w where (a ~ E'^\\\\d+$');\n"
+        "insert into w values (1, '12'), (2, 'x'), (3, E'\\\\ddd')"
+    )
+    twin.sync()
+
+    assert twin.rows("s", "w") == [(1, "12")]
