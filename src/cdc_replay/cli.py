@@ -217,7 +217,8 @@ def _backfill(
     subscription: SubscriptionArgument,
     from_: Annotated[str, typer.Option("--from", help="WAL position or timestamp.")],
     to: Annotated[str, typer.Option("--to", help="WAL position or timestamp.")],
-    into: Annotated[str | None, typer.Option("--into", help="DSN of another database.")] = None,
+    into: Annotated[str | None, typer.Option("--into", help="DSN of another database, no password.")] = None,
+    into_conn_id: Annotated[str | None, typer.Option("--into-conn-id", help="Its connection.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
@@ -227,6 +228,10 @@ def _backfill(
     from cdc_replay.commands.backfill import backfill
 
     loaded = _prepare(config, log_level)
+    if into_conn_id is not None:
+        if into is not None:
+            raise typer.BadParameter("give --into or --into-conn-id, not both")
+        into = loaded.connections(into_conn_id)
     return _one(backfill(loaded, subscription, from_, to, into=into, dry_run=dry_run), as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl
 
 import yaml
 from pydantic import (
@@ -30,6 +30,13 @@ from pydantic import (
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.size import parse_size
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, Subscription
+from cdc_replay.postgres.airflow_connection import (
+    CONNECTION_TYPES,
+    LIBPQ_OPTIONS,
+    PLACES,
+    AirflowConnection,
+    options_of,
+)
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
@@ -61,28 +68,43 @@ def connection_from_environment(conn_id: str) -> str:
             detail=f"The environment variable {variable} is not set.",
             hint="Set it to a PostgreSQL URI, or give `dsn` instead of `conn_id` in the configuration.",
         )
-    if not text.lstrip().startswith("{"):
-        scheme, separator, rest = text.partition("://")
-        return f"postgresql://{rest}" if separator and scheme in {"postgres", "postgresql"} else text
-    return _uri_of_json(conn_id, text)
+    fields = _fields_of_json(conn_id, text) if text.lstrip().startswith("{") else None
+    return _without_other_options(conn_id, text) if fields is None else _connection(conn_id, fields).uri
 
 
-def _uri_of_json(conn_id: str, text: str) -> str:
+def _fields_of_json(conn_id: str, text: str) -> dict[str, Any]:
     try:
-        fields: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidConfiguration(
             f'connection "{conn_id}" is not readable JSON', detail=f"{error.msg} at character {error.pos}."
         ) from None
-    user = quote(str(fields.get("login") or ""), safe="")
-    password = fields.get("password")
-    account = user + (f":{quote(str(password), safe='')}" if password else "")
-    host = str(fields.get("host") or "")
-    port = f":{fields['port']}" if fields.get("port") else ""
+    return found
+
+
+def _connection(conn_id: str, fields: Mapping[str, Any]) -> AirflowConnection:
+    if (kind := fields.get("conn_type", "postgres")) not in CONNECTION_TYPES:
+        raise InvalidConfiguration(
+            f'connection "{conn_id}" is of type "{kind}"',
+            hint="Give the id of a connection of type postgres.",
+        )
     extra = fields.get("extra") or {}
-    options = json.loads(extra) if isinstance(extra, str) else extra
-    query = f"?{urlencode(options)}" if options else ""
-    return f"postgresql://{account}{'@' if account else ''}{host}{port}/{fields.get('schema') or ''}{query}"
+    names = ("host", "port", "login", "password", "schema")
+    return AirflowConnection(
+        **{name: str(fields.get(name) or "") for name in names},
+        extra=_fields_of_json(conn_id, extra) if isinstance(extra, str) else extra,
+    )
+
+
+def _without_other_options(conn_id: str, text: str) -> str:
+    """A URI as Airflow or libpq has it, with what libpq knows; what is no URI of PostgreSQL's as it is."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in CONNECTION_TYPES:
+        return text
+    location, _, query = rest.partition("?")
+    extra: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))
+    extra |= _fields_of_json(conn_id, str(extra.pop("__extra__", "{}")))
+    return f"postgresql://{location}{options_of(extra, LIBPQ_OPTIONS | PLACES)}"
 
 
 class _Strict(BaseModel):

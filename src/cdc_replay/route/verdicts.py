@@ -27,6 +27,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from cdc_replay.arrays import Bools, Int64s, booleans, characters, numbers
+from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.arrow import filter_answers, is_computable
 from cdc_replay.filters.compile import CompiledFilter, ServerFilter, SparkFilter, compile_any
 from cdc_replay.filters.expression import Expression
@@ -35,7 +36,7 @@ from cdc_replay.filters.session import FilterSession
 from cdc_replay.filters.spark import filter_column
 from cdc_replay.model.change import ChangeKind
 from cdc_replay.model.publication import PublishAction
-from cdc_replay.model.relation import Relation
+from cdc_replay.model.relation import QualifiedName, Relation
 from cdc_replay.route.attribute_map import positions
 from cdc_replay.route.batches import Places, Verdicts
 from cdc_replay.route.per_route import per_route
@@ -281,8 +282,12 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A filter that the worker computes; picklable. `layout` has its columns, for each route of them all."""
+    """A filter of `table` that the worker computes; picklable.
 
+    `layout` has its columns, for each route of them all.
+    """
+
+    table: QualifiedName
     expression: Expression
     attnums: tuple[int, ...]
     layout: Layout
@@ -292,15 +297,29 @@ class Computation:
         """Of a filter that is computable, for the routes that have it, among these."""
         names = [column.name for column in compiled.columns]
         return cls(
+            routes[0].published.table.name,
             compiled.expression,
             tuple(column.attnum for column in compiled.columns),
             Layout.of([(positions(item.relation, names), 0) for item in routes]),
         )
 
     def passing(self, picked: Picked) -> Bools:
-        """Which of the rows pass that were picked with this layout."""
+        """Which of the rows pass that were picked with this layout.
+
+        Raises:
+            InvalidFilter: if a value is not of the type that its column has in the filter.
+        """
         texts = dict(zip(self.attnums, picked.columns(len(self.attnums)), strict=True))
-        return booleans(filter_answers(self.expression, texts, len(picked.wanted)))
+        try:
+            return booleans(filter_answers(self.expression, texts, len(picked.wanted)))
+        except pa.ArrowInvalid as error:
+            raise InvalidFilter(
+                f'cannot evaluate a row filter of table "{self.table}"',
+                detail="A change from before a column had its present type meets the present filter: without"
+                " event triggers, that acts from the beginning of a pull on.",
+                hint=f"Copy the table again: `cdc-replay snapshot … --table {self.table}`.",
+                rule="R9.10",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

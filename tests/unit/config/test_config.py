@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import connection_from_environment, load_config
@@ -164,6 +166,32 @@ def test_a_connection_may_be_a_uri_or_json(monkeypatch: pytest.MonkeyPatch) -> N
     expected = "postgresql://u:p%40ss@h:5433/db?sslmode=require"
     assert connection_from_environment("a") == expected
     assert connection_from_environment("b") == expected
+
+
+EXTRA = json.dumps({"cursor": "dictcursor", "options": "-c x=1"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"conn_type": "postgres", "host": "/run/pg", "schema": "ware house", "extra": EXTRA}),
+        "postgres://%2Frun%2Fpg/ware%20house?cursor=dictcursor&options=-c+x%3D1",
+        "postgres://%2Frun%2Fpg/ware%20house?__extra__=%7B%22cursor%22%3A+1%2C+%22options%22%3A+%22-c+x%3D1%22%7D",
+        "postgresql:///ware%20house?host=/run/pg&options=-c%20x=1",
+    ],
+)
+def test_a_connection_reaches_libpq_with_what_it_knows(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", text)
+
+    assert conninfo_to_dict(connection_from_environment("a")) == {
+        "host": "/run/pg", "dbname": "ware house", "options": "-c x=1",
+    }  # fmt: skip
+
+
+def test_a_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_A", '{"conn_type": "mysql", "host": "h"}')
+    with pytest.raises(InvalidConfiguration, match='connection "a" is of type "mysql"'):
+        connection_from_environment("a")
 
 
 def test_an_unknown_connection_names_its_variable() -> None:
