@@ -16,7 +16,8 @@ one setting for all that are read together, because publications that disagree a
 makes no statement fail (R6.10), and without it the values of a published generated column would not be in
 the log.
 
-A publication is only ever changed if its comment names the same slot.
+A publication is only ever changed if its comment names the same slot. One comment also tells where the log of
+the slot began (`log_mark`), and keeps that when its publication is made anew.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ ROOT_PUBLICATIONS: Final = tuple(f"cdc_replay_capture_t{depth}" for depth in ran
 
 OUR_PUBLICATIONS: Final = (*CAPTURE_PUBLICATIONS.values(), *ROOT_PUBLICATIONS)
 
+MARKED_PUBLICATION: Final = CAPTURE_PUBLICATIONS[PublishAction.INSERT]
+"""The publication whose comment also tells where the log began."""
+
+LOG_FROM: Final = ", log from "
+"""What stands in that comment between the text that all have and the position."""
+
 GENERATED_COLUMNS_SINCE: Final = 180000
 
 COMMENTS: Final = """
@@ -74,21 +81,22 @@ def plan_capture_publications(
     Raises:
         PublisherNotReady: if a publication of that name belongs to another slot, or is not ours at all.
     """
-    owned = _owned(connection, slot)
+    comments = _owned(connection, slot)
     plans = []
     for wanted in _all_wanted(catalog, publications):
-        current = catalog.publications[wanted.name] if wanted.name in owned else None
+        current = catalog.publications[wanted.name] if wanted.name in comments else None
         statements = _changes(catalog, current, wanted)
         if current is None or _must_recreate(current, wanted):
-            statements = (*statements, _comment(wanted.name, slot))
+            comment = comments.get(wanted.name, comment_text(slot))
+            statements = (*statements, _comment(wanted.name, comment))
         plans.append(PublicationPlan(wanted.name, statements))
     return tuple(plans)
 
 
 def drop_capture_publications(connection: Connection, slot: str) -> tuple[str, ...]:
     """Drop the capture publications of `slot` and return their names; those of another slot stay."""
-    comments = _comments(connection)
-    ours = tuple(name for name, comment in comments.items() if comment == comment_text(slot))
+    comments = publication_comments(connection)
+    ours = tuple(name for name, comment in comments.items() if _is_of(comment, slot))
     for name in ours:
         connection.execute(sql.SQL("drop publication {}").format(sql.Identifier(name)))
     return ours
@@ -96,12 +104,18 @@ def drop_capture_publications(connection: Connection, slot: str) -> tuple[str, .
 
 def owned_by(connection: Connection, slot: str) -> bool:
     """Whether there is a capture publication of `slot`: then the slot is of this software, too."""
-    return comment_text(slot) in _comments(connection).values()
+    return any(_is_of(comment, slot) for comment in publication_comments(connection).values())
 
 
 def comment_text(slot: str) -> str:
     """The comment that marks a publication as the capture publication of `slot`."""
     return f"created by cdc-replay for replication slot {slot}"
+
+
+def publication_comments(connection: Connection) -> dict[str, str | None]:
+    """The comments of the capture publications that exist, by name."""
+    found: list[tuple[str, str | None]] = connection.execute(COMMENTS, (list(OUR_PUBLICATIONS),)).fetchall()
+    return dict(found)
 
 
 def publishes_generated(catalog: PublisherCatalog, publications: Sequence[str]) -> bool:
@@ -121,15 +135,16 @@ def _lists_generated(catalog: PublisherCatalog, publication: Publication) -> boo
     )
 
 
-def _comments(connection: Connection) -> dict[str, str | None]:
-    """The comments of the capture publications that exist, by name."""
-    found: list[tuple[str, str | None]] = connection.execute(COMMENTS, (list(OUR_PUBLICATIONS),)).fetchall()
-    return dict(found)
+def _is_of(comment: str | None, slot: str) -> bool:
+    text = comment_text(slot)
+    # The separator too: the name of another slot may begin with this one's.
+    return comment is not None and (comment == text or comment.startswith(text + LOG_FROM))
 
 
-def _owned(connection: Connection, slot: str) -> frozenset[str]:
-    comments = _comments(connection)
-    foreign = [name for name, comment in sorted(comments.items()) if comment != comment_text(slot)]
+def _owned(connection: Connection, slot: str) -> dict[str, str]:
+    """The comments of the capture publications, all of which are of `slot`."""
+    comments = publication_comments(connection)
+    foreign = [name for name, comment in sorted(comments.items()) if not _is_of(comment, slot)]
     if foreign:
         raise PublisherNotReady(
             f'publications {", ".join(foreign)} do not belong to replication slot "{slot}"',
@@ -137,7 +152,7 @@ def _owned(connection: Connection, slot: str) -> frozenset[str]:
             hint="One database is captured by one slot: let the publishers of the configuration share it,"
             " or run `cdc-replay teardown` for the other one.",
         )
-    return frozenset(comments)
+    return {name: comment for name, comment in comments.items() if comment is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +212,8 @@ def _set(wanted: _Wanted) -> sql.Composed:
     return sql.SQL("alter publication {} set ({})").format(sql.Identifier(wanted.name), _settings(wanted))
 
 
-def _comment(name: str, slot: str) -> sql.Composed:
-    return sql.SQL("comment on publication {} is {}").format(sql.Identifier(name), comment_text(slot))
+def _comment(name: str, text: str) -> sql.Composed:
+    return sql.SQL("comment on publication {} is {}").format(sql.Identifier(name), text)
 
 
 def _settings(wanted: _Wanted) -> sql.Composed:

@@ -1,11 +1,12 @@
 """Prepare a publisher for capture, and undo it. Running it again changes nothing that is right already.
 
-    checks → capture publications → event triggers → slot → change log
+    checks → capture publications → event triggers → slot → mark → change log
 
 The order matters: a publication that does not exist at a change blocks or loses it (R1.19), so the
 publications are there before the slot; the log starts where the slot does. A setup that dies in between is
-completed by the next one: a slot without a log has delivered nothing that anybody has kept, so the log
-starts at the slot's position.
+completed by the next one: a slot that has not moved from where it was made has delivered nothing, so the log
+starts at its position. A slot that has moved has a log, and if that is not there a new one would only hide
+it: the mark tells the two apart (`log_mark`).
 
 The event triggers are wanted, not needed: where the role may not create them the rest is set up, and a
 warning says so. When they or the log are new, all definitions are written into the stream, which makes them
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cdc_replay.capture.event_trigger import (
     execute_plan,
@@ -31,6 +33,7 @@ from cdc_replay.capture.event_trigger import (
     remove_event_triggers,
     tell_everything,
 )
+from cdc_replay.capture.log_mark import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
 from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
@@ -59,6 +62,9 @@ from cdc_replay.postgres.replication import (
     system_identity,
 )
 from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, roots_too_deep
+
+if TYPE_CHECKING:
+    from psycopg import sql
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +113,7 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
     Raises:
         PublisherNotReady, MissingPrivilege, PublicationMissing: listing everything that is in the way.
         SlotMissing, SlotLost: if there is a log, but no slot that continues it.
+        ChangeLogMissing: if the slot has delivered changes to a log that is not there now.
         ChangeLogMismatch: if there is a log of something else.
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
@@ -120,10 +127,12 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
         statements = _refresh(connection, catalog, request, dry_run=dry_run)
         triggers, refused = _event_triggers(connection, request, dry_run=dry_run)
         statements, warnings = (*statements, *triggers), (*warnings, *refused)
-        if slot_created:
-            create = create_slot_statement(connection, request.slot, two_phase=request.two_phase)
-            statements = (*statements, create.as_string(connection))
-        from_lsn = None if dry_run else _slot_and_log(connection, request)
+        making = _making(connection, request, has_slot=not slot_created)
+        statements = (*statements, *(each.as_string(connection) for each in making.statements))
+        from_lsn = None
+        if not dry_run:
+            from_lsn, unmarked = _slot_and_log(connection, request, making)
+            warnings = (*warnings, *unmarked)
         has_triggers = is_installed(connection, request.slot)
     return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn, has_triggers)
 
@@ -220,7 +229,7 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
     """Check that slot and log, where they are there already, belong together."""
     if not ChangeLog.exists(request.change_log):
         if has_slot:
-            check_slot(connection, request.slot)
+            check_unread(connection, request.slot, request.change_log)
         return
     log = ChangeLog.open(request.change_log)
     if has_slot:
@@ -229,14 +238,54 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
     raise slot_missing(log, request.slot, check_header(connection, log, request.slot))
 
 
-def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
-    """Create the slot and the log that are missing; returns where the log starts."""
-    if not slot_exists(connection, request.slot):
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """The statements that make what is missing of slot and mark, in order; `slot` is None if it is there."""
+
+    unmark: tuple[sql.Composed, ...] = ()
+    slot: sql.Composed | None = None
+    mark: tuple[sql.Composed, ...] = ()
+
+    @property
+    def statements(self) -> tuple[sql.Composed, ...]:
+        return (*self.unmark, *(() if self.slot is None else (self.slot,)), *self.mark)
+
+
+def _making(connection: Connection, request: SetupRequest, *, has_slot: bool) -> _Making:
+    if not has_slot:
+        return _Making(
+            plan_unmark(connection, request.slot),
+            create_slot_statement(connection, request.slot, two_phase=request.two_phase),
+            (plan_mark(request.slot),),
+        )
+    if log_mark(connection, request.slot) is not None:
+        return _Making()
+    # A setup died before the mark, or the log is older than marks are.
+    has_log = ChangeLog.exists(request.change_log)
+    start = ChangeLog.open(request.change_log).header.start_lsn if has_log else None
+    return _Making(mark=(plan_mark(request.slot, start),))
+
+
+def _slot_and_log(
+    connection: Connection, request: SetupRequest, making: _Making
+) -> tuple[Lsn, tuple[str, ...]]:
+    """Create the slot and the log that are missing; where the log starts, and warnings."""
+    slot_created = not slot_exists(connection, request.slot)
+    if slot_created:
+        # First: if this dies before the new mark, the next setup would take the new slot, which is past the
+        # old mark, for one that was read. If it may not be taken back, that is what happens.
+        execute_marks(connection, making.unmark)
         create_slot(connection, request.slot, two_phase=request.two_phase)
         logger.info("created replication slot %s of publisher %s", request.slot, request.publisher)
+    # Before the log: a log without a mark could be captured to, and then be missed by nobody.
+    warnings = execute_marks(connection, making.mark)
     if ChangeLog.exists(request.change_log):
-        return ChangeLog.open(request.change_log).header.start_lsn
-    start = check_slot(connection, request.slot).confirmed_flush
+        return ChangeLog.open(request.change_log).header.start_lsn, warnings
+    if slot_created:
+        start = check_slot(connection, request.slot).confirmed_flush
+    else:
+        # Again, at the last moment: the log may have been there when everything was checked.
+        start = check_unread(connection, request.slot, request.change_log)
     if is_installed(connection, request.slot):
         # Before there is a log: a setup that dies here is completed by the next one.
         tell_everything(connection)
@@ -244,7 +293,7 @@ def _slot_and_log(connection: Connection, request: SetupRequest) -> Lsn:
     header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start)
     ChangeLog.create(request.change_log, header)
     logger.info("created the change log of publisher %s at %s", request.publisher, start)
-    return start
+    return start, warnings
 
 
 def _warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> tuple[str, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
+from cdc_replay.capture.log_mark import log_mark
+from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
     refresh_capture_publications,
@@ -19,12 +21,16 @@ from cdc_replay.capture.setup import (
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import (
     ChangeLogMismatch,
+    ChangeLogMissing,
     MissingPrivilege,
     PublicationMissing,
     PublisherNotReady,
     SlotLost,
     SlotMissing,
 )
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.replication import slot_exists
 from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.postgres import Database, create_database
@@ -115,14 +121,22 @@ def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database,
     outcome = setup_publisher(request, dry_run=True)
 
     assert [statement for statement in outcome.statements if 'table only "public"."T t"' in statement]
-    assert "pg_create_logical_replication_slot" in outcome.statements[-1]
+    *_, creation, mark = outcome.statements
+    assert "pg_create_logical_replication_slot" in creation
     assert publisher.rows("select from pg_publication where pubname like 'cdc_replay%'") == []
     assert publisher.rows("select from pg_replication_slots where slot_name = 'dry_run'") == []
     assert not ChangeLog.exists(request.change_log)
     with publisher.connect() as connection:
         for statement in outcome.statements:
             connection.execute(statement.encode())
+        # Run before the slot is there, it does no harm.
+        connection.execute("select pg_drop_replication_slot('dry_run')")
+        connection.execute(mark.encode())
+        assert log_mark(connection, "dry_run") is None
+        connection.execute(creation.encode())
+        connection.execute(mark.encode())
     assert [len(tables) for tables in members(publisher).values()] == [1, 1, 1, 1]
+    assert setup_publisher(request).statements == ()
 
 
 def test_a_refresh_follows_the_subscribed_publications(publisher: Database, set_up: SetUp) -> None:
@@ -225,6 +239,144 @@ def test_a_setup_that_died_after_the_slot_is_completed(publisher: Database, set_
 
     assert (outcome.slot_created, outcome.log_created) == (False, True)
     assert captured.capture().messages == 1
+
+
+class Died(Exception):
+    """In place of the process."""
+
+
+@pytest.mark.parametrize("last", ["create_slot", "execute_marks"])
+def test_a_setup_that_dies_between_slot_and_log_is_completed(
+    last: str, publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the slot takes the place of an earlier one, whose position is marked."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    publisher.run("insert into t values (0)")
+    captured.capture()
+    publisher.run(f"select pg_drop_replication_slot('{captured.request.slot}')")
+    ChangeLog.remove(captured.request.change_log)
+    module = "cdc_replay.capture.setup"
+    real = getattr(sys.modules[module], last)
+
+    def dying(connection: Connection, *arguments: object, **options: object) -> object:
+        done = real(connection, *arguments, **options)
+        if slot_exists(connection, captured.request.slot):
+            raise Died
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.{last}", dying)
+        with pytest.raises(Died):
+            setup_publisher(captured.request)
+    assert (mark_of(captured) is None) is (last == "create_slot")
+    assert not ChangeLog.exists(captured.request.change_log)
+    publisher.run("insert into t values (1)")
+
+    outcome = setup_publisher(captured.request)
+
+    assert (outcome.slot_created, outcome.log_created, outcome.warnings) == (False, True, ())
+    assert mark_of(captured) == outcome.from_lsn == captured.log.header.start_lsn
+    assert captured.capture().messages == 1
+
+
+def mark_of(captured: Captured) -> Lsn | None:
+    with captured.database.connect() as connection:
+        return log_mark(connection, captured.request.slot)
+
+
+@pytest.fixture
+def without_log(publisher: Database, set_up: SetUp, tmp_path: Path) -> Captured:
+    """A log that changes were captured into is `elsewhere`, and one more change waits in the slot."""
+    publisher.run("create table t (id int primary key); create publication p for table t")
+    captured = set_up()
+    publisher.run("insert into t values (1)")
+    captured.capture()
+    Path(captured.request.change_log).rename(tmp_path / "elsewhere")
+    publisher.run("insert into t values (2)")
+    return captured
+
+
+def test_a_log_that_is_missing_is_not_begun_anew(without_log: Captured, tmp_path: Path) -> None:
+    """Such as on a volume that is not mounted: the slot must not move on before it is back."""
+    request, position = without_log.request, without_log.position
+    without_log.database.run("create table u (id int primary key); alter publication p add table u")
+
+    for dry_run in (False, True):
+        with pytest.raises(ChangeLogMissing, match=f'"{request.slot}" is not at') as refused:
+            setup_publisher(request, dry_run=dry_run)
+        assert str(position) in str(refused.value.detail)
+        assert "Mount or restore" in str(refused.value.hint)
+        assert "cdc-replay teardown" in str(refused.value.hint)
+
+    assert without_log.position == position
+    assert not Path(request.change_log).exists()
+    assert members(without_log.database)["i"] == ["t"]
+
+    (tmp_path / "elsewhere").rename(request.change_log)
+    outcome = setup_publisher(request)
+    assert (outcome.slot_created, outcome.log_created) == (False, False)
+    without_log.capture()
+    assert without_log.changes() == [("I", ("1",)), ("I", ("2",))]
+
+
+def test_after_a_teardown_a_missing_log_is_begun_anew(without_log: Captured) -> None:
+    assert len(teardown_publisher(without_log.request)) == 1 + 4 + 4
+
+    outcome = setup_publisher(without_log.request)
+
+    assert (outcome.slot_created, outcome.log_created) == (True, True)
+    without_log.database.run("insert into t values (3)")
+    without_log.capture()
+    assert without_log.changes() == [("I", ("3",))]
+
+
+def test_a_missing_log_whose_slot_is_gone_is_begun_anew(without_log: Captured) -> None:
+    without_log.database.run(f"select pg_drop_replication_slot('{without_log.request.slot}')")
+
+    outcome = setup_publisher(without_log.request)
+
+    assert (outcome.slot_created, outcome.log_created, outcome.warnings) == (True, True, ())
+    assert mark_of(without_log) == outcome.from_lsn
+    assert setup_publisher(without_log.request).statements == ()
+
+
+def test_an_older_log_is_marked_by_the_next_setup_and_stays_so(without_log: Captured, tmp_path: Path) -> None:
+    """Of before there were marks; a publication that is made anew keeps its mark."""
+    request, slot = without_log.request, without_log.request.slot
+    log = (tmp_path / "elsewhere").rename(request.change_log)
+    without_log.database.run(
+        f"comment on publication {MARKED_PUBLICATION} is '{comment_text(slot)}';"
+        " create publication everything for all tables"
+    )
+    assert mark_of(without_log) is None
+
+    assert len(setup_publisher(request, dry_run=True).statements) == 1
+    assert mark_of(without_log) is None
+    assert len(setup_publisher(request).statements) == 1
+
+    refresh_capture_publications(dataclasses.replace(request, publications=("everything",)))
+    assert mark_of(without_log) == without_log.log.header.start_lsn
+    log.rename(tmp_path / "elsewhere")
+    with pytest.raises(ChangeLogMissing):
+        setup_publisher(request)
+
+
+def test_a_role_that_may_not_mark_is_told_what_to_let_run(without_log: Captured, tmp_path: Path) -> None:
+    database, request = without_log.database, without_log.request
+    (tmp_path / "elsewhere").rename(request.change_log)
+    comment = f"comment on publication {MARKED_PUBLICATION} is '{comment_text(request.slot)}'"
+    role = f"plain_{database.name}"
+    database.run(f"{comment}; create role {role} login replication")
+    plain = dataclasses.replace(request, dsn=database.cluster.dsn(database.name, role))
+    try:
+        (warning,) = setup_publisher(plain).warnings
+        assert "must be owner of publication" in warning
+        database.run(warning.split("`")[1])
+        assert setup_publisher(plain).warnings == ()
+        assert mark_of(without_log) == without_log.log.header.start_lsn
+    finally:
+        database.run(f"drop role {role}")
 
 
 def test_a_log_whose_slot_is_gone_is_not_continued_by_a_new_slot(publisher: Database, set_up: SetUp) -> None:

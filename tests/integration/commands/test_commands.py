@@ -194,6 +194,25 @@ def test_a_log_that_was_begun_anew_leaves_no_gap(twin: Twin) -> None:
     assert twin.pairs["from_now"].ours.rows("table t") == [(2, 2)]
 
 
+def test_a_refresh_while_the_log_is_missing_changes_nothing(twin: Twin) -> None:
+    """It makes sure of the slot, as `setup` does: neither begins a new log."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLES, native=False)
+    twin.publish("insert into t values (1, 1)")
+    twin.sync_ours()
+    elsewhere = twin.change_log.rename(twin.folder / "elsewhere")
+    twin.publish("alter publication p add table u;\ninsert into u values (1, 1)")
+
+    with pytest.raises(ChangeLogMissing, match="Mount or restore"):
+        refresh(twin.config, "s")
+
+    assert not twin.change_log.exists()
+    elsewhere.rename(twin.change_log)
+    assert refresh(twin.config, "s").added == ("public.u",)
+    twin.sync_ours()
+    assert twin.pairs["s"].ours.rows("table u") == [(1, 1)]
+
+
 def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
