@@ -12,7 +12,7 @@ import sys
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.config import connection_from_environment, load_config
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.exit_codes import errors_as_exit_codes
 
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 logging.getLogger("cdc_replay").setLevel(logging.INFO)
@@ -24,10 +24,8 @@ parser.add_argument("--to", required=True, metavar="LSN|TIMESTAMP")
 parser.add_argument("--into-conn-id")
 parser.add_argument("--dry-run", action="store_true")
 given = parser.parse_args()
-try:
+with errors_as_exit_codes():
     into = connection_from_environment(given.into_conn_id) if given.into_conn_id else None
     config = load_config(given.config)
     result = backfill(config, given.subscription, given.from_, given.to, into=into, dry_run=given.dry_run)
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
-except CdcReplayError as error:
-    sys.exit(str(error))

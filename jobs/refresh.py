@@ -9,7 +9,7 @@ import sys
 
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.config import load_config
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.exit_codes import errors_as_exit_codes
 
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 logging.getLogger("cdc_replay").setLevel(logging.INFO)
@@ -18,9 +18,7 @@ parser.add_argument("subscription")
 parser.add_argument("--config")
 parser.add_argument("--reconcile", action="store_true")
 arguments = parser.parse_args()
-try:
+with errors_as_exit_codes():
     config = load_config(arguments.config)
     result = refresh(config, arguments.subscription, reconcile=arguments.reconcile)
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
-except CdcReplayError as error:
-    sys.exit(str(error))

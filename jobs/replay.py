@@ -1,6 +1,7 @@
 """`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] SUBSCRIPTION …`.
 
-Exits 0 when every subscription has its result, good or bad, and 1 when the application itself failed.
+Exits with 75 if what stopped a subscription may pass by itself, after the others are applied. One that is
+stopped for good is told by its result alone: starting Spark again would change nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 
 from cdc_replay.commands.replay import replay
 from cdc_replay.config import load_config
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.errors import Retry
+from cdc_replay.exit_codes import ExitCode, errors_as_exit_codes
 from cdc_replay.model.lsn import Lsn
 
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
@@ -21,9 +23,10 @@ parser = argparse.ArgumentParser(description="Apply the change log to subscripti
 parser.add_argument("subscriptions", nargs="+")
 parser.add_argument("--config")
 parser.add_argument("--to-lsn", type=Lsn.parse)
-arguments = parser.parse_args()
-try:
-    for outcome in replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn):
+with errors_as_exit_codes():
+    arguments = parser.parse_args()
+    outcomes = replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn)
+    for outcome in outcomes:
         sys.stdout.write(f"{json.dumps(outcome.to_dict())}\n")
-except CdcReplayError as error:
-    sys.exit(str(error))
+    if any(outcome.retry is Retry.LATER for outcome in outcomes):
+        sys.exit(ExitCode.LATER)

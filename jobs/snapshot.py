@@ -9,7 +9,7 @@ import sys
 
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.config import load_config
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.exit_codes import errors_as_exit_codes
 from cdc_replay.model.relation import QualifiedName
 
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
@@ -19,9 +19,7 @@ parser.add_argument("subscription")
 parser.add_argument("--config")
 parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
 arguments = parser.parse_args()
-try:
+with errors_as_exit_codes():
     tables = [QualifiedName(*table.split(".", 1)) for table in arguments.tables]
     result = snapshot(load_config(arguments.config), arguments.subscription, tables=tables)
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
-except CdcReplayError as error:
-    sys.exit(str(error))

@@ -4,23 +4,28 @@ Light commands (setup, capture, report, validate) run in the task's process. Spa
 `jobs/*.py` on the group's Spark connection.
 
 Retries. An error whose class says that nothing will change by itself (`Retry.NEVER`) fails the task at
-once; the others, and whatever is not ours, are tried again with growing delays (`DEFAULT_ARGS`). Every
-command may be killed and run again at any point: what was durable is found, what was not is done again.
+once; the others, and whatever is not ours, are tried again with growing delays (`DEFAULT_ARGS`). A Spark
+application says by its exit code which of them it was (`cdc_replay.exit_codes`); only in deploy-mode client
+does it arrive, and without it every failure is tried again. Every command may be killed and run again at any
+point: what was durable is found, what was not is done again.
 
 A replay run is a position: the end of the log when it starts. With a group of two subscriptions:
 
     replay (one Spark application) ──▶ report.nsw  ──▶ asset of nsw
                                    └─▶ report.act  ──▶ asset of act
 
-A subscription that fails does not stop the others, so the application succeeds if it reached its end. Each
-report reads what its subscription recorded on its own subscriber, and compares it with the position: a result
-that falls short of it is from an earlier run. Reports run even if the application failed, because some
-subscriptions may have committed before it did.
+A subscription that fails does not stop the others. If what stopped it may pass, the application fails once
+they are applied, and is tried again, up to the end that the log has by then. If not, that is for its report
+to tell: trying again would start Spark for nothing. Reports run when the application is not tried again any
+more, also if it failed, because most subscriptions may be applied. Each reads what its subscription recorded
+on its own subscriber, and compares it with the position: a result that falls short of it is from an earlier
+run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -29,10 +34,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, NotConsistent, Retry
+from cdc_replay.exit_codes import ExitCode
 from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay_airflow import assets
@@ -56,6 +62,9 @@ DEFAULT_ARGS: Final[dict[str, Any]] = {
 }
 """For every DAG: tries after 10, 30 and 90 seconds."""
 
+EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
+"""Where the hook of the Spark provider tells how `spark-submit` ended; it has no other place for it."""
+
 Json = dict[str, Any]
 
 
@@ -70,6 +79,18 @@ def hopeless_errors_fail_at_once() -> Iterator[None]:
         yield
     except CdcReplayError as error:
         if error.retry is Retry.NEVER:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def hopeless_exits_fail_at_once() -> Iterator[None]:
+    """Spare the task its retries where the exit code of its Spark application says that they cannot help."""
+    try:
+        yield
+    except AirflowException as error:
+        found = EXIT_CODE.search(str(error))
+        if found and int(found[1]) == ExitCode.NEVER:
             raise AirflowFailException(str(error)) from error
         raise
 
@@ -264,7 +285,7 @@ class SparkJobOperator(SparkSubmitOperator):
             config = airflow_config()
             request = self.job_request(config, context)
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
-            with exported(self._conn_ids(config) | request.conn_ids):
+            with exported(self._conn_ids(config) | request.conn_ids), hopeless_exits_fail_at_once():
                 super().execute(context)
 
     def _conn_ids(self, config: Config) -> frozenset[str]:

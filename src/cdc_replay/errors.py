@@ -51,6 +51,11 @@ class CdcReplayError(Exception):
         return "\n".join(parts)
 
 
+def retry_of(error: Exception) -> Retry:
+    """What the class says; an error that is not ours is worth another try."""
+    return error.retry if isinstance(error, CdcReplayError) else Retry.LATER
+
+
 class InvalidConfiguration(CdcReplayError):
     """The configuration cannot be used as it is."""
 
@@ -175,6 +180,13 @@ class SubscriptionBusy(CdcReplayError):
 
 class SubscriptionParked(CdcReplayError):
     """The subscription is parked until its reason is dealt with."""
+
+
+class ReplayFailed(CdcReplayError):
+    """The last replay of a subscription failed, and the subscription is not parked.
+
+    Reading its result again helps nobody: only another replay makes another one.
+    """
 
 
 class NotParked(CdcReplayError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from embedded.airflow import USER, Refused, wait_for
+from embedded.airflow import USER, Refused, Run, wait_for
 from fixtures.airflow import PASSWORDS, Pipeline
 
 if TYPE_CHECKING:
@@ -100,6 +100,48 @@ def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipel
     rows = pipeline.publisher.rows(ORDERS)
     assert pipeline.nsw.rows(ORDERS) == nsw_of(rows)
     assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
+
+
+def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    client.unpause("replay__shop")
+    known = client.runs("replay__shop")
+    pipeline.publisher.run("insert into orders values (40, 'nsw', 1, 'patience')")
+    refuse_connections = f"alter database {pipeline.nsw.name} allow_connections"
+    pipeline.big.run(f"{refuse_connections} false")
+    try:
+        pipeline.succeed("capture__shop")
+        wait_for(lambda: pipeline.big.rows("select from orders where id = 40"), "the other subscription", 120)
+        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the second try", 120)
+    finally:
+        pipeline.big.run(f"{refuse_connections} true")
+    replay = pipeline.next_run("replay__shop", known)
+    assert replay.state == "success", pipeline.describe(replay)
+    assert "Error code is: 75." in client.log(replay, "replay", 1)
+    assert client.task_states(replay) == dict.fromkeys(("replay", "report.nsw", "report.big"), "success")
+    assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
+
+
+def states_of(pipeline: Pipeline, known: tuple[Run, ...]) -> list[str | None]:
+    """The states of the tasks of replays that are not `known`."""
+    runs = [
+        run
+        for run in pipeline.client.runs("replay__shop")
+        if run.run_id not in {each.run_id for each in known}
+    ]
+    return [state for run in runs for state in pipeline.client.task_states(run).values()]
+
+
+def test_a_job_that_can_only_fail_again_is_started_once(pipeline: Pipeline) -> None:
+    client = pipeline.client
+    client.unpause("backfill__nsw")
+    run = pipeline.run("backfill__nsw", **{"from": "0/2", "to": "0/1"})
+    assert run.state == "failed"
+    log = client.log(run, "backfill")
+    assert "Error code is: 65." in log
+    assert "AirflowFailException" in log
+    with pytest.raises(Refused, match="404"):
+        client.log(run, "backfill", 2)
 
 
 def driver_of(pipeline: Pipeline) -> int | None:

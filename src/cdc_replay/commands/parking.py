@@ -48,6 +48,7 @@ from cdc_replay.errors import (
     SubscriptionParked,
     TargetMismatch,
     UnknownValue,
+    retry_of,
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -185,7 +186,8 @@ class _Settling:
         elif isinstance(error, UnknownValue):
             self._park(str(error), None)
         if failed is not None:
-            failed = dataclasses.replace(failed, error=str(error).strip())
+            retry = None if error is None else retry_of(error)
+            failed = dataclasses.replace(failed, error=str(error).strip(), retry=retry)
         return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
     def _park(self, reason: str, transaction: Lsn | None) -> None:

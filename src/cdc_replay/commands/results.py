@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from cdc_replay.errors import Retry
 from cdc_replay.model.lsn import Lsn
 
 CONFLICT_KEYS_KEPT: Final = 20
@@ -17,7 +19,7 @@ Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | 
 
 
 def to_json(value: object) -> Json:
-    """A result as JSON values: LSNs and paths as text, dataclasses as objects.
+    """A result as JSON values: LSNs and paths as text, enums as their values, dataclasses as objects.
 
     Raises:
         TypeError: for a value that has no JSON form here.
@@ -26,6 +28,8 @@ def to_json(value: object) -> Json:
         return value
     if isinstance(value, Lsn | Path):
         return str(value)
+    if isinstance(value, enum.Enum):
+        return to_json(value.value)
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -138,8 +142,8 @@ class SnapshotResult(Result):
 class ReplayResult(Result):
     """Windows of one subscription; `error` is set if the last one failed, and was not applied.
 
-    `conflict_keys` are the keys of the first rows of each kind and table. `parked` are tables that could not
-    be applied, and that stand still from now on.
+    Then `retry` says whether running it again can help. `conflict_keys` are the keys of the first rows of
+    each kind and table. `parked` are tables that could not be applied, and that stand still from now on.
     """
 
     subscription: str
@@ -158,6 +162,7 @@ class ReplayResult(Result):
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parked: tuple[str, ...] = ()
     error: str | None = None
+    retry: Retry | None = None
 
     def followed_by(self, later: ReplayResult) -> ReplayResult:
         """This window and the next one as one."""
@@ -176,6 +181,7 @@ class ReplayResult(Result):
             conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
             parked=(*self.parked, *later.parked),
             error=later.error,
+            retry=later.retry,
         )
 
 

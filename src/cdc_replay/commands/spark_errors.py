@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from cdc_replay import errors
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.errors import CdcReplayError, Retry
 
 _OURS: Final = re.compile(
     r"^cdc_replay\.errors\.(?P<name>\w+): (?P<message>.*?)"
@@ -28,7 +28,12 @@ _RAISED_IN_SQL: Final = re.compile(
 
 
 class SparkJobFailed(CdcReplayError):
-    """A Spark job ended with an error that is not one of ours."""
+    """A Spark job ended with an error that is not one of ours.
+
+    It may be an executor that was lost, or memory that another job took.
+    """
+
+    retry = Retry.LATER
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
-from cdc_replay.errors import CdcReplayError, ChangeLogMissing, SlotMissing, SubscriptionParked
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SlotMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, describe
@@ -119,16 +119,20 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
     """The subscription's last replay, as its subscriber recorded it.
 
     Raises:
-        SubscriptionParked: if it failed.
+        SubscriptionParked: if it failed, and the subscription is parked.
+        ReplayFailed: if it failed otherwise.
         ChangeLogMissing: if there was none yet.
     """
     found = config.subscription(subscription)
     with connect(config.dsn_of(found), purpose=f"status {subscription}") as connection:
         last = state.last_result(connection, subscription, "replay")
+        record = state.subscription_record(connection, subscription)
     if last is None:
         raise ChangeLogMissing(f'subscription "{subscription}" was never replayed')
     if error := last.result.get("error"):
-        raise SubscriptionParked(f'the last replay of subscription "{subscription}" failed: {error}')
+        is_parked = record is not None and record.parked_at is not None
+        kind = SubscriptionParked if is_parked else ReplayFailed
+        raise kind(f'the last replay of subscription "{subscription}" failed: {error}')
     form = to_json(last.result)
     return form if isinstance(form, dict) else {}
 

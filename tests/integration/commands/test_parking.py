@@ -12,8 +12,8 @@ from cdc_replay.commands.replay import replay
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.resume import resume
 from cdc_replay.commands.snapshot import snapshot
-from cdc_replay.commands.status import status
-from cdc_replay.errors import NotParked
+from cdc_replay.commands.status import status, subscription_result
+from cdc_replay.errors import NotParked, ReplayFailed, Retry
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
@@ -228,10 +228,14 @@ def test_what_may_pass_by_itself_parks_nothing(twin: Twin) -> None:
         error = result.error or ""
         assert f"server process {other.info.backend_pid} " in error
         assert '"public"."t"' in error
+        assert result.retry is Retry.LATER
     assert record(twin, "good").parked_at is None
+    with pytest.raises(ReplayFailed, match="lock timeout"):
+        subscription_result(twin.config, "good")
     assert ours(twin, "good", "table u") == []
     (result,) = replay(twin.config, ["good"])
-    assert result.error is None
+    assert (result.error, result.retry) == (None, None)
+    assert subscription_result(twin.config, "good")["to_lsn"] == str(result.to_lsn)
     assert ours(twin, "good", "table u order by id") == ALL_OF_U
 
 

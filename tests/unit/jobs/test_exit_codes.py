@@ -1,0 +1,36 @@
+"""What a job tells by its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.commands.spark_errors import SparkJobFailed
+from cdc_replay.errors import CdcReplayError, Retry, ServerUnavailable, TargetMismatch, retry_of
+from cdc_replay.exit_codes import ExitCode, errors_as_exit_codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(TargetMismatch("no column", hint="add it"), 65), (ServerUnavailable("gone"), 75)]
+)
+def test_the_code_is_that_of_the_class_and_the_reason_is_told(
+    error: CdcReplayError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, errors_as_exit_codes():
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"{error}\n"
+
+
+def test_an_error_that_is_not_ours_is_left_to_python() -> None:
+    with pytest.raises(ZeroDivisionError), errors_as_exit_codes():
+        raise ZeroDivisionError
+
+
+def test_there_is_a_code_for_each_answer() -> None:
+    assert {code.name for code in ExitCode} == {retry.name for retry in Retry}
+
+
+def test_what_is_not_known_is_worth_another_try() -> None:
+    assert retry_of(ZeroDivisionError()) is Retry.LATER
+    assert retry_of(SparkJobFailed("an executor was lost")) is Retry.LATER
+    assert retry_of(TargetMismatch("no column")) is Retry.NEVER
