@@ -7,16 +7,18 @@ The order makes conflicts visible and collisions impossible:
                   UPDATE, as in a native worker (R8.13)
     3. take out   where rows exchange keys or values of a unique constraint among themselves, the updated
                   rows leave the table instead, whole, overlaid with what was sent
-    4. clear      what stands where the window inserted and deleted a row is in the way
+    4. clear      what stands where the window inserted and deleted a row is in the way, and what stands where
+                  it moved a row to and away again
     5. put back   rows that were taken out; a row with their new key is in the way
     6. insert     new rows; columns not sent get their default (R8.2); a row with their key is in the way
 
 A row that is still there in steps 4, 5 and 6 is not the window's own, so that swaps and chains of keys never
-collide. Where there is something to clear, rows whose key changes are taken out before, not updated in
-place; so is whatever would set a column GENERATED ALWAYS AS IDENTITY, which UPDATE cannot (R8.14).
+collide. Where inserted and deleted rows are to be cleared, rows whose key changes are taken out before, not
+updated in place; so is whatever would set a column GENERATED ALWAYS AS IDENTITY, which UPDATE cannot (R8.14).
+Where rows have only passed through, the window's own are told apart by their keys, before they move.
 
-Under the policy `error` nothing is looked up before step 5 and 6: the unique index itself finds the
-conflict, and only then the rows are named.
+Under the policy `error` nothing is looked up before step 5 and 6 but what is to be cleared: the unique index
+itself finds the conflict, and only then the rows are named.
 """
 
 from __future__ import annotations
@@ -138,6 +140,8 @@ class _Merge:
             which, updates = STAYING, updates - moves
         if clear:
             self._clear()
+        if self.staged.table.has_own_key and self.staged.count(NetKind.PASSED):
+            self._clear_passed()
         if updates:
             self._update_in_place(which, updates)
         for taken in self._taken:
@@ -153,6 +157,15 @@ class _Merge:
             self._remove(NetKind.NOTHING)
             return
         self._count_missing(self._row(self.statements.not_found(NetKind.NOTHING, KEYS_SHOWN)))
+
+    def _clear_passed(self) -> None:
+        """What came for a row that stands at such a key was done to the moved one (`compact.reference`)."""
+        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        standing = self.statements.standing(rows, self.statements.same_as_passed, KEYS_SHOWN)
+        if self.policy is ConflictPolicy.ERROR:
+            self._refuse_standing(ConflictKind.UPDATE_EXISTS, standing)
+        elif self._count_standing(ConflictKind.UPDATE_EXISTS, standing):
+            self._execute(self.statements.delete_passed())
 
     def _take_out(self, which: sql.SQL) -> None:
         """Move rows to a temporary table, as they will be put back."""

@@ -179,6 +179,12 @@ class Statements:
         """Delete matched rows."""
         return self._fill(_DELETE, mine=self.mine(kind))
 
+    def delete_passed(self) -> sql.Composed:
+        """Delete rows of the target that stand where rows of the window have only passed through."""
+        return self._fill(
+            "delete from {target} as t using {stage} as s where {passed}", passed=self.same_as_passed
+        )
+
     def remove(self, kind: NetKind, limit: int) -> sql.Composed:
         """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys), `limit` keys each."""
         return self._missing(_REMOVE, kind, limit, delete=self.delete(kind))
@@ -339,6 +345,18 @@ class Statements:
     def same_as_inserted(self) -> sql.Composed:
         """`t` has the key that `s` inserts."""
         return self._same_key(_column("s", f"v{number}") for number in self.staged.table.key_positions)
+
+    @property
+    def same_as_passed(self) -> sql.Composed:
+        """`t` has a key that `s` has passed through, and is no row that the window updates itself.
+
+        That one may have passed through a key that is equal to its own but written in another way.
+        """
+        others = self._fill(
+            "not exists (select from {stage} as s where {updated} and {match})",
+            updated=self.mine(NetKind.UPDATE),
+        )
+        return _and([self.mine(NetKind.PASSED), self.match, others])
 
     @property
     def same_as_taken(self) -> sql.Composed:

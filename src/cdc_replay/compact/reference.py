@@ -20,6 +20,21 @@ has. An UPDATE that moves a row to another key takes the row along, with all tha
 chains of keys end as one UPDATE per row, from its first key to its last. After a TRUNCATE every key is
 absent.
 
+A row that moves to an unknown key may find a row of the subscriber there: an UPDATE of a deferrable key, or
+a key that has fewer columns on the subscriber, makes such moves. While it ends there, apply sees that. When
+it leaves that key again or is deleted there, nothing else would tell, and what came for the subscriber's own
+row has gone to the moved one: PASSED has the key checked. A key that a row of the window itself has left is
+known to be free.
+
+| policy    | a row of the subscriber's own at a PASSED key is                                               |
+|-----------|------------------------------------------------------------------------------------------------|
+| error     | refused (`update_exists`), as natively                                                         |
+| overwrite | deleted, as the move would do by itself                                                        |
+| skip      | deleted: what came for it was done to the moved row, which one by one would have stayed        |
+
+That a moved row may be missing on the subscriber is not looked at here: then native goes on with the row in
+its way, which `error` refuses and the others delete.
+
 Where the policy is `skip`, an INSERT that finds a subscriber's row is skipped with all that the window does
 to that row until it deletes it.
 
@@ -78,7 +93,7 @@ class _Row:
     kinds: str | None = None
     update_missing: int = 0
     is_absence_unproven: bool = False
-    """Inserted where the subscriber may have had a row."""
+    """Inserted, or moved to, where the subscriber may have had a row."""
 
     def overlay(self, values: Values | None, kinds: str | None) -> None:
         """Later values win; what was not sent stays."""
@@ -177,13 +192,8 @@ class LineageFold:
             if self.policy is ConflictPolicy.SKIP:
                 return False
             self._remove(occupant, new_key, delete_missing=0)
-        if row.base_key is None:
-            if row.is_absence_unproven:
-                self._removed.append(
-                    NetChange(NetKind.NOTHING, search_key, update_missing=row.update_missing)
-                )
-                row.update_missing = 0
-            row.is_absence_unproven = new_key not in self._slots and not self.is_truncated
+        self._check_absence(row, search_key)
+        row.is_absence_unproven = new_key not in self._slots and not self.is_truncated
         self._slots[search_key] = None
         self._slots[new_key] = row
         return True
@@ -207,8 +217,17 @@ class LineageFold:
                 delete_missing=delete_missing,
             )
             self._removed.append(removed)
-        elif row.is_absence_unproven:
-            self._removed.append(NetChange(NetKind.NOTHING, key, update_missing=row.update_missing))
+        self._check_absence(row, key)
+
+    def _check_absence(self, row: _Row, key: Key) -> None:
+        """`row` leaves `key`: have apply look whether the subscriber had one there, if it may have."""
+        if not row.is_absence_unproven:
+            return
+        if row.base_key is not None:
+            self._removed.append(NetChange(NetKind.PASSED, key))
+            return
+        self._removed.append(NetChange(NetKind.NOTHING, key, update_missing=row.update_missing))
+        row.update_missing = 0
 
 
 @dataclass(slots=True)

@@ -32,6 +32,9 @@ class NetKind(enum.Enum):
     """Delete the row at `base_key`."""
     NOTHING = "N"
     """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end."""
+    PASSED = "P"
+    """A row of another key has moved to `base_key` and is gone from there again: a row there is a conflict,
+    and is gone in the end."""
 
 
 class ConflictKind(enum.Enum):

@@ -127,6 +127,24 @@ def update_exists(changes: Changes) -> None:
     changes.insert("t", 4, 40)
 
 
+def passed_and_left(changes: Changes) -> None:
+    changes.update("t", 2, 10, old=[1])
+    changes.update("t", 4, 20, old=[2])
+
+
+def passed_and_deleted(changes: Changes) -> None:
+    changes.update("t", 2, 10, old=[1])
+    changes.delete("t", 2)
+
+
+def passed_and_taken_again(changes: Changes) -> None:
+    """Beside an inserted and deleted row, for which rows that move are taken out."""
+    passed_and_left(changes)
+    changes.insert("t", 2, 21)
+    changes.insert("t", 9, 9)
+    changes.delete("t", 9)
+
+
 def claimed_twice(changes: Changes) -> None:
     changes.insert("t", 4, 40)
     changes.insert("t", 4, 41)
@@ -139,6 +157,9 @@ def claimed_twice(changes: Changes) -> None:
     [
         (insert_exists, r"insert_exists: key \(id\)=\(\d\)"),
         (update_exists, r"update_exists: key \(id\)=\(2\) already exists"),
+        (passed_and_left, r"update_exists: key \(id\)=\(2\) already exists"),
+        (passed_and_deleted, r"update_exists: key \(id\)=\(2\) already exists"),
+        (passed_and_taken_again, r"update_exists: key \(id\)=\(2\) already exists"),
         (claimed_twice, r"claim the same keys"),
     ],
 )
@@ -193,6 +214,57 @@ def test_a_moved_row_whose_new_key_exists(
     applied = target.apply(changes)
     assert target.rows("select * from t order by id") == rows
     assert applied.conflicts == {"update_exists": 1}
+
+
+@pytest.mark.parametrize("policy", [ConflictPolicy.OVERWRITE, ConflictPolicy.SKIP])
+@pytest.mark.parametrize(
+    ("conflict", "rows"),
+    [
+        (passed_and_left, [(3, 3, "own 3"), (4, 20, "own 1")]),
+        (passed_and_deleted, [(3, 3, "own 3")]),
+        (passed_and_taken_again, [(2, 21, "default"), (3, 3, "own 3"), (4, 20, "own 1")]),
+    ],
+)
+def test_a_row_at_a_key_that_another_has_passed_through(
+    make: Make, policy: ConflictPolicy, conflict: Callable[[Changes], None], rows: list[tuple[object, ...]]
+) -> None:
+    """R8.5: what came for the subscriber's own row 2 has been done to row 1, so that row 2 is to go."""
+    target = make(policy)
+    changes = target.window()
+    conflict(changes)
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == rows
+    assert applied.conflicts == {"update_exists": 1}
+
+
+def test_a_key_that_is_passed_through_and_free_is_no_conflict(make: Make, subscriber: Database) -> None:
+    """Rows that go on from there, or return, are updated in place, as natively (R8.13)."""
+    target = make(ConflictPolicy.ERROR)
+    subscriber.run(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise 'never'; end $$;"
+        " create trigger refuse before delete on t for each row execute function refuse();"
+        " alter table t enable replica trigger refuse"
+    )
+    changes = target.window()
+    for old, new in ((3, 4), (1, 7), (4, 5), (7, 1)):
+        changes.update("t", new, 10 * new, old=[old])
+    applied = target.apply(changes)
+    assert target.rows("select * from t order by id") == [(1, 10, "own 1"), (2, 2, "own 2"), (5, 50, "own 3")]
+    assert (applied.update, applied.conflicts) == (2, {})
+
+
+def test_a_row_that_returns_by_a_key_equal_to_its_own_is_not_in_its_own_way(
+    spark: SparkSession, subscriber: Database
+) -> None:
+    """R8.8: 1.0 and 1.00 are one key of the subscriber's, and two texts."""
+    subscriber.run("create table n (id numeric primary key, a int); insert into n values (1.0, 0)")
+    target = Target(spark, subscriber.dsn, {"n": ("id", "a")})
+    changes = target.window()
+    changes.update("n", "1.00", 1, old=["1.0"])
+    changes.update("n", "1.0", 2, old=["1.00"])
+    applied = target.apply(changes)
+    assert target.rows("select id::text, a from n") == [("1.0", 2)]
+    assert (applied.update, applied.conflicts) == (1, {})
 
 
 def test_with_skip_a_row_that_returns_to_its_key_holds_up_the_next(make: Make, subscriber: Database) -> None:

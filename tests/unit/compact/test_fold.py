@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,21 +78,31 @@ def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -
 
 def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
     assert net(update("a", "b", None, kinds="tu"), update("b", "c", "2")) == [
-        NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2)
+        NetChange(NetKind.PASSED, ("b",)),
+        NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2),
     ]
 
 
 def test_two_rows_swap_their_keys() -> None:
+    """Only the key between them has to be free on the subscriber: that the others are is known."""
     swap = [update("a", "x", "1"), update("b", "a", "2"), update("x", "b", "1")]
     assert sorted(net(*swap), key=lambda change: change.base_key) == [
         NetChange(NetKind.UPDATE, ("a",), ("b", "1"), "tt", update_missing=2),
         NetChange(NetKind.UPDATE, ("b",), ("a", "2"), "tt", update_missing=1),
+        NetChange(NetKind.PASSED, ("x",)),
     ]
+
+
+def test_keys_that_rows_have_left_need_no_look() -> None:
+    """Keys shifted in a safe order, where each row ends at a key that another has left before."""
+    shift = [update("c", "d", "3"), update("b", "c", "2"), update("a", "b", "1"), delete("b"), delete("c")]
+    assert sorted(change.kind.value for change in net(*shift)) == ["D", "D", "U"]
 
 
 def test_a_key_that_was_left_is_free_for_another_row() -> None:
     assert net(update("a", "b", "1"), insert("a", "2"), delete("b")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
+        NetChange(NetKind.PASSED, ("b",)),
         NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
     ]
 
@@ -193,6 +204,7 @@ class Naive:
                 self.conflicts[ConflictKind.INSERT_EXISTS] += 1
             else:
                 self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
+        self.clear_passed(change for change in changes if change.kind is NetKind.PASSED)
         for change in (change for change in changes if change.kind is NetKind.UPDATE and not is_move(change)):
             self.overwrite_or_miss(self.rows.get(change.base_key), change)
         for change, found in moved:
@@ -205,6 +217,10 @@ class Naive:
             self.conflicts[ConflictKind.INSERT_EXISTS] += found is not None
             self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing if found is None else 0
             self.overwrite(self.rows.setdefault(change.base_key, {"extra": "default"}), change)
+
+    def clear_passed(self, changes: Iterable[NetChange]) -> None:
+        for change in changes:
+            self.conflicts[ConflictKind.UPDATE_EXISTS] += self.rows.pop(change.base_key, None) is not None
 
     def remove(self, change: NetChange) -> None:
         if self.rows.pop(change.base_key, None) is None:
@@ -296,6 +312,26 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
     at_once.merge(list(folded.net()))
     assert at_once.rows == one_by_one.rows
     assert folded.conflicts == +at_once.conflicts == +one_by_one.conflicts == {}
+
+
+@given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
+@settings(max_examples=300, deadline=None)
+def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
+    chosen: list[Any], present: set[str]
+) -> None:
+    """R8.5: moves onto rows that are there. Rows and conflicts are those of the changes one by one."""
+    one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
+    possible = []
+    for change in changes_of(chosen, moves=True):
+        is_free = change.kind is not INS or change.new_key not in one_by_one.rows
+        if is_free and (change.search_key is None or change.search_key in one_by_one.rows):
+            possible.append(change)
+            one_by_one.apply(change)
+    folded = fold(possible, policy=ConflictPolicy.OVERWRITE, is_keyed=True, is_truncated=False)
+    at_once.merge(list(folded.net()))
+    at_once.conflicts.update(folded.conflicts)
+    assert at_once.rows == one_by_one.rows
+    assert +at_once.conflicts == +one_by_one.conflicts
 
 
 # --- vectorised

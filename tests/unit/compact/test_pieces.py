@@ -201,7 +201,8 @@ def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
     folded, aside, notes = in_one_round(changes, [3, 6], rules, 2)
     assert sorted(change.base_key for _, change, _, _ in folded) == [("a",), ("b",), ("c",)]
     assert [(change.base_key, change.values, change.update_missing) for _, change, _, _ in aside] == [
-        (("k",), ("k", "3"), 4)
+        (("l",), None, 0),
+        (("k",), ("k", "3"), 4),
     ]
     assert sorted((each.chunk, each.rows) for each in notes.aside) == [(0, 1), (1, 2), (2, 1)]
     assert not notes.is_void
