@@ -27,9 +27,10 @@ DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
 
 OF_THE_IMAGES: Final = {
     "POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB",
-    "SPARK_LOCAL_HOSTNAME", "SPARK_WORKER_MEMORY", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON",
+    "SPARK_LOCAL_HOSTNAME", "SPARK_WORKER_MEMORY", "SPARK_WORKER_DIR", "PYSPARK_PYTHON",
+    "PYSPARK_DRIVER_PYTHON", "JAVA_HOME",
 }  # fmt: skip
-"""Names that the PostgreSQL image and Spark read."""
+"""Names that the PostgreSQL image, Spark and Java's programs read."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_every_mounted_and_copied_path_exists(compose: dict[str, Any]) -> None:
 
 
 def test_every_path_inside_the_image_is_one_that_the_image_has() -> None:
-    copied = {"/opt/airflow", "/var/lib/cdc-replay"}
+    copied = {"/opt/airflow", "/opt/java", "/var/lib/cdc-replay"}
     for instruction, arguments in dockerfile_instructions():
         if instruction == "COPY":
             copied.add(f"/opt/cdc-replay/{arguments.split()[-1].removeprefix('./')}".rstrip("/"))
