@@ -17,7 +17,7 @@ What PostgreSQL says is one of these, and each has classes of its own:
 | refuses this change, whenever it comes           | ApplyConflict                    | after a repair      |
 | has no place for it: table, column, privilege    | TargetMismatch, MissingPrivilege | after a repair      |
 | takes no changes now: read-only, full            | SubscriberNotWritable            | later               |
-| is gone                                          | ServerUnavailable                | later               |
+| is gone, or somebody cancels the statement       | ServerUnavailable                | later               |
 | is used by others: lock, deadlock, serialization | SubscriberLocked                 | at once, then later |
 """
 
@@ -168,6 +168,8 @@ def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, st
     nothing = "Nothing of it is applied."
     if isinstance(error, _NOT_WRITABLE):
         return SubscriberNotWritable, f"{nothing} Run it again once the subscriber can be written.", None
+    if isinstance(error, pg.QueryCanceled):
+        return ServerUnavailable, f"{nothing} Somebody cancelled the statement: run it again.", None
     if isinstance(error, _LOCKED):
         return SubscriberLocked, f"{nothing} Run it again once the other session has ended.", None
     if isinstance(error, _MISMATCHED):

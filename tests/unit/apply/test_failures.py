@@ -49,6 +49,12 @@ def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[Cd
     assert error.table == (("public", "t") if known_by_table else None)
 
 
+def test_a_cancelled_statement_may_be_run_again() -> None:
+    error = failure_of(pg.QueryCanceled("bad"), TARGET).error()
+    assert (type(error), error.retry) == (ServerUnavailable, Retry.LATER)
+    assert 'table "public"."t": bad' in error.message
+
+
 @pytest.mark.parametrize(
     ("kind", "retry"),
     [
