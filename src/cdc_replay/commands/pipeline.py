@@ -221,6 +221,12 @@ class Pipeline:
             dict(result.conflicts) or "none",
             result.seconds,
         )
+        if plan.unsubscribed:
+            log.warning(
+                "subscription %s: passed over changes of %s: published, but not subscribed to; run"
+                " `cdc-replay refresh %s`",
+                *(name, ", ".join(map(str, plan.unsubscribed)), name),
+            )
         outcome = Outcome((result,))
         if plan.obstacle is None:
             return outcome

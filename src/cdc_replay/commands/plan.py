@@ -53,6 +53,8 @@ class Plan:
     began: float
     messages: int
     transactions: int
+    unsubscribed: tuple[QualifiedName, ...]
+    """Tables that the window changes, and that are published, but not subscribed to (R7.12)."""
     asked: Lsn
     """The position that was asked for; the window ends before it where shapes change (`commands.shapes`),
     or where it would be long."""
@@ -133,7 +135,18 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
         # The way to the obstacle may be more than one window; then the next one finds it.
         return dataclasses.replace(plan, asked=upto, obstacle=None if plan.is_part else obstacle)
     summary = found.summary
-    return Plan(at_work, window, tuple(behind), routes, 0.0, summary.messages, summary.transactions, upto)
+    unsubscribed = sorted(routes.elsewhere - at_work.table_states().keys()) if routes.elsewhere else ()
+    return Plan(
+        at_work,
+        window,
+        tuple(behind),
+        routes,
+        0.0,
+        summary.messages,
+        summary.transactions,
+        tuple(unsubscribed),
+        upto,
+    )
 
 
 def _check_not_parked(at_work: Opened) -> None:

@@ -78,10 +78,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of one subscription in one window, and the tables that they lead to."""
+    """The routes of one subscription in one window, and the tables that they lead to.
+
+    `elsewhere` are the published relations that the window changes and that have no route: they are not among
+    its targets.
+    """
 
     tables: tuple[SubscribedTable, ...]
     routes: tuple[Route, ...]
+    elsewhere: frozenset[QualifiedName]
 
 
 class Defined(NamedTuple):
@@ -113,10 +118,10 @@ def plan_routes(
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
-    by_target: dict[QualifiedName, list[_Way]] = {}
+    by_name: dict[QualifiedName, list[_Way]] = {}
     for way in _ways(defined, publications):
-        if way.published.table.name in targets:
-            by_target.setdefault(way.published.table.name, []).append(way)
+        by_name.setdefault(way.published.table.name, []).append(way)
+    by_target = {name: ways for name, ways in by_name.items() if name in targets}
     tables = tuple(
         _subscribed_table(index, name, by_target[name], targets[name])
         for index, name in enumerate(sorted(by_target))
@@ -126,7 +131,7 @@ def plan_routes(
         Route(number, way.relation, way.catalog_version, way.published, table, frozenset(_sent_columns(way)))
         for number, (way, table) in enumerate(arrivals)
     )
-    return Routes(tables, routes)
+    return Routes(tables, routes, frozenset(by_name.keys() - by_target.keys()))
 
 
 def _ways(defined: Iterable[Defined], publications: Sequence[str]) -> Iterator[_Way]:

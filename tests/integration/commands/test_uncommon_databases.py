@@ -103,6 +103,29 @@ def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twi
     assert twin.pairs["s"].ours.rows("table t order by id") == [(1, 1), (2, 2)]
 
 
+def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
+    twin: Twin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R7.12: they are passed over, as those of a table that came to the publication later."""
+    twin.publisher.run(f"{TABLE}; create table later (id int primary key); create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLE, native=False)
+    twin.sync_ours("s")
+    caplog.clear()
+    twin.publish("insert into t values (1, 1)")
+    twin.sync_ours("s")
+    assert "passed over" not in caplog.text
+
+    twin.publish(
+        "alter table t rename to renamed;\ninsert into renamed values (2, 2);\n"
+        "alter table renamed rename to t;\nalter publication p add table later;\ninsert into later values (1)"
+    )
+    twin.sync_ours("s")
+
+    assert "passed over changes of public.later, public.renamed: published" in caplog.text
+    assert "`cdc-replay refresh s`" in caplog.text
+    assert twin.pairs["s"].ours.rows("table t") == [(1, 1)]
+
+
 def test_a_filter_means_what_it_means_whatever_the_session_takes_a_backslash_for(twin: Twin) -> None:
     """R3.15: its text is read again, under settings of our own."""
     twin.publisher.run("create table w (id int primary key, a text); create publication p for table w")

@@ -319,12 +319,16 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
 def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
     chosen: list[Any], present: set[str]
 ) -> None:
-    """R8.5: moves onto rows that are there. Rows and conflicts are those of the changes one by one."""
+    """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
     for change in changes_of(chosen, moves=True):
-        is_free = change.kind is not INS or change.new_key not in one_by_one.rows
-        if is_free and (change.search_key is None or change.search_key in one_by_one.rows):
+        there = one_by_one.rows
+        found = None if change.search_key is None else there.get(change.search_key)
+        # A row that the window has inserted is `insert_exists` to apply, wherever it moves.
+        is_base = found is not None and found["extra"] != "default"
+        is_free = change.new_key not in there or change.new_key == change.search_key
+        if (change.kind is INS or found is not None) and (is_free or is_base):
             possible.append(change)
             one_by_one.apply(change)
     folded = fold(possible, policy=ConflictPolicy.OVERWRITE, is_keyed=True, is_truncated=False)
