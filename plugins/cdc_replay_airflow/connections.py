@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 from airflow.sdk import BaseHook, Connection
 
 from cdc_replay.config import Config, load_config
-from cdc_replay.errors import InvalidConfiguration
-from cdc_replay.postgres.airflow_connection import CONNECTION_TYPES, AirflowConnection
+from cdc_replay.postgres.airflow_connection import AirflowConnection, check_type
 
 
 def airflow_config() -> Config:
@@ -31,11 +30,7 @@ def dsn(conn_id: str) -> str:
         InvalidConfiguration: if the connection is of another type.
     """
     connection = BaseHook.get_connection(conn_id)
-    if connection.conn_type not in CONNECTION_TYPES:
-        raise InvalidConfiguration(
-            f'connection "{conn_id}" is of type "{connection.conn_type}"',
-            hint="Give the id of a connection of type postgres.",
-        )
+    check_type(conn_id, connection.conn_type)
     return libpq_uri(connection)
 
 

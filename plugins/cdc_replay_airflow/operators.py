@@ -153,8 +153,9 @@ class CaptureOperator(CommandOperator):
         change_log = _change_log(config, self.publisher)
         announced = assets.announced_lsn(context, self.asset)
         # Airflow may know of no event, or of one of a log that is pruned since, or of another log.
-        is_of_log = announced is not None and change_log.start_lsn <= announced <= captured.to_lsn
-        after = announced if announced is not None and is_of_log else change_log.start_lsn
+        after = change_log.start_lsn
+        if announced is not None and after <= announced <= captured.to_lsn:
+            after = announced
         unannounced = Window(after, captured.to_lsn)
         if change_log.summary(unannounced).transactions == 0:
             raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")

@@ -35,6 +35,7 @@ from cdc_replay.postgres.airflow_connection import (
     LIBPQ_OPTIONS,
     PLACES,
     AirflowConnection,
+    check_type,
     options_of,
 )
 
@@ -83,11 +84,7 @@ def _fields_of_json(conn_id: str, text: str) -> dict[str, Any]:
 
 
 def _connection(conn_id: str, fields: Mapping[str, Any]) -> AirflowConnection:
-    if (kind := fields.get("conn_type", "postgres")) not in CONNECTION_TYPES:
-        raise InvalidConfiguration(
-            f'connection "{conn_id}" is of type "{kind}"',
-            hint="Give the id of a connection of type postgres.",
-        )
+    check_type(conn_id, fields.get("conn_type", "postgres"))
     extra = fields.get("extra") or {}
     names = ("host", "port", "login", "password", "schema")
     return AirflowConnection(

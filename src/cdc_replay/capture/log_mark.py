@@ -25,6 +25,7 @@ from psycopg import sql
 from cdc_replay.capture.publications import (
     LOG_FROM,
     MARKED_PUBLICATION,
+    comment_on,
     comment_text,
     publication_comments,
 )
@@ -54,7 +55,7 @@ def log_mark(connection: Connection, slot: str) -> Lsn | None:
 def plan_mark(slot: str, start: Lsn | None = None) -> sql.Composed:
     """The statement that sets the mark: to `start`, where the log begins, by default to where the slot is."""
     if start is not None:
-        return _comment(f"{comment_text(slot)}{LOG_FROM}{start}")
+        return comment_on(MARKED_PUBLICATION, f"{comment_text(slot)}{LOG_FROM}{start}")
     return sql.SQL(_MARK_AT_SLOT).format(
         name=MARKED_PUBLICATION, comment=comment_text(slot), log_from=LOG_FROM, slot=slot
     )
@@ -62,7 +63,7 @@ def plan_mark(slot: str, start: Lsn | None = None) -> sql.Composed:
 
 def plan_unmark(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
     """The statement that takes the mark of an earlier slot of that name back; none if there is no mark."""
-    return () if log_mark(connection, slot) is None else (_comment(comment_text(slot)),)
+    return () if log_mark(connection, slot) is None else (comment_on(MARKED_PUBLICATION, comment_text(slot)),)
 
 
 def execute_marks(connection: Connection, statements: Sequence[sql.Composed]) -> tuple[str, ...]:
@@ -102,7 +103,3 @@ def check_unread(connection: Connection, slot: str, change_log: str) -> Lsn:
         " `cdc-replay teardown` and `cdc-replay setup` for the publisher, then `cdc-replay snapshot` for each"
         " of its subscriptions.",
     )
-
-
-def _comment(text: str) -> sql.Composed:
-    return sql.SQL("comment on publication {} is {}").format(sql.Identifier(MARKED_PUBLICATION), text)

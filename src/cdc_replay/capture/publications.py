@@ -88,7 +88,7 @@ def plan_capture_publications(
         statements = _changes(catalog, current, wanted)
         if current is None or _must_recreate(current, wanted):
             comment = comments.get(wanted.name, comment_text(slot))
-            statements = (*statements, _comment(wanted.name, comment))
+            statements = (*statements, comment_on(wanted.name, comment))
         plans.append(PublicationPlan(wanted.name, statements))
     return tuple(plans)
 
@@ -212,7 +212,8 @@ def _set(wanted: _Wanted) -> sql.Composed:
     return sql.SQL("alter publication {} set ({})").format(sql.Identifier(wanted.name), _settings(wanted))
 
 
-def _comment(name: str, text: str) -> sql.Composed:
+def comment_on(name: str, text: str) -> sql.Composed:
+    """The statement that gives a publication its comment."""
     return sql.SQL("comment on publication {} is {}").format(sql.Identifier(name), text)
 
 

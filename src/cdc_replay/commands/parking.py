@@ -48,7 +48,6 @@ from cdc_replay.errors import (
     SubscriptionParked,
     TargetMismatch,
     UnknownValue,
-    retry_of,
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -185,9 +184,8 @@ class _Settling:
             self._park(str(outcome.error), transaction)
         elif isinstance(error, UnknownValue):
             self._park(str(error), None)
-        if failed is not None:
-            retry = None if error is None else retry_of(error)
-            failed = dataclasses.replace(failed, error=str(error).strip(), retry=retry)
+        if failed is not None and error is not None:
+            failed = failed.failed_with(error)
         return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
     def _park(self, reason: str, transaction: Lsn | None) -> None:

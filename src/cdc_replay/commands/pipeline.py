@@ -37,7 +37,7 @@ from cdc_replay.commands.results import ReplayResult, first_keys
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.staged_windows import StagedWindow, request_of, staged_windows
 from cdc_replay.commands.unsent_windows import Record, Source, apply_with_unsent
-from cdc_replay.errors import CdcReplayError, retry_of
+from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection
@@ -278,6 +278,5 @@ def failed(
     """The outcome of a window that was not applied; `began` is on the monotonic clock."""
     name = at_work.subscription.name
     seconds = time.monotonic() - began
-    text, retry = str(error).strip(), retry_of(error)
-    result = ReplayResult(name, window.after, window.upto, seconds, error=text, retry=retry)
+    result = ReplayResult(name, window.after, window.upto, seconds).failed_with(error)
     return Outcome((), result, error, plan)

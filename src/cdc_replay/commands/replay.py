@@ -32,7 +32,6 @@ from cdc_replay.errors import (
     ChangeLogMissing,
     InvalidConfiguration,
     UnknownValue,
-    retry_of,
 )
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
@@ -59,8 +58,7 @@ def replay(
                 at_work.append(stack.enter_context(opened(config, name, "replay")))
             except (CdcReplayError, psycopg.Error) as error:
                 log.warning("subscription %s is left out: %s", name, error)
-                text, retry = str(error).strip(), retry_of(error)
-                results[name] = ReplayResult(name, Lsn(0), Lsn(0), 0.0, error=text, retry=retry)
+                results[name] = ReplayResult(name, Lsn(0), Lsn(0), 0.0).failed_with(error)
         found = replay_opened(config, publisher, at_work, to_lsn)
         results |= {result.subscription: result for result in found}
     return tuple(results[name] for name in subscriptions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from cdc_replay.errors import Retry
+from cdc_replay.errors import Retry, retry_of
 from cdc_replay.model.lsn import Lsn
 
 CONFLICT_KEYS_KEPT: Final = 20
@@ -163,6 +163,10 @@ class ReplayResult(Result):
     parked: tuple[str, ...] = ()
     error: str | None = None
     retry: Retry | None = None
+
+    def failed_with(self, error: Exception) -> ReplayResult:
+        """The same, as far as it came before `error`."""
+        return dataclasses.replace(self, error=str(error).strip(), retry=retry_of(error))
 
     def followed_by(self, later: ReplayResult) -> ReplayResult:
         """This window and the next one as one."""

@@ -28,7 +28,7 @@ from cdc_replay.commands.results import CaptureResult, ReplayResult, SnapshotRes
 from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
-from cdc_replay.errors import CdcReplayError, retry_of
+from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
 
 log = logging.getLogger(__name__)
@@ -118,9 +118,7 @@ class _Syncing:
         )
         if (failure := self.failures.get(name)) is None:
             return found
-        text, retry = str(failure).strip(), retry_of(failure)
-        replayed = dataclasses.replace(found.replay, error=text, retry=retry)
-        return dataclasses.replace(found, replay=replayed)
+        return dataclasses.replace(found, replay=found.replay.failed_with(failure))
 
     def _copied(self, each: Opened) -> SnapshotResult:
         name = each.subscription.name

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from cdc_replay.errors import InvalidConfiguration
+
 CONNECTION_TYPES: Final = frozenset({"postgres", "postgresql"})
 
 LIBPQ_OPTIONS: Final = frozenset(
@@ -48,6 +50,19 @@ class AirflowConnection:
         port = f":{self.port}" if self.port else ""
         location = f"{account}{'@' if account else ''}{server}{port}/{_quoted(self.schema)}"
         return f"postgresql://{location}{options_of(self.extra)}"
+
+
+def check_type(conn_id: str, kind: str | None) -> None:
+    """Check that a connection leads to PostgreSQL.
+
+    Raises:
+        InvalidConfiguration: if it is of another type.
+    """
+    if kind not in CONNECTION_TYPES:
+        raise InvalidConfiguration(
+            f'connection "{conn_id}" is of type "{kind}"',
+            hint="Give the id of a connection of type postgres.",
+        )
 
 
 def options_of(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:

@@ -198,37 +198,29 @@ def test_an_inserted_row_that_exists(
     assert applied.insert == 1
 
 
+OVERWRITTEN = [(2, 10, "own 1"), (3, 3, "own 3"), (4, 40, "default")]
+SKIPPED = [*UNTOUCHED, (4, 40, "default")]
+LEFT = [(3, 3, "own 3"), (4, 20, "own 1")]
+TAKEN_AGAIN = [(2, 21, "default"), *LEFT]
+
+
 @pytest.mark.parametrize(
-    ("policy", "rows"),
+    ("conflict", "policy", "rows"),
     [
-        (ConflictPolicy.OVERWRITE, [(2, 10, "own 1"), (3, 3, "own 3"), (4, 40, "default")]),
-        (ConflictPolicy.SKIP, [*UNTOUCHED, (4, 40, "default")]),
+        (update_exists, ConflictPolicy.OVERWRITE, OVERWRITTEN),
+        (update_exists, ConflictPolicy.SKIP, SKIPPED),
+        (passed_and_left, ConflictPolicy.OVERWRITE, LEFT),
+        (passed_and_left, ConflictPolicy.SKIP, LEFT),
+        (passed_and_deleted, ConflictPolicy.OVERWRITE, LEFT[:1]),
+        (passed_and_deleted, ConflictPolicy.SKIP, LEFT[:1]),
+        (passed_and_taken_again, ConflictPolicy.OVERWRITE, TAKEN_AGAIN),
+        (passed_and_taken_again, ConflictPolicy.SKIP, TAKEN_AGAIN),
     ],
 )
 def test_a_moved_row_whose_new_key_exists(
-    make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
+    make: Make, conflict: Callable[[Changes], None], policy: ConflictPolicy, rows: list[tuple[object, ...]]
 ) -> None:
-    target = make(policy)
-    changes = target.window()
-    update_exists(changes)
-    applied = target.apply(changes)
-    assert target.rows("select * from t order by id") == rows
-    assert applied.conflicts == {"update_exists": 1}
-
-
-@pytest.mark.parametrize("policy", [ConflictPolicy.OVERWRITE, ConflictPolicy.SKIP])
-@pytest.mark.parametrize(
-    ("conflict", "rows"),
-    [
-        (passed_and_left, [(3, 3, "own 3"), (4, 20, "own 1")]),
-        (passed_and_deleted, [(3, 3, "own 3")]),
-        (passed_and_taken_again, [(2, 21, "default"), (3, 3, "own 3"), (4, 20, "own 1")]),
-    ],
-)
-def test_a_row_at_a_key_that_another_has_passed_through(
-    make: Make, policy: ConflictPolicy, conflict: Callable[[Changes], None], rows: list[tuple[object, ...]]
-) -> None:
-    """R8.5: what came for the subscriber's own row 2 has been done to row 1, so that row 2 is to go."""
+    """R8.5: where it has moved on, what came for the row in its way was done to it, so that one is to go."""
     target = make(policy)
     changes = target.window()
     conflict(changes)
