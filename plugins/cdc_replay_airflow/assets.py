@@ -10,10 +10,12 @@ subscriber.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from airflow.sdk import Asset, Context
 
+from cdc_replay.errors import InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
 TO_LSN: Final = "to_lsn"
@@ -35,8 +37,12 @@ def announce(context: Context, asset: Asset, lsn: Lsn) -> None:
 
 
 def announced_lsn(context: Context, asset: Asset) -> Lsn | None:
-    """The position that the last event of `asset` announced; the task must have it among its inlets."""
+    """The position that the last event of `asset` announced; the task must have it among its inlets.
+
+    None if there is no event, or if the last one says no position: whoever may make one by hand can say
+    anything.
+    """
     for event in context["inlet_events"][asset].ascending(ascending=False).limit(1):
-        if event.extra and TO_LSN in event.extra:
-            return Lsn.parse(str(event.extra[TO_LSN]))
+        with contextlib.suppress(InvalidLsn):
+            return Lsn.parse(str((event.extra or {}).get(TO_LSN)))
     return None

@@ -40,9 +40,8 @@ def test_snapshots_bring_the_filtered_rows(pipeline: Pipeline) -> None:
 def test_captured_changes_are_replayed_and_validated_without_anyone_asking(pipeline: Pipeline) -> None:
     """Capture → asset → replay (one Spark application) → assets → validations."""
     client = pipeline.client
-    replays = client.runs("replay__shop")
-    validations = {name: client.runs(f"validate__{name}") for name in ("nsw", "big")}
-    client.unpause("replay__shop", "validate__nsw", "validate__big")
+    replays = pipeline.settle("replay__shop")
+    validations = {name: pipeline.settle(f"validate__{name}") for name in ("nsw", "big")}
     pipeline.publisher.run(
         """
         begin;
@@ -87,10 +86,22 @@ def test_a_capture_that_finds_nothing_new_starts_no_replay(pipeline: Pipeline) -
     assert all("to_lsn" in extra for extra in before)
 
 
+@pytest.mark.parametrize("said", [{"to_lsn": "FFFFFFFF/0"}, {"to_lsn": "all of it"}, {}])
+def test_an_event_that_somebody_made_by_hand_hides_no_changes(
+    pipeline: Pipeline, said: dict[str, str]
+) -> None:
+    """What counts is the log: an event may be of another one, or say nothing."""
+    client = pipeline.client
+    client.make_asset_event("cdc-replay://change-log/shop", said)
+    pipeline.publisher.run("update orders set note = note || '.' where id = 2")
+    run = pipeline.succeed("capture__shop")
+    assert client.task_states(run)["capture"] == "success"
+    assert client.asset_events("cdc-replay://change-log/shop")[-1] not in (said, {})
+
+
 def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipeline) -> None:
     client = pipeline.client
-    client.unpause("replay__shop")
-    known = client.runs("replay__shop")
+    known = pipeline.settle("replay__shop")
     pipeline.publisher.run("insert into orders select i, 'nsw', i, 'bulk' from generate_series(100, 199) i")
     pipeline.succeed("capture__shop")
     os.kill(wait_for(lambda: driver_of(pipeline), "the Spark driver", 60), signal.SIGKILL)
@@ -104,8 +115,7 @@ def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipel
 
 def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(pipeline: Pipeline) -> None:
     client = pipeline.client
-    client.unpause("replay__shop")
-    known = client.runs("replay__shop")
+    known = pipeline.settle("replay__shop")
     pipeline.publisher.run("insert into orders values (40, 'nsw', 1, 'patience')")
     refuse_connections = f"alter database {pipeline.nsw.name} allow_connections"
     pipeline.big.run(f"{refuse_connections} false")
@@ -161,8 +171,8 @@ def driver_of(pipeline: Pipeline) -> int | None:
 def test_a_backfill_repairs_the_subscriber(pipeline: Pipeline) -> None:
     """The rows that the range touches end as of the subscriber's applied LSN, whatever was done to them."""
     client = pipeline.client
-    client.unpause("replay__shop", "backfill__nsw")
-    known = client.runs("replay__shop")
+    client.unpause("backfill__nsw")
+    known = pipeline.settle("replay__shop")
     start = pipeline.position()
     pipeline.publisher.run("insert into orders values (20, 'nsw', 1, 'first'), (21, 'nsw', 2, 'first')")
     end = pipeline.position()
@@ -217,9 +227,9 @@ def test_a_misspelt_param_fails_the_run_before_anything_is_written(pipeline: Pip
 def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
     """Group far has the Spark connection `local-cluster`: nothing may share the driver's process."""
     client = pipeline.client
-    client.unpause("snapshot__far", "replay__far")
+    client.unpause("snapshot__far")
     pipeline.succeed("snapshot__far")
-    known = client.runs("replay__far")
+    known = pipeline.settle("replay__far")
     pipeline.publisher.run("insert into orders select i, 'vic', i, 'far' from generate_series(301, 400) i")
     pipeline.succeed("capture__shop")
     replay = pipeline.next_run("replay__far", known)

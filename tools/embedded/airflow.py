@@ -311,6 +311,17 @@ class Client:
         events = self.request("GET", "/api/v2/assets/events?order_by=timestamp&limit=500")["asset_events"]
         return tuple(event["extra"] for event in events if event["uri"] == uri)
 
+    def make_asset_event(self, uri: str, extra: Mapping[str, Any]) -> None:
+        """An event of an asset, as somebody makes it by hand."""
+        assets = self.request("GET", "/api/v2/assets?limit=500")["assets"]
+        (asset_id,) = (asset["id"] for asset in assets if asset["uri"] == uri)
+        self.request("POST", "/api/v2/assets/events", {"asset_id": asset_id, "extra": dict(extra)})
+
+    def has_queued_events(self, dag_id: str) -> bool:
+        """Whether events of assets still wait for the scheduler to make a run of this DAG."""
+        path = f"/api/v2/dags/{dag_id}/assets/queuedEvents"
+        return bool(self.request("GET", path)["queued_events"])
+
     def clear(self, run: Run) -> None:
         """Run the failed tasks of a run again."""
         path = f"/api/v2/dags/{run.dag_id}/clearTaskInstances"
