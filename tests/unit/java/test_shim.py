@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,10 @@ def test_a_training_run_writes_a_new_cache(shim: Path, tmp_path: Path) -> None:
     (tmp_path / "spark.aot").touch()
     fresh = str(tmp_path / "fresh")
     assert called(shim, *SUBMIT, **{TRAINING: fresh}) == [f"-XX:AOTCacheOutput={fresh}", *SUBMIT]
+
+
+def test_variables_that_no_shell_can_name_come_through(shim: Path, tmp_path: Path) -> None:
+    """The connection `dwh-2` of Airflow is `AIRFLOW_CONN_DWH-2`."""
+    java = tmp_path / "java"
+    java.write_text(f"#!{sys.executable}\nimport os\nprint(os.environ.get('AIRFLOW_CONN_DWH-2'))\n")
+    assert called(shim, "-version", **{"AIRFLOW_CONN_DWH-2": "told"}) == ["told"]
