@@ -5,6 +5,11 @@ made or altered, `pg_event_trigger_dropped_objects` those that went with it; rel
 altered as well without being named, have catalog rows that this transaction wrote: their xmin is not older
 than the transaction's own xid. (A frozen row that is older than half of all xids can look like one, and rows
 of transactions that began later do: both cost a few bytes.)
+
+Told as a whole is only what the command has locked against other commands, so that nobody else can have
+changed it by the time of the commit: tables that it altered, and rows of `pg_publication` that it wrote. What
+publications list is told entry by entry, as DROP TABLE, say, takes entries from publications that it does not
+lock. Of what merely mentions an object that was altered, such as a type, only the new spelling is told.
 """
 
 from __future__ import annotations
@@ -84,27 +89,28 @@ _TOUCHED_BY_DDL: Final = """
             where command_is_alter
         ),
         named as (
-            select objid as oid from inside where classid = 'pg_class'::regclass
+            select objid as oid from command where classid = 'pg_class'::regclass
             union
-            select i.indrelid from inside join pg_index i on i.indexrelid = objid
-            where classid = 'pg_class'::regclass and i.indisunique
-            union
-            select m.prrelid from (table inside union table dependent) o
-            join pg_publication_rel m on m.oid = objid
-            where classid = 'pg_publication_rel'::regclass
-            union
-            select objid from dependent where classid = 'pg_class'::regclass
+            select i.indrelid from command join pg_index i on i.indexrelid = objid
+            where classid = 'pg_class'::regclass and i.indisunique and age(i.xmin) <= 0
+        ),
+        mentioning as (
+            select objid as oid from (table inside union table dependent) o
+            where classid = 'pg_class'::regclass
             union
             select d.adrelid from dependent join pg_attrdef d on d.oid = objid
             where classid = 'pg_attrdef'::regclass
+            union
+            select m.prrelid from dependent join pg_publication_rel m on m.oid = objid
+            where classid = 'pg_publication_rel'::regclass
         ),
         below as (
-            table named
+            (table named union table mentioning)
             union
             select i.inhrelid from below join pg_inherits i on i.inhparent = below.oid
         ),
         above as (
-            table named
+            (table named union table mentioning)
             union
             select i.inhparent from above join pg_inherits i on i.inhrelid = above.oid
         ),
@@ -124,18 +130,28 @@ _TOUCHED_BY_DDL: Final = """
                         or c.relpersistence = 'u' and (command_is_alter or c.relispartition))
             ),
             array(
-                select objid from inside where classid = 'pg_publication'::regclass
-                union
-                select m.prpubid from inside join pg_publication_rel m on m.oid = objid
-                where classid = 'pg_publication_rel'::regclass
-                union
-                select m.pnpubid from inside join pg_publication_namespace m on m.oid = objid
-                where classid = 'pg_publication_namespace'::regclass
-                union
+                select c.oid from mentioning join pg_class c using (oid) where c.relkind in ('r', 'p')
+                except (table named union table relative)
+            ),
+            array(select objid from command where classid = 'pg_publication'::regclass),
+            array(
                 select m.pnpubid from command join pg_publication_namespace m on m.pnnspid = objid
                 where classid = 'pg_namespace'::regclass
+            ),
+            (
+                select json_agg(json_build_array(m.pnpubid::bigint, n.nspname)) from command
+                join pg_publication_namespace m on m.oid = objid join pg_namespace n on n.oid = m.pnnspid
+                where classid = 'pg_publication_namespace'::regclass
+            ),
+            array(
+                select m.oid from command join pg_publication_rel m on m.oid = objid
+                where classid = 'pg_publication_rel'::regclass
+                union
+                select m.oid from command join pg_publication_rel m on m.prpubid = objid
+                where classid = 'pg_publication'::regclass and not command_is_alter
             )
-        into touched_tables, touched_publications"""
+        into touched_tables, respelled_tables, touched_publications, schemas_of, added_schemas,
+            added_memberships"""
 
 # Of an index that is gone nothing says whose it was: so the tables whose replica identity was one. (One that
 # goes with something else, goes with its table or with a column that is told of.)
@@ -151,37 +167,38 @@ _TOUCHED_BY_DROP: Final = """
                 select c.oid from dropped
                 join pg_namespace n on n.nspname = address_names[1]
                 join pg_class c on c.relnamespace = n.oid and c.relname = address_names[2]
-                where object_type in ('table constraint', 'publication relation') and c.relkind in ('r', 'p')
+                where object_type = 'table constraint' and c.relkind in ('r', 'p')
                 union
                 select c.oid from pg_class c
                 where c.relreplident = 'i' and c.relkind in ('r', 'p')
                     and exists (select from dropped where object_type = 'index' and original)
                     and not exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)
             ),
-            array(
-                select objid from dropped where object_type = 'publication'
-                union
-                select p.oid from dropped join pg_publication p on p.pubname = address_args[1]
-                where object_type in ('publication relation', 'publication namespace')
-            )
-        into touched_tables, touched_publications"""
-
-_MESSAGE: Final = """json_build_object(
-            'format', {format},
-            'whole', {whole},
-            'touched_tables', {tables}::bigint[],
-            'touched_publications', {publications}::bigint[],
-            'partitions', array(
-                select i.inhrelid::bigint from pg_inherits i join pg_class c on c.oid = i.inhrelid
-                where i.inhparent = any({tables}) and i.inhrelid <> all({tables})
-                    and c.relispartition and not i.inhdetachpending
-                order by 1
+            array(select objid from dropped where object_type = 'publication'),
+            (
+                select json_agg(json_build_array(p.oid::bigint, c.oid::bigint)) from dropped
+                join pg_publication p on p.pubname = address_args[1]
+                join pg_namespace n on n.nspname = address_names[1]
+                join pg_class c on c.relnamespace = n.oid and c.relname = address_names[2]
+                where object_type = 'publication relation'
             ),
+            (
+                select json_agg(json_build_array(p.oid::bigint, address_names[1])) from dropped
+                join pg_publication p on p.pubname = address_args[1]
+                where object_type = 'publication namespace'
+            )
+        into touched_tables, touched_publications, removed_memberships, removed_schemas"""
+
+_ROWS: Final = """
             'tables', ({table_rows}),
             'columns', ({column_rows}),
             'publications', ({publication_rows}),
-            'memberships', ({membership_rows})
-        )"""
+            'memberships', ({membership_rows})"""
+
+_TELL_EVERYTHING: Final = """
+    select pg_logical_emit_message(true, {prefix}, convert_to(
+        json_build_object('format', {format}, 'whole', true, {rows})::text, 'UTF8'))
+"""
 
 _TELL_DEFINITIONS: Final = """
 declare
@@ -189,15 +206,46 @@ declare
     classes oid[];
     objects oid[];
     touched_tables oid[];
+    respelled_tables oid[] := '{{}}';
     touched_publications oid[];
+    schemas_of oid[] := '{{}}';
+    added_memberships oid[] := '{{}}';
+    added_schemas json;
+    removed_memberships json;
+    removed_schemas json;
 begin
     if tg_event = 'ddl_command_end' then
 {by_ddl};
     else
 {by_drop};
     end if;
-    if touched_tables <> '{{}}' or touched_publications <> '{{}}' then
-        perform pg_logical_emit_message(true, {prefix}, convert_to({message}::text, 'UTF8'));
+    if touched_tables || respelled_tables || touched_publications || schemas_of || added_memberships <> '{{}}'
+        or coalesce(added_schemas, removed_memberships, removed_schemas) is not null
+    then
+        perform pg_logical_emit_message(true, {prefix}, convert_to(json_build_object(
+            'format', {format},
+            'touched_tables', touched_tables::bigint[],
+            'respelled_tables', respelled_tables::bigint[],
+            'touched_publications', touched_publications::bigint[],
+            'schemas_of', schemas_of::bigint[],
+            'added_schemas', coalesce(added_schemas, '[]'),
+            'removed_memberships', coalesce(removed_memberships, '[]'),
+            'removed_schemas', coalesce(removed_schemas, '[]'),
+            'partitions', array(
+                select i.inhrelid::bigint from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                where i.inhparent = any(touched_tables) and i.inhrelid <> all(touched_tables)
+                    and c.relispartition and not i.inhdetachpending
+                order by 1
+            ),
+            'written_columns', (
+                select coalesce(json_agg(json_build_array(a.attrelid::bigint, a.attnum)), '[]')
+                from pg_attribute a
+                left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+                where a.attrelid = any(touched_tables) and a.attnum > 0 and not a.attisdropped
+                    and (age(a.xmin) <= 0 or age(d.xmin) <= 0)
+            ),
+            {rows}
+        )::text, 'UTF8'));
     end if;
 exception when others then
     raise warning 'cdc-replay could not record what % changed: %', tg_tag, sqlerrm
@@ -238,7 +286,8 @@ def _tell_definitions() -> sql.Composed:
         by_ddl=sql.SQL(_TOUCHED_BY_DDL),
         by_drop=sql.SQL(_TOUCHED_BY_DROP),
         prefix=CATALOG_PREFIX,
-        message=_message(sql.SQL("touched_tables"), sql.SQL("touched_publications"), only=_TOUCHED),
+        format=DELTA_FORMAT,
+        rows=_rows(_TOUCHED),
     )
 
 
@@ -253,30 +302,21 @@ def _function(name: str, body: sql.Composed, *, definer: bool = False) -> sql.Co
     ).format(sql.Identifier(SCHEMA, name), sql.SQL(" security definer" if definer else ""), settings, body)
 
 
-def _message(
-    tables: sql.Composable, publications: sql.Composable, *, only: Mapping[str, LiteralString]
-) -> sql.Composed:
-    rows = {"table": TABLES, "column": COLUMNS, "publication": PUBLICATIONS, "membership": MEMBERSHIPS}
-    return sql.SQL(_MESSAGE).format(
-        format=DELTA_FORMAT,
-        whole=sql.SQL("false" if only else "true"),
-        tables=tables,
-        publications=publications,
-        **{f"{kind}_rows": each.select_json(sql.SQL(only.get(kind, "true"))) for kind, each in rows.items()},
+def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
+    kinds = {"table": TABLES, "column": COLUMNS, "publication": PUBLICATIONS, "membership": MEMBERSHIPS}
+    return sql.SQL(_ROWS).format(
+        **{f"{kind}_rows": each.select_json(sql.SQL(only.get(kind, "true"))) for kind, each in kinds.items()}
     )
 
 
 _TOUCHED: Final[Mapping[str, LiteralString]] = {
-    "table": "c.oid = any(touched_tables)",
-    "column": "a.attrelid = any(touched_tables)",
-    "publication": "p.oid = any(touched_publications)",
-    "membership": "(m.prrelid = any(touched_tables) or m.prpubid = any(touched_publications))",
+    "table": "c.oid = any(touched_tables || respelled_tables)",
+    "column": "a.attrelid = any(touched_tables || respelled_tables)",
+    "publication": "p.oid = any(touched_publications || schemas_of)",
+    "membership": "(m.prrelid = any(touched_tables || respelled_tables) or m.oid = any(added_memberships))",
 }
 
-TELL_EVERYTHING: Final = sql.SQL(
-    "select pg_logical_emit_message(true, {prefix}, convert_to({message}::text, 'UTF8'))"
-).format(
-    prefix=CATALOG_PREFIX,
-    message=_message(sql.SQL("'{{}}'").format(), sql.SQL("'{{}}'").format(), only={}),
+TELL_EVERYTHING: Final = sql.SQL(_TELL_EVERYTHING).format(
+    prefix=CATALOG_PREFIX, format=DELTA_FORMAT, rows=_rows({})
 )
 """Writes a message with all definitions."""

@@ -5,19 +5,33 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 
 `cdc_replay.catalog`: rows of the reader's queries, of the objects that the command touched.
 
-    {"format": 1, "whole": true | absent,
-     "touched_tables": [oid…], "touched_publications": [oid…], "partitions": [oid…],
+    {"format": 1,
+     "touched_tables": [oid…], "partitions": [oid…], "written_columns": [[table, attnum]…],
+     "respelled_tables": [oid…],
+     "touched_publications": [oid…], "removed_memberships": [[publication, table]…],
+     "schemas_of": [oid…], "added_schemas": [[publication, name]…], "removed_schemas": [[publication, name]…],
      "tables": [row…], "columns": [row…], "publications": [row…], "memberships": [row…]}
 
 | the known catalog has                                       | then                                        |
 |-------------------------------------------------------------|---------------------------------------------|
-| a touched table or publication                              | its rows replace it; without one it is gone |
+| a touched table, with its memberships                       | its rows replace it; without one it is gone |
+| a column of it that is as it was, and was not written       | its type is spelled as it was               |
 | a table, not touched, whose parent is touched, and which is | it was detached: it has no parent           |
 | not among `partitions`, the children that stay as they are  |                                             |
-| memberships of what is touched                              | the rows replace them                       |
-| anything else                                               | stays; it is gone if the message is `whole` |
+| a respelled table, with its memberships                     | texts of what is as it was are replaced     |
+| a touched publication                                       | its row replaces it, but for what it lists; |
+|                                                             | without one it is gone                      |
+| a publication of `schemas_of`                               | the row's list of schemas replaces its own  |
+| what is added to a publication, or removed                  | is there, or is gone                        |
+| anything else                                               | stays                                       |
 
-So deltas are applied object by object, and two transactions with open DDL do not undo each other.
+What is not known and touched is added, a new publication with everything that it lists. So a delta has
+nothing but what its own transaction did, and was alone to do: two transactions with open DDL do not undo each
+other.
+
+    {"format": 1, "whole": true, "tables": …, "columns": …, "publications": …, "memberships": …}
+
+says everything; what is not in it is gone.
 
 `cdc_replay.rewrite`: `{"format": 1, "relations": [oid…]}`, tables whose rows were rewritten, so that their
 values may have changed without a change being sent (R11.9).
@@ -27,14 +41,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc_replay.catalog.reader import CatalogRow, memberships_of, publication_of, tables_of
 from cdc_replay.errors import InvalidMessage
-from cdc_replay.model.publication import Membership, Publication, PublisherCatalog, Table
-from cdc_replay.model.relation import RelationId
+from cdc_replay.model.publication import Membership, Publication, PublisherCatalog, Table, TableColumn
+from cdc_replay.model.relation import QualifiedName, RelationId
 
 CATALOG_PREFIX: Final = "cdc_replay.catalog"
 """Of the messages that say what a command changed."""
@@ -49,17 +63,21 @@ _MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class CatalogDelta:
-    """What one command changed; `publications` are without memberships, which may need other tables' columns.
-
-    `partitions` are children of touched tables that the command left as they are.
-    """
+    """What one command changed; `publications` have no memberships, which may need other tables' columns."""
 
     whole: bool
     touched_tables: frozenset[RelationId]
-    touched_publications: frozenset[int]
     partitions: frozenset[RelationId]
+    """Children of touched tables that the command left as they are."""
+    written_columns: frozenset[tuple[RelationId, int]]
+    respelled_tables: frozenset[RelationId]
+    touched_publications: frozenset[int]
+    schemas_of: frozenset[int]
+    removed_memberships: frozenset[tuple[int, RelationId]]
+    added_schemas: frozenset[tuple[int, str]]
+    removed_schemas: frozenset[tuple[int, str]]
     tables: Mapping[RelationId, Table]
-    publications: tuple[Publication, ...]
+    publications: Mapping[int, Publication]
     memberships: tuple[CatalogRow, ...]
 
 
@@ -74,11 +92,23 @@ def parse_delta(content: bytes | str) -> CatalogDelta:
         tables = tables_of(read["tables"], read["columns"])
         return CatalogDelta(
             whole=bool(read.get("whole", False)),
-            touched_tables=frozenset(map(RelationId, map(int, read["touched_tables"]))),
-            touched_publications=frozenset(map(int, read["touched_publications"])),
-            partitions=frozenset(map(RelationId, map(int, read.get("partitions", ())))),
+            touched_tables=_relations(read.get("touched_tables", ())),
+            partitions=_relations(read.get("partitions", ())),
+            written_columns=frozenset(
+                (RelationId(int(relation)), int(attnum))
+                for relation, attnum in read.get("written_columns", ())
+            ),
+            respelled_tables=_relations(read.get("respelled_tables", ())),
+            touched_publications=frozenset(map(int, read.get("touched_publications", ()))),
+            schemas_of=frozenset(map(int, read.get("schemas_of", ()))),
+            removed_memberships=frozenset(
+                (int(publication), RelationId(int(relation)))
+                for publication, relation in read.get("removed_memberships", ())
+            ),
+            added_schemas=_schemas(read.get("added_schemas", ())),
+            removed_schemas=_schemas(read.get("removed_schemas", ())),
             tables=tables,
-            publications=tuple(publication_of(row, {}) for row in read["publications"]),
+            publications={int(row[0]): publication_of(row, {}) for row in read["publications"]},
             memberships=tuple(_membership(row) for row in read["memberships"]),
         )
     except _MALFORMED as error:
@@ -99,38 +129,64 @@ def parse_rewrite(content: bytes | str) -> tuple[RelationId, ...]:
 
 
 def apply_delta(catalog: PublisherCatalog, delta: CatalogDelta) -> PublisherCatalog:
-    """The catalog after the command; its position is still that of `catalog`.
-
-    A publication without an oid, of a catalog that was stored long ago, is known by its name.
-    """
-    tables = _tables(catalog, delta)
-    members = memberships_of(delta.memberships, tables)
-    kept = _kept_publications(catalog, delta)
-    publications = [
-        dataclasses.replace(each, memberships=_memberships(each, delta, tables) | members.get(each.oid, {}))
-        for each in kept
-    ]
-    publications += [
-        dataclasses.replace(each, memberships=members.get(each.oid, {})) for each in delta.publications
-    ]
+    """The catalog after the command; its position is still that of `catalog`."""
+    if delta.whole:
+        tables = dict(delta.tables)
+        members = memberships_of(delta.memberships, tables)
+        publications = [
+            dataclasses.replace(each, memberships=members.get(oid, {}))
+            for oid, each in delta.publications.items()
+        ]
+    else:
+        tables = _tables(catalog, delta)
+        publications = list(_publications(catalog, delta, tables))
     return dataclasses.replace(
         catalog, tables=tables, publications={each.name: each for each in publications}
     )
 
 
 def _tables(catalog: PublisherCatalog, delta: CatalogDelta) -> dict[RelationId, Table]:
-    if delta.whole:
-        return dict(delta.tables)
-    found = {
-        relation: dataclasses.replace(table, parent=None) if _is_detached(table, delta) else table
-        for relation, table in catalog.tables.items()
-        if relation not in delta.touched_tables and not (_is_detached(table, delta) and _is_private(table))
-    }
-    return found | dict(delta.tables)
+    found: dict[RelationId, Table] = {}
+    for relation, table in catalog.tables.items():
+        if relation in delta.touched_tables:
+            continue
+        if relation in delta.respelled_tables and relation in delta.tables:
+            found[relation] = _respelled(table, delta.tables[relation])
+        elif table.parent not in delta.touched_tables or relation in delta.partitions:
+            found[relation] = table
+        elif not _is_private(table):
+            found[relation] = dataclasses.replace(table, parent=None)
+    for relation, table in delta.tables.items():
+        if relation in delta.touched_tables:
+            found[relation] = _touched(catalog.tables.get(relation), table, delta)
+    return found
 
 
-def _is_detached(table: Table, delta: CatalogDelta) -> bool:
-    return table.parent in delta.touched_tables and table.id not in delta.partitions
+def _touched(known: Table | None, told: Table, delta: CatalogDelta) -> Table:
+    """The table as it is told, but for names of types that somebody else has changed since."""
+    spelled = {} if known is None else {_structure(column): column for column in known.columns}
+
+    def column(told_column: TableColumn) -> TableColumn:
+        before = spelled.get(_structure(told_column))
+        if before is None or (told.id, told_column.attnum) in delta.written_columns:
+            return told_column
+        return dataclasses.replace(told_column, type_sql=before.type_sql, collation_sql=before.collation_sql)
+
+    return dataclasses.replace(told, columns=tuple(map(column, told.columns)))
+
+
+def _respelled(table: Table, told: Table) -> Table:
+    """The table with the names of what it is made of; what has become something else since stays as it is."""
+    spelled = {_structure(column): column for column in told.columns}
+    return dataclasses.replace(
+        table,
+        name=QualifiedName(told.name.schema, table.name.name),
+        columns=tuple(spelled.get(_structure(column), column) for column in table.columns),
+    )
+
+
+def _structure(column: TableColumn) -> tuple[object, ...]:
+    return (column.attnum, column.name, column.type_oid, column.typmod, column.generated)
 
 
 def _is_private(table: Table) -> bool:
@@ -138,26 +194,65 @@ def _is_private(table: Table) -> bool:
     return not table.is_publishable and not table.is_partitioned
 
 
-def _kept_publications(catalog: PublisherCatalog, delta: CatalogDelta) -> list[Publication]:
-    if delta.whole:
-        return []
-    told = {each.name for each in delta.publications}
-    return [
-        each
-        for each in catalog.publications.values()
-        if each.oid not in delta.touched_publications and (each.oid or each.name not in told)
-    ]
+def _publications(
+    catalog: PublisherCatalog, delta: CatalogDelta, tables: Mapping[RelationId, Table]
+) -> Iterator[Publication]:
+    members = memberships_of(delta.memberships, tables)
+    known = {each.oid for each in catalog.publications.values()}
+    for each in catalog.publications.values():
+        told = delta.publications.get(each.oid)
+        if each.oid in delta.touched_publications and told is None:
+            continue
+        renewed = each if told is None or each.oid not in delta.touched_publications else told
+        yield dataclasses.replace(
+            renewed,
+            schemas=_listed_schemas(each, told, delta),
+            memberships=_memberships(each, members.get(each.oid, {}), delta, tables),
+        )
+    for oid, told in delta.publications.items():
+        if oid in delta.touched_publications and oid not in known:
+            yield dataclasses.replace(told, memberships=members.get(oid, {}))
+
+
+def _listed_schemas(known: Publication, told: Publication | None, delta: CatalogDelta) -> frozenset[str]:
+    schemas = known.schemas if told is None or known.oid not in delta.schemas_of else told.schemas
+    removed = {name for publication, name in delta.removed_schemas if publication == known.oid}
+    return (schemas - removed) | {
+        name for publication, name in delta.added_schemas if publication == known.oid
+    }
 
 
 def _memberships(
-    publication: Publication, delta: CatalogDelta, tables: Mapping[RelationId, Table]
+    known: Publication,
+    told: Mapping[RelationId, Membership],
+    delta: CatalogDelta,
+    tables: Mapping[RelationId, Table],
 ) -> dict[RelationId, Membership]:
-    """Those of a publication that is not touched, as far as the delta does not tell of them."""
-    return {
+    kept = {
         relation: membership
-        for relation, membership in publication.memberships.items()
-        if relation in tables and relation not in delta.touched_tables
+        for relation, membership in known.memberships.items()
+        if relation in tables
+        and relation not in delta.touched_tables
+        and (known.oid, relation) not in delta.removed_memberships
     }
+    for relation, membership in told.items():
+        if relation not in delta.respelled_tables:
+            kept[relation] = membership
+        elif relation in kept and _tree(kept[relation]) == _tree(membership):
+            kept[relation] = dataclasses.replace(kept[relation], row_filter=membership.row_filter)
+    return kept
+
+
+def _tree(membership: Membership) -> str | None:
+    return None if membership.row_filter is None else membership.row_filter.node_tree
+
+
+def _schemas(pairs: Iterable[Any]) -> frozenset[tuple[int, str]]:
+    return frozenset((int(publication), str(name)) for publication, name in pairs)
+
+
+def _relations(oids: Iterable[Any]) -> frozenset[RelationId]:
+    return frozenset(RelationId(int(oid)) for oid in oids)
 
 
 def _membership(row: CatalogRow) -> CatalogRow:

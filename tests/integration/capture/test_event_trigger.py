@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -113,7 +116,6 @@ COMMANDS = """
     alter table keyed replica identity default
     alter table keyed drop column k
     alter table keyed add primary key (id, j)
-    alter index keyed_j rename to keyed_jay
     create unique index on keyed (id)
     alter table root add column z int default 5
     alter table root drop column a cascade
@@ -171,6 +173,8 @@ COMMANDS = """
 """
 
 SILENT_COMMANDS = """
+    alter index keyed_j rename to keyed_jay
+    alter index keyed_jay rename to keyed_j
     create temporary table fresh (id int primary key)
     create temporary table fresh_too as select 1 as id
     create unlogged table fresh_unlogged (id int primary key)
@@ -243,6 +247,12 @@ def template(publisher_cluster: Cluster) -> Iterator[Database]:
 
 @pytest.fixture
 def source(template: Database) -> Iterator[Source]:
+    with copied(template) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def copied(template: Database) -> Iterator[Source]:
     name = f"{template.name}_copy"
     with connect(template.cluster.dsn(), purpose="test") as admin:
         admin.execute(
@@ -251,9 +261,11 @@ def source(template: Database) -> Iterator[Source]:
             )
         )
     source = Source(Database(template.cluster, name))
-    yield source
-    source.connection.close()
-    drop_database(source.database)
+    try:
+        yield source
+    finally:
+        source.connection.close()
+        drop_database(source.database)
 
 
 def after(catalog: PublisherCatalog, deltas: Sequence[CatalogDelta]) -> PublisherCatalog:
@@ -351,6 +363,98 @@ def test_two_open_transactions_do_not_undo_each_other(source: Source) -> None:
 
     assert (len(first), len(second)) == (2, 3)
     assert after(after(before, first), second) == source.catalog()
+
+
+MEETING = """
+    drop table plain cascade
+    drop publication p
+    drop schema s cascade
+    alter table plain add column z int
+    alter table plain rename column b to bee
+    alter table plain replica identity full
+    alter table root rename to trunk
+    alter table root detach partition once
+    alter table leaf rename to blade
+    alter table s.other set schema public
+    create table s.another (id int primary key)
+    alter publication p set (publish = 'insert')
+    alter publication p rename to renamed
+    alter publication p set table middle
+    alter publication p set table plain where (a > 2), middle
+    alter publication p add table loose
+    alter publication p drop table middle
+    alter publication q set (publish = 'delete')
+    alter publication q add tables in schema public
+    alter publication q drop tables in schema s
+    alter publication q add table computed where (a > 5)
+    create publication another for table plain, root
+    alter index keyed_j rename to keyed_jay
+    create unique index on plain (a, b)
+    alter type mood rename to feeling
+    alter function twice(int) rename to double
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", lines(MEETING))
+def test_commands_that_are_open_together_do_not_undo_each_other(template: Database, first: str) -> None:
+    """R9.11: each with each that does not wait for it, whichever commits first."""
+    undone = []
+    met = 0
+    commands = lines(MEETING)
+    after_it = [*commands, *commands][commands.index(first) + 1 :]
+    others = after_it[: len(commands) // 2]  # so that each pair comes once
+    for second, is_first_to_commit in itertools.product(others, (False, True)):
+        with copied(template) as source, contextlib.ExitStack() as opened:
+            before = source.catalog()
+            one, other = (opened.enter_context(source.database.connect()) for _ in range(2))
+            if not all(at_once(each, text) for each, text in ((one, first), (other, second))):
+                continue
+            met += 1
+            for connection in (other, one) if is_first_to_commit else (one, other):
+                connection.execute("commit")
+            if after(before, source.deltas()) != source.catalog():
+                undone.append((second, is_first_to_commit))
+
+    assert met
+    assert not undone
+
+
+def at_once(connection: Connection, command: str) -> bool:
+    """Whether the command, in a new transaction, and what is told of it, need not wait."""
+    notices: list[psycopg.errors.Diagnostic] = []
+    connection.add_notice_handler(notices.append)
+    connection.execute("set lock_timeout = '100ms'; begin")
+    try:
+        connection.execute(command.encode())
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return not any("cdc-replay could not" in (each.message_primary or "") for each in notices)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("alter publication p add table loose where (a > 2)", "drop table plain cascade"),
+        ("alter publication p set (publish = 'insert')", "alter publication p add table loose"),
+        ("alter publication p rename to renamed", "drop table plain cascade"),
+        ("alter publication q set (publish = 'delete')", "alter publication q add tables in schema public"),
+        ("drop schema s cascade", "alter publication q add tables in schema public"),
+        ("alter type mood rename to feeling", "alter table plain add column z int"),
+        ("alter type mood rename to feeling", "drop table plain cascade"),
+        ("drop publication p", "alter table plain add column z int"),
+        ("alter index keyed_j rename to keyed_jay", "alter table keyed add column z int"),
+    ],
+)
+def test_what_two_open_transactions_do_with_one_object_stays(source: Source, one: str, other: str) -> None:
+    """R9.11: a command tells only of what it did, and of what it has locked."""
+    before = source.catalog()
+    with source.database.connect() as connection, connection.transaction():
+        connection.execute(one.encode())
+        source.connection.execute("set lock_timeout = '10s'")
+        source.connection.execute(other.encode())
+
+    assert after(before, source.deltas()) == source.catalog()
 
 
 def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> None:

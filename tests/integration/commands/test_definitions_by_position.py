@@ -404,6 +404,27 @@ def large_with_savepoint(writer: Connection) -> None:
     run(writer, "rollback to s", MANY.format("ours", 4701, 5300), "commit")
 
 
+def test_open_transactions_that_change_one_publication_do_not_undo_each_other(twin: Twin) -> None:
+    """R9.11: PostgreSQL lets neither wait for the other, and what was told first commits last."""
+    tables = "create table one (id int primary key, a int); create table gone (id int primary key)"
+    twin.publisher.run(f"create type mood as enum ('sad'); {tables}")
+    twin.publisher.run("alter table one add m mood; create publication p for table one (id, a), gone")
+    twin.subscribe("s", "p", tables=tables)
+    twin.sync()
+    with two_transactions(twin.publisher) as (first, second):
+        run(first, "drop table gone")
+        run(second, "alter publication p set (publish = 'insert, delete')", "commit")
+        run(first, "commit")
+        run(second, "insert into one values (1, 1), (2, 2), (3, 3)", "update one set a = a + 10", "commit")
+        run(first, "alter type mood rename to feeling")
+        run(second, "alter publication p set table one (id, a) where (id > 2)", "commit")
+        run(first, "commit")
+        run(second, "delete from one", "insert into one values (4, 4)", "commit")
+    twin.sync()
+
+    assert twin.rows("s", "one") == [(1, 1), (2, 2), (4, 4)]
+
+
 @contextlib.contextmanager
 def two_transactions(publisher: Database) -> Iterator[tuple[Connection, Connection]]:
     with publisher.connect() as first, publisher.connect() as second:

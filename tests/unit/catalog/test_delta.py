@@ -12,7 +12,7 @@ import pytest
 from cdc_replay.catalog.delta import apply_delta, parse_delta, parse_rewrite
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import Generated, Publication, PublishAction, PublisherCatalog, Table
+from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from fixtures.catalogs import catalog, listed, publication, table
 
@@ -140,16 +140,18 @@ def test_an_attached_table_has_its_parent() -> None:
 
 
 def test_a_renamed_publication_is_the_same_one() -> None:
-    """It is known by its oid, and takes its memberships of other tables with it."""
+    """It is known by its oid, and what it lists is told for itself."""
     found = after(
         touched_publications=[91],
-        publications=[publication_row(91, "renamed", "i")],
-        memberships=[[91, ROOT, None, None, None], [91, LEAF, None, None, [1, 3]]],
+        publications=[publication_row(91, "renamed", "i", schemas=("not its own",))],
+        memberships=[[91, LEAF, None, None, [1, 3]]],
+        removed_memberships=[[91, PLAIN], [92, ROOT]],
     )
 
     assert set(found.publications) == {"renamed", "q"}
     renamed = found.publication("renamed")
     assert (renamed.oid, renamed.actions) == (91, frozenset({PublishAction.INSERT}))
+    assert not renamed.schemas
     assert renamed.memberships == {
         listed(ROOT).relation: listed(ROOT),
         listed(LEAF).relation: listed(LEAF, None, "id b"),
@@ -169,18 +171,73 @@ def test_a_touched_publication_without_a_row_is_gone() -> None:
     assert set(after(touched_publications=[91]).publications) == {"q"}
 
 
-def test_a_publication_whose_oid_is_not_known_is_known_by_its_name() -> None:
-    """A catalog of a log that was written before oids were kept."""
-    old = known()
-    without: dict[str, Publication] = {
-        name: dataclasses.replace(each, oid=0) for name, each in old.publications.items()
-    }
-    delta = parse_delta(message(touched_publications=[91], publications=[publication_row(91, "p", "u")]))
+def test_a_new_publication_lists_what_it_is_told_to_list() -> None:
+    found = after(
+        touched_publications=[93],
+        publications=[publication_row(93, "new", schemas=("s",))],
+        memberships=[[93, PLAIN, None, None, None]],
+    )
 
-    found = apply_delta(dataclasses.replace(old, publications=without), delta)
+    new = found.publication("new")
+    assert new.schemas == {"s"}
+    assert list(new.memberships) == [PLAIN]
 
-    assert {name: each.oid for name, each in found.publications.items()} == {"p": 91, "q": 0}
-    assert found.publication("p").actions == {PublishAction.UPDATE}
+
+def test_schemas_are_told_without_the_rest_of_the_publication() -> None:
+    found = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
+
+    assert found.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
+    assert after(removed_schemas=[[92, "s"], [91, "x"]]).publication("q").schemas == frozenset()
+    assert after(added_schemas=[[92, "u"], [91, "x"]]).publication("q").schemas == {"s", "u"}
+
+
+def test_lists_of_a_publication_that_is_not_known_add_nothing() -> None:
+    """Another transaction has dropped it, and has committed first."""
+    found = after(
+        schemas_of=[93],
+        publications=[publication_row(93, "gone", schemas=("s",))],
+        memberships=[[93, PLAIN, None, None, None]],
+        removed_memberships=[[93, PLAIN]],
+    )
+
+    assert found == known()
+
+
+def test_a_column_that_was_not_written_stays_as_it_is_spelled() -> None:
+    """Another transaction may have renamed its type, and have committed first."""
+    columns = [[*each[:5], "was this once", *each[6:]] for each in column_rows(PLAIN, "id a b new")]
+    columns[2][3] = 25
+    found = tables_after(
+        touched_tables=[PLAIN],
+        written_columns=[[PLAIN, 2]],
+        tables=[table_row(PLAIN, "plain")],
+        columns=columns,
+    )
+
+    assert [each.type_sql for each in found[PLAIN].columns] == ["integer", *["was this once"] * 3]
+
+
+def test_a_respelled_table_has_the_names_of_what_it_is_made_of() -> None:
+    """What somebody else has changed since stays; the text of a filter is that of the same filter."""
+    columns = column_rows(PLAIN)
+    columns[1][5] = "renamed.type"
+    columns[2][1:6] = [3, "b", 25, -1, "another type by then"]
+    found = after(
+        respelled_tables=[PLAIN, 777],
+        tables=[[PLAIN, "schema", *table_row(PLAIN, "plain")[2:]], table_row(777, "dropped")],
+        columns=[*columns, *column_rows(777)],
+        memberships=[[91, PLAIN, "{a > 1}", "a OPERATOR(s.>) 1", [1]], [92, PLAIN, "{b}", "b", None]],
+    )
+
+    respelled = found.tables[listed(PLAIN).relation]
+    assert respelled.name == QualifiedName("schema", "plain")
+    assert [each.type_sql for each in respelled.columns] == ["integer", "renamed.type", "integer"]
+    membership = found.publication("p").memberships[listed(PLAIN).relation]
+    assert membership.row_filter is not None
+    assert membership.row_filter.sql == "a OPERATOR(s.>) 1"
+    assert membership.columns == frozenset({"id", "a"})
+    assert found.publication("q") == known().publication("q")
+    assert found.tables.keys() == known().tables.keys()
 
 
 def test_what_is_not_in_a_whole_message_is_gone() -> None:
@@ -198,13 +255,7 @@ def test_what_is_not_in_a_whole_message_is_gone() -> None:
 
 
 def test_a_membership_of_a_table_that_is_not_known_is_left_out() -> None:
-    found = after(
-        touched_publications=[91],
-        publications=[publication_row(91, "p")],
-        memberships=[[91, 777, "{a}", "a", [1]]],
-    )
-
-    assert not found.publication("p").memberships
+    assert after(memberships=[[91, 777, "{a}", "a", [1]]]) == known()
 
 
 def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
@@ -216,6 +267,8 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
             message(touched_tables=[LEAF]),
             message(touched_publications=[91], publications=[publication_row(91, "x")]),
             message(touched_publications=[94], publications=[publication_row(94, "new")]),
+            message(memberships=[[92, ROOT, None, None, None]], removed_memberships=[[92, PLAIN]]),
+            message(removed_schemas=[[92, "s"]]),
         )
     ]
 
@@ -225,7 +278,7 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
             found = apply_delta(found, deltas[number])
         return found
 
-    results = [applied(order) for order in itertools.permutations(range(4))]
+    results = [applied(order) for order in itertools.permutations(range(6))]
     assert all(each == results[0] for each in results)
 
 
@@ -253,6 +306,9 @@ def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> No
         message(columns=[[]], tables=[table_row(1, "t")]),
         message(touched_tables=["x"]),
         message(touched_publications=None),
+        message(respelled_tables=7),
+        message(removed_memberships=[[1]]),
+        message(removed_schemas=[["x", "y"]]),
         message(publications=[publication_row(1, "p")[:-1]]),
         message(tables=[[*table_row(1, "t")[:6], "?", *table_row(1, "t")[7:]]], columns=column_rows(1)),
         message(tables=[table_row(1, "t")]),

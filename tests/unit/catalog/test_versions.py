@@ -46,8 +46,9 @@ class Known:
             [NAMES.index(name) + 1, name, False, False, True, True, True, True, [schema], False]
             for name, schema in self.says.items()
         ]
-        content = {"format": 1, "touched_tables": [], "tables": [], "columns": [], "memberships": []}
-        return json.dumps(content | {"touched_publications": [row[0] for row in rows], "publications": rows})
+        content = {"format": 1, "tables": [], "columns": [], "publications": rows, "memberships": []}
+        oids = [row[0] for row in rows]
+        return json.dumps(content | {"touched_publications": oids, "schemas_of": oids})
 
 
 def whole(from_lsn: int, **says: str) -> Known:

@@ -36,7 +36,7 @@ def command(at: int, commit: int, columns: str | None) -> CatalogVersion:
         [TABLE.id, number, name, 23, -1, "integer", None, "", None]
         for number, name in enumerate((columns or "").split(), start=1)
     ]
-    content = {"format": 1, "touched_tables": [TABLE.id], "touched_publications": [], "publications": []}
+    content = {"format": 1, "touched_tables": [TABLE.id], "publications": []}
     told = {"tables": rows if columns else [], "columns": names, "memberships": []}
     return CatalogVersion(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
 
