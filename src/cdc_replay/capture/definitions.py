@@ -14,6 +14,7 @@ say the same of the transactions that this snapshot sees, in whatever order thei
 Where they do not, the triggers were dropped or disabled for a while, or could not do their work, as they then
 have told the session of that command; the catalog is in force from where it was read. Rows of a table of
 which no message has told cannot wait for that: the catalog is read again, and is in force for the whole pull.
+A check that would have to wait for somebody who alters a table is left to the next run.
 
 Messages are kept as they are. Where they weigh as much as the last whole catalog, a whole one is added, so
 that a reader need not go far back. All is written before the commit of its pull, and nothing of it is new
@@ -26,7 +27,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 from cdc_replay.capture.catalog_messages import CatalogMessage
 from cdc_replay.capture.reading import Reading
@@ -75,6 +76,47 @@ class PullDefinitions:
     is_checked: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Whether the messages of a run tell what leads from its first catalog to the one that was read."""
+
+    start: PublisherCatalog
+    reading: Reading
+
+    @classmethod
+    def of(cls, connection: Connection, start: PublisherCatalog) -> Self | None:
+        """None if it has to wait for a later run, as somebody is altering a table."""
+        if (reading := Reading.unless_locked(connection)) is None:
+            logger.info("a table is being altered: the next capture checks what the event triggers tell")
+            return None
+        return cls(start, reading)
+
+    @property
+    def lsn(self) -> Lsn:
+        """Where the stream must have been read to."""
+        return self.reading.catalog.lsn
+
+    @property
+    def finds_the_same(self) -> bool:
+        """Nothing has changed, and no message is needed."""
+        return same_definitions(self.start, self.reading.catalog)
+
+    def found(self, run: Sequence[_Told]) -> Iterator[CatalogVersion]:
+        """The catalog that was read, if it does not say what the messages say of the same transactions."""
+        read, snapshot = self.reading.catalog, self.reading.snapshot
+        expected = _after(self.start, [one for one in run if snapshot.sees(one.xid)])
+        if same_definitions(expected, read):
+            return
+        if named := differences(expected, read):
+            logger.warning(
+                "the event triggers have not told of all changes: %s; the definitions that were read at %s"
+                " are in force from there on",
+                _some(named), read.lsn,
+            )  # fmt: skip
+        # What was in the stream by then, but not visible yet, is in force as well.
+        yield _whole(read.lsn, _after(read, [one for one in run if not snapshot.sees(one.xid)]))
+
+
 class Definitions:
     """The definitions of one publisher during a run; to be made before the run's target is chosen."""
 
@@ -86,18 +128,20 @@ class Definitions:
         self._versions = log.forget_catalogs_behind_end()
         self._read_upto = max((each.read_lsn for each in self._versions), default=ZERO)
         self._now = CatalogHistory(self._versions).at(log.end_lsn) if self._versions else None
-        self._reading = Reading.of(connection)
-        self._start = self._now
         self._told: tuple[_Told, ...] = ()
-        self._is_checked = not is_exact or self._now is None
+        self._check: _Check | None = None
+        self._reading: Reading | None = None
+        """What decides, where messages do not tell."""
+        if is_exact and self._now is not None:
+            self._check = _Check.of(connection, self._now)
+        else:
+            self._reading = Reading.of(connection)
 
     def target(self, to_lsn: Lsn | None) -> Lsn | None:
         """How far the run has to read to reach `to_lsn`, None being as far as there is something."""
-        if to_lsn is None or self._is_checked or self._start is None:
+        if to_lsn is None or self._check is None or self._check.finds_the_same:
             return to_lsn
-        if same_definitions(self._start, self._reading.catalog):
-            return to_lsn
-        return max(to_lsn, self._reading.catalog.lsn)
+        return max(to_lsn, self._check.lsn)
 
     def read_again(self) -> None:
         """Read the catalog for the next pull, if messages do not tell what changes.
@@ -114,19 +158,13 @@ class Definitions:
         """What the messages of a pull, or the catalog, say; `described` are the relations with rows in it."""
         told = tuple(_readable(messages))
         added = [one.version for one in told]
-        is_checked = self._is_checked
-        if self._now is None:
-            added.append(_whole(ZERO, self._reading.catalog))
-        elif not self.is_exact:
-            added += self._of_reading(self._now, pull, told)
-        else:
-            added += self._of_untold_tables(self._now, pull, told, described)
-        if self._start is not None and not is_checked and self._reading.catalog.lsn <= pull.upto:
-            added += self._check(self._start, told)
-            is_checked = True
+        added += self._said_beside(pull, told, described)
+        check = self._check if self._check and self._check.lsn <= pull.upto else None
+        if check:
+            added += check.found((*self._told, *told))
         before = self._before(pull.after)
         if self._now is not None and not added:
-            return PullDefinitions((), before, self._now, tuple, (), is_checked)
+            return PullDefinitions((), before, self._now, tuple, (), bool(check))
         if told:
             added += _whole_again([*self._versions, *added])
         known = CatalogHistory([*self._versions, *added])
@@ -134,28 +172,33 @@ class Definitions:
         def between() -> tuple[PublisherCatalog, ...]:
             return tuple(known.within(pull).values()) if told else ()
 
-        return PullDefinitions(tuple(added), before, known.at(pull.upto), between, told, is_checked)
+        return PullDefinitions(tuple(added), before, known.at(pull.upto), between, told, bool(check))
 
     def keep(self, found: PullDefinitions) -> None:
         """Go on from a pull, once that is committed."""
         self._versions = (*self._versions, *found.added)
         self._read_upto = max(self._read_upto, *(each.read_lsn for each in found.added), ZERO)
         self._now = found.now
-        self._is_checked = found.is_checked
-        self._told = () if found.is_checked else (*self._told, *found.told)
+        self._reading = None if self.is_exact else self._reading
+        self._check = None if found.is_checked else self._check
+        self._told = (*self._told, *found.told) if self._check else ()
 
-    def _of_reading(
-        self, now: PublisherCatalog, pull: Window, told: Sequence[_Told]
+    def _said_beside(
+        self, pull: Window, told: Sequence[_Told], described: Set[RelationId]
     ) -> Iterator[CatalogVersion]:
-        """Without event triggers: the catalog, if it is new."""
-        if not same_definitions(_after(now, told), self._reading.catalog):
+        """What the messages do not say: the catalog at first, without event triggers always."""
+        if self._reading is None:
+            yield from self._of_untold_tables(pull, told, described)
+        elif self._now is None:
+            yield _whole(ZERO, self._reading.catalog)
+        elif not same_definitions(_after(self._now, told), self._reading.catalog):
             yield _whole(pull.upto if told else pull.after, self._reading.catalog)
 
     def _of_untold_tables(
-        self, now: PublisherCatalog, pull: Window, told: Sequence[_Told], described: Set[RelationId]
+        self, pull: Window, told: Sequence[_Told], described: Set[RelationId]
     ) -> Iterator[CatalogVersion]:
         """The catalog of now, if it knows tables of which no message has told."""
-        untold = described - now.tables.keys()
+        untold = described - (self._now.tables.keys() if self._now else set())
         untold -= frozenset(itertools.chain.from_iterable(one.delta.tables for one in told))
         if not untold:
             return
@@ -167,22 +210,6 @@ class Definitions:
                 _some(names), pull.after,
             )  # fmt: skip
             yield _whole(pull.after, found)
-
-    def _check(self, start: PublisherCatalog, told: Sequence[_Told]) -> Iterator[CatalogVersion]:
-        """Compare the catalog that was read with what the messages say of the same transactions."""
-        read, snapshot = self._reading.catalog, self._reading.snapshot
-        run = (*self._told, *told)
-        expected = _after(start, [one for one in run if snapshot.sees(one.xid)])
-        if same_definitions(expected, read):
-            return
-        if named := differences(expected, read):
-            logger.warning(
-                "the event triggers have not told of all changes: %s; the definitions that were read at %s"
-                " are in force from there on",
-                _some(named), read.lsn,
-            )  # fmt: skip
-        # What was in the stream by then, but not visible yet, is in force as well.
-        yield _whole(read.lsn, _after(read, [one for one in run if not snapshot.sees(one.xid)]))
 
     def _before(self, lsn: Lsn) -> PublisherCatalog | None:
         """What was in force at the end of the pull before; None if nothing was read by then."""

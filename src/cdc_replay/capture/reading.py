@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
+from psycopg.errors import LockNotAvailable
+
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.capture.slot import WAL_POSITIONS
 from cdc_replay.catalog.reader import one_snapshot, read_catalog
@@ -15,6 +17,8 @@ from cdc_replay.postgres.connection import Connection
 
 _SNAPSHOT: Final = "select pg_current_snapshot()::text"
 _XIDS: Final = 1 << 32
+
+_PATIENCE: Final = "set local lock_timeout = '1s'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,28 @@ class Reading:
             MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
         """
         with one_snapshot(connection):
-            ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
-            # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
-            ((inserted, _, _),) = connection.execute(WAL_POSITIONS).fetchall()
-            catalog = read_catalog(connection, Lsn.parse(inserted))
+            return cls._in_snapshot(connection)
+
+    @classmethod
+    def unless_locked(cls, connection: Connection) -> Self | None:
+        """Read it now, or not at all while somebody alters a table that has a row filter, say.
+
+        Raises:
+            As `of`.
+        """
+        try:
+            with one_snapshot(connection):
+                connection.execute(_PATIENCE)
+                return cls._in_snapshot(connection)
+        except LockNotAvailable:
+            return None
+
+    @classmethod
+    def _in_snapshot(cls, connection: Connection) -> Self:
+        ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
+        # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
+        ((inserted, _, _),) = connection.execute(WAL_POSITIONS).fetchall()
+        catalog = read_catalog(connection, Lsn.parse(inserted))
         _check_publications(catalog)
         return cls(catalog, Snapshot.parse(snapshot))
 

@@ -118,7 +118,7 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
         check_server(connection)
-        catalog = read_catalog(connection)
+        catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
         slot_created = not slot_exists(connection, request.slot)
         log_created = not ChangeLog.exists(request.change_log)
@@ -145,7 +145,7 @@ def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False
         MissingPrivilege: if the role may not change them.
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
-        catalog = read_catalog(connection)
+        catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
         return _refresh(connection, catalog, request, dry_run=dry_run)
 

@@ -54,24 +54,29 @@ class CatalogRows:
     """One kind of catalog rows: what a row consists of, where it comes from, and in which order.
 
     `row` is a list of expressions, so that it is as good inside of `select …` as of `json_build_array(…)`;
-    `source` has a condition `{only}` over the aliases of its tables.
+    `source` has a condition `{only}` over the aliases of its tables. `text` is what `{text}` stands for in
+    `row`: the text of an expression, which the server prints under a lock of its table.
     """
 
     row: LiteralString
     source: LiteralString
     order: LiteralString
+    text: LiteralString = "''"
 
-    def select(self, only: sql.Composable) -> sql.Composed:
-        """The rows as tuples, in order."""
+    def select(self, only: sql.Composable, *, texts: bool = True) -> sql.Composed:
+        """The rows as tuples, in order; without `texts` these are empty, and no lock is needed."""
         source = sql.SQL(self.source).format(only=only)
-        return sql.SQL("select {} {} order by {}").format(sql.SQL(self.row), source, sql.SQL(self.order))
+        return sql.SQL("select {} {} order by {}").format(self._row(texts), source, sql.SQL(self.order))
 
     def select_json(self, only: sql.Composable) -> sql.Composed:
         """One JSON array of the rows as JSON arrays, in order."""
         source = sql.SQL(self.source).format(only=only)
         return sql.SQL(
             "select coalesce(json_agg(json_build_array({}) order by {}), '[]') {}"
-        ).format(sql.SQL(self.row), sql.SQL(self.order), source)  # fmt: skip
+        ).format(self._row(True), sql.SQL(self.order), source)  # fmt: skip
+
+    def _row(self, texts: bool) -> sql.Composed:
+        return sql.SQL(self.row).format(text=sql.SQL(self.text if texts else "''"))
 
 
 # R2.1. An unlogged table is never published, but it can be a partition or the root of tables that are.
@@ -100,7 +105,7 @@ COLUMNS: Final = CatalogRows(
         format_type(a.atttypid, a.atttypmod),
         case when a.attcollation <> t.typcollation
             then quote_ident(collation_schema.nspname) || '.' || quote_ident(l.collname) end,
-        a.attgenerated, case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end""",
+        a.attgenerated, case when a.attgenerated <> '' then {text} end""",
     source="""from pg_attribute a
     join pg_type t on t.oid = a.atttypid
     left join pg_collation l on l.oid = a.attcollation
@@ -108,6 +113,7 @@ COLUMNS: Final = CatalogRows(
     left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     where a.attnum > 0 and not a.attisdropped and {only}""",
     order="a.attrelid, a.attnum",
+    text="pg_get_expr(d.adbin, d.adrelid)",
 )
 """Live columns `a`."""
 
@@ -123,18 +129,20 @@ PUBLICATIONS: Final = CatalogRows(
 """Publications `p`."""
 
 MEMBERSHIPS: Final = CatalogRows(
-    row="""m.prpubid::bigint, m.prrelid::bigint, m.prqual::text, pg_get_expr(m.prqual, m.prrelid),
-        m.prattrs::int2[]""",
+    row="m.prpubid::bigint, m.prrelid::bigint, m.prqual::text, {text}, m.prattrs::int2[]",
     source="from pg_publication_rel m where {only}",
     order="m.prpubid, m.prrelid",
+    text="pg_get_expr(m.prqual, m.prrelid)",
 )
 """Tables `m` that publications list."""
 
 _EVERYTHING: Final = sql.SQL("true")
 
 
-def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCatalog:
+def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool = True) -> PublisherCatalog:
     """All publications and publishable tables of the connection's database, from one snapshot.
+
+    `texts` are those of row filters and generated columns, which wait for tables that are being altered.
 
     In an open transaction of the caller, that transaction's snapshot is used: it must be a repeatable read
     one, for instance one that imported an exported snapshot. `lsn` becomes the catalog's position; by default
@@ -147,9 +155,13 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None) -> PublisherCat
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
-        columns = connection.execute(COLUMNS.select(_one_of("a.attrelid")), (relations,)).fetchall()
+        columns = connection.execute(
+            COLUMNS.select(_one_of("a.attrelid"), texts=texts), (relations,)
+        ).fetchall()
         publications = connection.execute(PUBLICATIONS.select(_EVERYTHING)).fetchall()
-        memberships = connection.execute(MEMBERSHIPS.select(_one_of("m.prrelid")), (relations,)).fetchall()
+        memberships = connection.execute(
+            MEMBERSHIPS.select(_one_of("m.prrelid"), texts=texts), (relations,)
+        ).fetchall()
     found = tables_of(tables, columns)
     members = memberships_of(memberships, found)
     return PublisherCatalog(

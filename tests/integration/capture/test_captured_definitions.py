@@ -101,6 +101,26 @@ def test_open_and_late_commits_are_no_reason_to_doubt_the_messages(
     assert caplog.text == ""
 
 
+def test_a_table_that_is_being_altered_does_not_hold_up_what_is_captured(
+    captured: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server prints no filter of it then: `setup` needs none, and a capture compares the next time."""
+    captured.database.run("alter publication p set table t where (a > 1); create table other (id int)")
+    with captured.database.connect() as writer, writer.transaction():
+        writer.execute("alter table t add b int")
+        captured.database.run("alter publication p add table other")
+        captured.database.run("insert into other values (1)")
+        before = captured.log.end_lsn
+        setup_publisher(dataclasses.replace(captured.request, event_trigger=True))
+        captured.capture()
+        assert captured.log.end_lsn > before
+        history = CatalogHistory(captured.log.catalogs())
+        assert len(history.at(captured.log.end_lsn).publications["p"].memberships) == 2
+    captured.capture()
+    check_known(captured)
+    assert caplog.text == ""
+
+
 def test_without_the_triggers_any_more_the_catalog_that_is_read_counts(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
