@@ -3,7 +3,7 @@
 The JSON form is what the change log keeps, so it is stable: format 1 is read for as long as there are logs
 of it. Keys are those of the values in `model/publication.py`; sets are sorted lists; enums are PostgreSQL's
 own words and characters; the position is in PostgreSQL's form; tables are in order of oid, publications in
-order of name. So equal catalogs have equal texts. The oid of a publication is missing in older texts.
+order of name. So equal catalogs have equal texts.
 
     {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
      "publications": [
@@ -106,6 +106,7 @@ def _publication_json(publication: Publication) -> _Json:
 def _publication(read: _Json) -> Publication:
     memberships = [_membership(membership) for membership in read["memberships"]]
     return Publication(
+        oid=read["oid"],
         name=read["name"],
         all_tables=read["all_tables"],
         via_root=read["via_root"],
@@ -113,7 +114,6 @@ def _publication(read: _Json) -> Publication:
         schemas=frozenset(read["schemas"]),
         memberships={membership.relation: membership for membership in memberships},
         publish_generated=read["publish_generated"],
-        oid=read.get("oid", 0),
     )
 
 

@@ -250,6 +250,7 @@ def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]
     oid, name, all_tables, via_root, insert, update, delete, truncate, schemas, publish_generated = row
     published = zip(PublishAction, (insert, update, delete, truncate), strict=True)
     return Publication(
+        oid=oid,
         name=name,
         all_tables=all_tables,
         via_root=via_root,
@@ -257,7 +258,6 @@ def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]
         schemas=frozenset(schemas),
         memberships=memberships,
         publish_generated=publish_generated,
-        oid=oid,
     )
 
 

@@ -51,7 +51,7 @@ CATALOG_SCHEMA: Final = pa.schema(
     [("from_lsn", pa.int64()), ("read_lsn", pa.int64()), ("catalog", pa.string()), ("owner", pa.int64())]
 )
 """One row per reading of the publisher's catalog that said something new, and one per message of its event
-triggers. Files of older logs do not have the last column."""
+triggers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +169,12 @@ def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
                 content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise fault(file, None, error) from error
-        if content.num_rows != segment.rows or not _is_of(content.schema, schema):
+        if content.num_rows != segment.rows or not content.schema.equals(schema):
             raise ChangeLogDamaged(
                 f'file "{file.uri}" of the change log does not hold what was written to it',
                 detail=f"It has {content.num_rows} rows of {content.schema.names}, expected were"
                 f" {segment.rows} of {schema.names}.",
                 hint=RESTORE,
             )
-        absent = dict.fromkeys(schema.names)
-        rows.extend(absent | row for row in content.to_pylist())
+        rows.extend(content.to_pylist())
     return rows
-
-
-def _is_of(found: pa.Schema, schema: pa.Schema) -> bool:
-    """Whether a file has these columns; one that older versions did not write may be absent."""
-    return bool(found.equals(schema)) or (
-        schema == CATALOG_SCHEMA and bool(found.equals(schema.remove(schema.get_field_index("owner"))))
-    )

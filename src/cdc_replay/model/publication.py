@@ -51,6 +51,8 @@ class Membership:
 class Publication:
     """One publication; `schemas` are those of FOR TABLES IN SCHEMA."""
 
+    oid: int
+    """`pg_publication.oid`, which stays when it is renamed."""
     name: str
     all_tables: bool
     via_root: bool
@@ -59,8 +61,6 @@ class Publication:
     memberships: Mapping[RelationId, Membership]
     publish_generated: bool = False
     """18: publish_generated_columns = stored (R6.9)."""
-    oid: int = 0
-    """`pg_publication.oid`, which stays when it is renamed; 0 in a catalog that was stored without it."""
 
 
 class Generated(enum.Enum):

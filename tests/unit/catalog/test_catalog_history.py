@@ -60,9 +60,6 @@ def test_the_json_form_is_the_documented_one() -> None:
 
     assert catalog_to_json(written) == text
     assert catalog_from_json(text) == written
-    # Written before the oids of publications were kept.
-    old = catalog_from_json(text.replace('"oid":9,', ""))
-    assert old.publication("p") == p
 
 
 @pytest.mark.parametrize(

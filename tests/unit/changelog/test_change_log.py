@@ -13,9 +13,7 @@ from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
-from cdc_replay.changelog.side_tables import CATALOG_SCHEMA, CatalogVersion, write_rows
-from cdc_replay.changelog.storage import Location
-from cdc_replay.changelog.table import DurableTable
+from cdc_replay.changelog.side_tables import CatalogVersion
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
@@ -183,21 +181,6 @@ def test_definitions_behind_the_end_are_of_a_pull_that_died(log: ChangeLog, uri:
     version = DeltaTable(f"{uri}/catalogs").version()
     assert log.forget_catalogs_behind_end() == tuple(kept)
     assert DeltaTable(f"{uri}/catalogs").version() == version
-
-
-def test_catalogs_of_an_older_log_can_be_read_and_added_to(log: ChangeLog, uri: str) -> None:
-    """Its files do not have the column that says whose a command was."""
-    table = DurableTable.open(Location.of(f"{uri}/catalogs"))
-    older = pa.schema([field for field in CATALOG_SCHEMA if field.name != "owner"])
-    rows = [{"from_lsn": 0, "read_lsn": 90, "catalog": "old"}]
-    table.commit([write_rows(table, older, rows)])
-    log.add_catalogs([CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110))])
-
-    assert log.catalogs() == (
-        CatalogVersion(Lsn(0), Lsn(90), "old"),
-        CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110)),
-    )
-    assert ChangeLog.open(uri).catalogs() == log.catalogs()
 
 
 def test_any_delta_reader_can_read_it(log: ChangeLog, uri: str) -> None:
