@@ -10,7 +10,8 @@ What makes the hashes comparable between servers:
   makes of it: that is what travels in the change stream and in COPY, and it keeps NULL and '' apart. Sessions
   are pinned (R1.11), and the hash is of UTF8 whatever the database's encoding is.
 - Where the subscriber's column has another type, the publisher's text is given to that type's input function
-  first, as replication does (`json` → `jsonb` changes the text, and must not count as a difference).
+  first, as replication does (`json` → `jsonb` changes the text, and must not count as a difference). A date
+  or timestamp that becomes a `timestamptz` is one of the subscriber's own time zone.
 
 The publisher's rows are those that the initial copy takes: the filters of the listed relation, any of them
 true (R7.4), the table alone or the whole partitioned table (R7.6).
@@ -18,7 +19,7 @@ true (R7.4), the table alone or the whole partitioned table (R7.6).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,14 @@ LONGEST_KEY: Final = 200
 
 KEEPS_TEXT: Final = ("text", "character varying")
 """Types whose input functions leave every text as it is."""
+
+BY_TEXT: Final = "case when num_nulls({column}) = 0 then format('%s', {column})::{type} end"
+"""num_nulls looks at the value itself: `is null` is also true of a row of NULLs."""
+
+WITHOUT_TIME_ZONE: Final = (1082, 1114)
+"""`date` and `timestamp`."""
+
+IN_TIME_ZONE: Final = "({column}::timestamp at time zone {time_zone})::{type}"
 
 HASHED_ROWS: Final = """
     select md5(convert_to(row({key})::text, 'UTF8')) as key_hash,
@@ -148,14 +157,15 @@ def publisher_rows(
     table: Table,
     columns: Sequence[str],
     filters: Sequence[RowFilter] | None,
-    types: dict[str, str],
+    converted: Mapping[str, sql.Composable],
 ) -> sql.Composed:
     """The query of the publisher's rows that the subscriber should hold.
 
-    `types` gives, by column, the type of the subscriber to whose input function the text goes.
+    `converted` gives expressions for those columns that are something else to the subscriber.
     """
     selected = sql.SQL(", ").join(
-        sql.SQL("{} as {}").format(converted(name, types.get(name)), sql.Identifier(name)) for name in columns
+        sql.SQL("{} as {}").format(converted.get(name, sql.Identifier(name)), sql.Identifier(name))
+        for name in columns
     )
     return sql.SQL("select {} from {}{}").format(
         selected, from_table(table.name, is_partitioned=table.is_partitioned), where(filters)
@@ -192,19 +202,27 @@ def why_not_evaluated(side: Side, condition: sql.Composable) -> str | None:
     return None
 
 
-def conversions(table: Table, target: TargetTable, columns: Sequence[str]) -> dict[str, str]:
-    """By column, the built-in type of the subscriber that differs from the publisher's.
+def conversions(
+    table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
+) -> dict[str, sql.Composed]:
+    """The values on the subscriber of columns that have another, built-in type there, as expressions.
 
     A type that a user created on the subscriber may be unknown to the publisher: such texts are compared as
-    they are. A domain's values are those of the type below it.
+    they are. A domain's values are those of the type below it. `time_zone` is that of sessions which write to
+    the subscriber.
     """
-    found: dict[str, str] = {}
+    found: dict[str, sql.Composed] = {}
     for name in columns:
         there = target.column(name).base_type_sql
         # Only types of pg_catalog are written without their schema.
         converts = "." not in there and not there.startswith(KEEPS_TEXT)
-        if converts and table.column(name).type_sql != there:
-            found[name] = there
+        column = table.column(name)
+        if converts and column.type_sql != there:
+            gets_zone = there.startswith("timestamp") and there.endswith("with time zone")
+            by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
+            found[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
+                column=sql.Identifier(name), type=sql.SQL(there), time_zone=sql.Literal(time_zone)
+            )
     return found
 
 
@@ -281,14 +299,3 @@ def any_of(filters: Sequence[RowFilter]) -> sql.Composed:
     """The OR of the filters, not in parentheses."""
     # The server wrote this text itself (pg_get_expr), and it is the only way to have it evaluated exactly.
     return sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(row_filter.sql)) for row_filter in filters)
-
-
-def converted(name: str, type_sql: str | None) -> sql.Composable:
-    """The column, as the type of the other side reads its text; unchanged where `type_sql` is None."""
-    column = sql.Identifier(name)
-    if type_sql is None:
-        return column
-    # num_nulls looks at the value itself: `is null` is also true of a row of NULLs.
-    return sql.SQL("case when num_nulls({0}) = 0 then format('%s', {0})::{1} end").format(
-        column, sql.SQL(type_sql)
-    )

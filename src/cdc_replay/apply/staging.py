@@ -37,7 +37,8 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.session import connect_to_write
 from cdc_replay.subscriber.state import SCHEMA, stable_hash
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable
 
@@ -336,7 +337,9 @@ def _written(stager: Stager, texts: Iterable[_Text], encoding: _Encoding) -> lis
             connection: Connection | None = None
             for each, text in texts:
                 if connection is None:
-                    connection = connected.enter_context(connect(stager.dsn, purpose="apply staging"))
+                    connection = connected.enter_context(
+                        connect_to_write(stager.dsn, purpose="apply staging")
+                    )
                 if copy is None or each != target:
                     copying.close()
                     target = each

@@ -2,8 +2,9 @@
 
 Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
-and wherever. Timeouts of the role or the database are off: a long copy is not a hanging session. A server
-that is gone without a word is noticed by the keep-alive packets that its host does not answer.
+and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
+of the role or the database are off: a long copy is not a hanging session. A server that is gone without a
+word is noticed by the keep-alive packets that its host does not answer.
 """
 
 from __future__ import annotations

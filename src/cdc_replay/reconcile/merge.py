@@ -23,6 +23,7 @@ from cdc_replay.digest import from_table, hash_of
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
 from cdc_replay.reconcile.staging import Pair, Staged, names, temporary
+from cdc_replay.subscriber.session import comparable_texts
 from cdc_replay.subscriber.tables import TargetColumn
 
 _ALWAYS: Final = "a"
@@ -137,7 +138,8 @@ class _Merge:
     table: sql.Identifier
 
     def run(self) -> Merged:
-        self._compare()
+        with comparable_texts(self.connection):
+            self._compare()
         deleted = self._run(_DELETE)
         updated = self._update()
         inserted = self._insert()

@@ -22,6 +22,7 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Buckets
+from cdc_replay.subscriber.session import own_time_zone
 from cdc_replay.subscriber.tables import TargetTable
 
 
@@ -30,17 +31,20 @@ class Pair:
     """A published table and its target; rows belong together by `key`, empty where there is none.
 
     `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell.
+    `time_zone` is that of the sessions which write to the target.
     """
 
     synced: SyncedTable
     target: TargetTable
     key: tuple[str, ...]
+    time_zone: str
     outside: sql.Composed | None = None
 
     @classmethod
     def of(cls, synced: SyncedTable, target: TargetTable, connection: Connection) -> Pair:
         """The pair; the target has all the published columns."""
-        pair = cls(synced, target, digest.common_key(synced.table, target, synced.columns))
+        key = digest.common_key(synced.table, target, synced.columns)
+        pair = cls(synced, target, key, own_time_zone(connection))
         if synced.filters is None:
             return pair
         outside = digest.outside_filter(synced.filters)
@@ -64,7 +68,7 @@ class Pair:
 
     def publisher(self, connection: Connection) -> Side:
         """The rows that the target should hold."""
-        rows = digest.publisher_rows(self.synced.table, self.columns, self.synced.filters, self._types)
+        rows = digest.publisher_rows(self.synced.table, self.columns, self.synced.filters, self._converted)
         return Side(connection, rows, self.key, self.columns)
 
     def subscriber(self, connection: Connection) -> Side:
@@ -77,7 +81,8 @@ class Pair:
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""
-        key = sql.SQL(", ").join(digest.converted(name, self._types.get(name)) for name in self.hashed_key)
+        converted = self._converted
+        key = sql.SQL(", ").join(converted.get(name, sql.Identifier(name)) for name in self.hashed_key)
         filters = self.synced.filters
         passes = sql.SQL("true") if filters is None else digest.any_of(filters)
         table = self.synced.table
@@ -89,8 +94,8 @@ class Pair:
         )
 
     @property
-    def _types(self) -> dict[str, str]:
-        return digest.conversions(self.synced.table, self.target, self.columns)
+    def _converted(self) -> dict[str, sql.Composed]:
+        return digest.conversions(self.synced.table, self.target, self.columns, self.time_zone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
 from cdc_replay.reconcile.merge import Merged, merge
 from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage
 from cdc_replay.subscriber.origin import under_origin
-from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
+from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -138,7 +138,7 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
     for number, synced in enumerate(request.tables):
         began = time.monotonic()
         log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
-        with comparing(synced.table.name):
+        with comparing(synced.table.name), comparable_texts(subscriber):
             pair = Pair.of(synced, targets[synced.table.name], subscriber)
             pair, unequal = _unequal(pair, publisher, subscriber)
         failpoint("reconcile.after_digests")

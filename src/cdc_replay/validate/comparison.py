@@ -33,6 +33,7 @@ from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.session import own_time_zone
 from cdc_replay.subscriber.tables import TargetTable
 from cdc_replay.validate.fence import Fence
 from cdc_replay.validate.verdict import Difference, DifferenceKind
@@ -221,7 +222,7 @@ def _sides(
     fence: Fence, validated: ValidatedTable, key: tuple[str, ...], columns: tuple[str, ...]
 ) -> tuple[Side, Side, str | None]:
     synced, target = validated.table, validated.target
-    converted = digest.conversions(synced.table, target, columns)
+    converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
     here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.

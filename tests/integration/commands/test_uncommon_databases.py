@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cdc_replay.commands.refresh import refresh
+from cdc_replay.commands.validate import validate
 from cdc_replay.subscriber import state
 from integration.commands.twin import Twin
 
@@ -141,3 +143,57 @@ def test_a_filter_means_what_it_means_whatever_the_session_takes_a_backslash_for
     twin.sync()
 
     assert twin.rows("s", "w") == [(1, "12")]
+
+
+FORMATS = """
+    do $$ declare setting text; begin
+        foreach setting in array array[
+            'timezone = ''Asia/Kolkata''', 'datestyle = ''German, DMY''', 'intervalstyle = sql_standard',
+            'extra_float_digits = 0', 'bytea_output = escape'
+        ] loop
+            execute format('alter database %I set %s', current_database(), setting);
+        end loop;
+    end $$
+"""
+EVENTS = """
+    create table events (id int primary key, at timestamp, day date, said text, f float8, b bytea, i interval)
+"""
+EVENTS_THERE = """
+    create table events (
+        id int primary key, at timestamptz(0), day timestamptz, said date, f float8, b bytea, i interval,
+        zone text default current_setting('TimeZone'), told text
+    );
+    create function tell() returns trigger language plpgsql as $$ begin
+        new.told := concat_ws(' ', new.at, new.day, new.said, new.f, new.b, new.i);
+        return new;
+    end $$;
+    create trigger tell before insert or update on events for each row execute function public.tell();
+    alter table events enable always trigger tell
+"""
+
+
+def test_values_are_read_and_written_in_the_formats_of_the_subscribers_database(twin: Twin) -> None:
+    """R8.13: the worker's session has them. The texts that it reads are in those of the capture (R1.11)."""
+    twin.publisher.run(f"{EVENTS}; alter table events replica identity full")
+    twin.publisher.run("create publication p for table events")
+    times = "'2024-01-02 03:04:05.6', '2024-02-03', '2024-02-03'"
+    values = f"{times}, 0.1::float8 + 0.2, '\\xff00', '-1 day 2 hours'"
+    twin.publisher.run(f"insert into events values (1, {values}); insert into events values (2)")
+    twin.subscribe("s", "p", tables=f"{FORMATS}; {EVENTS_THERE}")
+    twin.sync()
+    zones = "(select id, zone, events::text from events)"
+    assert [row[:2] for row in twin.rows("s", zones)] == [(1, "Asia/Kolkata"), (2, "Asia/Kolkata")]
+
+    twin.publish(f"""insert into events values (3, {values});
+        insert into events values (4, 'infinity', '-infinity', null, 'NaN');
+        update events set at = at + interval '1 month', said = '2024-03-02' where id = 1;
+        update events set day = null, f = null, b = null where id = 3;
+        delete from events where id = 2""")
+    twin.sync()
+    assert len(twin.rows("s", zones)) == 3
+    assert validate(twin.config, "s").success
+
+    twin.pairs["s"].ours.run("delete from events where id = 4; update events set at = at + i where id = 3")
+    result = refresh(twin.config, "s", reconcile=True)
+    assert (result.inserted, result.updated, result.deleted) == (1, 1, 0)
+    assert len(twin.rows("s", zones)) == 3
