@@ -15,7 +15,8 @@ Staging is unlogged: a crash of the server empties it, but also ends the connect
 
 Where other sessions hold what the transaction needs it is tried again, with what is staged (`apply.locks`).
 
-Triggers and foreign keys behave as in a native apply worker, by `session_replication_role` (R8.13).
+Triggers and foreign keys behave as in a native apply worker, by `session_replication_role`, and because those
+FOR EACH STATEMENT are disabled (`subscriber.triggers`, R8.13).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import advance_tables
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -156,17 +158,19 @@ class OpenWindow:
         names = {table.index: table.name for table in self.request.tables}
         self._truncate(truncations)
         total = Merged()
-        for index, changes in staged.items():
-            with refusals(names[index]):
-                policy = self.request.subscription.on_conflict
-                merged = merge(self.connection, self.targets[names[index]], changes, policy)
-            total.insert += merged.insert
-            total.update += merged.update
-            total.delete += merged.delete
-            total.conflicts.update(merged.conflicts)
-            for kind, keys in merged.conflict_keys.items():
-                total.conflict_keys.setdefault(kind, []).extend(f"{names[index]} {key}" for key in keys)
-            failpoint("replay.mid_merge")
+        merged_into = [self.targets[names[index]] for index in staged]
+        with statement_triggers_disabled(self.connection, merged_into):
+            for index, changes in staged.items():
+                with refusals(names[index]):
+                    policy = self.request.subscription.on_conflict
+                    merged = merge(self.connection, self.targets[names[index]], changes, policy)
+                total.insert += merged.insert
+                total.update += merged.update
+                total.delete += merged.delete
+                total.conflicts.update(merged.conflicts)
+                for kind, keys in merged.conflict_keys.items():
+                    total.conflict_keys.setdefault(kind, []).extend(f"{names[index]} {key}" for key in keys)
+                failpoint("replay.mid_merge")
         return Applied(
             total.insert,
             total.update,

@@ -39,6 +39,7 @@ from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,10 @@ def reconcile_tables(
         publisher.rollback()
         failpoint("reconcile.after_staging")
         with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
-            _lock(request, subscriber, [each.staged.pair.target for each in work])
-            done = tuple(_merged(request, subscriber, each) for each in work)
+            targets = [each.staged.pair.target for each in work]
+            _lock(request, subscriber, targets)
+            with statement_triggers_disabled(subscriber, targets):
+                done = tuple(_merged(request, subscriber, each) for each in work)
             if before_commit is not None:
                 before_commit(subscriber, done)
             failpoint("reconcile.before_commit")

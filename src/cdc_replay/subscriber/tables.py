@@ -23,6 +23,13 @@ _TABLES: Final = """
             select rulename::text from pg_rewrite
             where ev_class = class.oid and ev_enabled in ('A', 'R') and ev_type <> '1' order by rulename
         ),
+        array(
+            -- not FOR EACH ROW (1), but of INSERT (4), DELETE (8) or UPDATE (16)
+            select array[tgname::text, tgenabled::text] from pg_trigger
+            where tgrelid = class.oid and not tgisinternal and tgenabled in ('A', 'R')
+                and tgtype::int & 1 = 0 and tgtype::int & 28 <> 0
+            order by tgname
+        ),
         coalesce(
             (select indexrelid from pg_index
              where indrelid = class.oid and indisreplident and indisvalid and class.relreplident = 'i'),
@@ -132,6 +139,14 @@ class TargetColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class StatementTrigger:
+    """A trigger FOR EACH STATEMENT; `enabled` is `pg_trigger.tgenabled`, `A` or `R`."""
+
+    name: str
+    enabled: str
+
+
+@dataclass(frozen=True, slots=True)
 class TargetTable:
     """A table that receives changes; by `identity` its rows are found, () where it has none."""
 
@@ -142,6 +157,8 @@ class TargetTable:
     """Row-level security restricts this session on the table (R8.21)."""
     rules: tuple[str, ...]
     """The names of its rewrite rules that are in force for sessions that replicate."""
+    statement_triggers: tuple[StatementTrigger, ...]
+    """Those that fire in sessions that replicate, at INSERT, UPDATE or DELETE."""
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]
     identity_index: str | None
@@ -169,7 +186,7 @@ def read_target_tables(
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
     found = {}
-    for schema, table, oid, is_partitioned, row_security, rules, index in tables:
+    for schema, table, oid, is_partitioned, row_security, rules, triggers, index in tables:
         index_name, identity = identities.get(index, (None, {}))
         found[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
@@ -177,6 +194,7 @@ def read_target_tables(
             is_partitioned,
             row_security,
             tuple(rules),
+            tuple(StatementTrigger(name, enabled) for name, enabled in triggers),
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
             index_name,

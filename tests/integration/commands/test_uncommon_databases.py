@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cdc_replay.commands.refresh import refresh
@@ -197,3 +199,48 @@ def test_values_are_read_and_written_in_the_formats_of_the_subscribers_database(
     result = refresh(twin.config, "s", reconcile=True)
     assert (result.inserted, result.updated, result.deleted) == (1, 1, 0)
     assert len(twin.rows("s", zones)) == 3
+
+
+AUDITED = """
+    create table t (id int primary key, a int);
+    create table fired (what text, level text);
+    create function note() returns trigger language plpgsql as $$ begin
+        insert into public.fired values (tg_op, tg_level);
+        return null;
+    end $$;
+    create trigger row_level after insert or update or delete on t for each row execute function note();
+    create trigger statement_level after insert or update or delete or truncate on t execute function note();
+    create trigger "Before each" before update on t execute function note();
+    create constraint trigger deferred after insert on t deferrable initially deferred
+        for each row execute function note();
+    alter table t enable always trigger row_level;
+    alter table t enable always trigger statement_level;
+    alter table t enable replica trigger "Before each";
+    alter table t enable always trigger deferred
+"""
+
+
+def test_triggers_for_each_statement_fire_where_they_do_in_a_native_worker(twin: Twin) -> None:
+    """R8.13: at TRUNCATE, and once for each COPY of the initial copy, but not when changes are applied."""
+    twin.publisher.run(f"{TABLE}; create publication p for table t; insert into t values (1, 1), (2, 2)")
+    twin.subscribe("s", "p", tables=AUDITED)
+    twin.sync()
+    copied = twin.rows("s", "fired")
+    assert copied.count(("INSERT", "STATEMENT")) == 1
+
+    twin.publish("insert into t values (3, 3);\nupdate t set a = 0 where id = 1;\ndelete from t where id = 2")
+    twin.sync()
+
+    assert Counter(twin.rows("s", "fired")) - Counter(copied) == Counter(
+        {("INSERT", "ROW"): 2, ("UPDATE", "ROW"): 1, ("DELETE", "ROW"): 1}
+    )
+    twin.publish("truncate t")
+    twin.sync()
+    assert ("TRUNCATE", "STATEMENT") in twin.rows("s", "fired")
+    enabled = "(select tgname, tgenabled from pg_trigger where tgrelid = 't'::regclass)"
+    assert dict(twin.rows("s", enabled)) == {
+        "row_level": "A",
+        "statement_level": "A",
+        "Before each": "R",
+        "deferred": "A",
+    }
