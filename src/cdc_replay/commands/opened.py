@@ -47,6 +47,10 @@ class Opened:
         held = state.table_states(self.connection, self.subscription.name)
         return {**held, **{name: Ready(applied_lsn) for name, applied_lsn in self.assumed.items()}}
 
+    def has_tables_listed(self) -> bool:
+        """Whether a snapshot or refresh has found out which tables it has, be it none."""
+        return bool(self.table_states()) or state.has_tables_listed(self.connection, self.subscription.name)
+
     def assuming(self, assumed: Mapping[QualifiedName, Lsn]) -> Opened:
         """As it is once the window that is being applied is applied."""
         return dataclasses.replace(self, assumed=assumed)

@@ -94,7 +94,7 @@ def plan_window(
     """
     began = time.monotonic()
     _check_not_parked(at_work)
-    if not at_work.table_states():
+    if not at_work.has_tables_listed():
         raise SubscriberNotReady(
             f'subscription "{at_work.subscription.name}" has no tables yet',
             hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",

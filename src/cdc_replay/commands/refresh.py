@@ -35,7 +35,6 @@ from cdc_replay.commands.setup import setup_request
 from cdc_replay.commands.snapshot import (
     Published,
     check_captured,
-    enter_tables,
     published_tables,
     remembered,
     snapshot_opened,
@@ -50,6 +49,7 @@ from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.brought import replaced_tables
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ def refresh(config: Config, subscription: str, *, reconcile: bool = False) -> Re
         else:
             # Also where no table is new: a refresh that was killed may have left some waiting.
             copied = snapshot_opened(config, at_work)
+            if replaced := _replaced(at_work, published):
+                copied = copied.followed_by(snapshot_opened(config, at_work, tables=replaced))
             # The table that stopped it may have left; otherwise the next replay parks it again.
             state.unpark(at_work.connection, subscription)
             before = lsn = applied_lsn(at_work)
@@ -114,7 +116,7 @@ def _entered_and_forgotten(
     added = {table: each for table, each in published.tables.items() if table not in states}
     removed = tuple(table for table in states if table not in published.tables)
     with at_work.connection.transaction():
-        enter_tables(at_work, added)
+        state.enter_tables(at_work.connection, at_work.subscription.name, added)
         for table in removed:
             state.forget_table(at_work.connection, at_work.subscription.name, table)
     return published, tuple(added), removed
@@ -124,6 +126,17 @@ def _check_columns(at_work: Opened, tables: Mapping[QualifiedName, SyncedTable])
     """Also with `copy_data: false`: reconciling brings rows, so the columns must be there."""
     targets = read_target_tables(at_work.connection, tuple(tables))
     check_targets({name: each.columns for name, each in tables.items()}, targets)
+
+
+def _replaced(at_work: Opened, published: Published) -> tuple[QualifiedName, ...]:
+    """The tables that were dropped and created again on the subscriber, if rows are to be copied at all.
+
+    To a native subscription such a table is a new one (R7.12).
+    """
+    if not at_work.subscription.copy_data:
+        return ()
+    found = replaced_tables(at_work.connection, at_work.subscription.name)
+    return tuple(name for name in found if name in published.tables)
 
 
 def _warnings(config: Config, at_work: Opened, published: Published) -> tuple[str, ...]:

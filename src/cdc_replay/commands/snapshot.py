@@ -174,7 +174,8 @@ class _Work:
 
 
 def _needed(at_work: Opened, states: Mapping[QualifiedName, TableState], log_start: Lsn) -> bool:
-    return not states or any(_needs_copy(at_work, each, log_start) for each in states.values())
+    is_listed = bool(states) or at_work.has_tables_listed()
+    return not is_listed or any(_needs_copy(at_work, each, log_start) for each in states.values())
 
 
 def _needs_copy(at_work: Opened, found: TableState, log_start: Lsn) -> bool:
@@ -309,10 +310,11 @@ def _tables_to_copy(
             f'subscription "{name}" has no table {", ".join(unknown)}',
             detail=f"Its publications have: {', '.join(map(str, sorted(published))) or 'none'}.",
         )
-    if not work.states:
-        enter_tables(at_work, published)
+    entered = set(work.states)
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
-    entered = set(work.states or published)
+    if not at_work.has_tables_listed():
+        state.enter_tables(at_work.connection, name, published)
+        entered = set(published)
     if new := [str(each) for each in work.named if each not in entered]:
         raise SubscriberNotReady(
             f'table {", ".join(new)} is not in subscription "{name}" yet',
@@ -326,12 +328,6 @@ def _tables_to_copy(
         for table, each in published.items()
         if table in entered and _needs_copy(at_work, work.states.get(table, Pending()), work.log_start)
     )
-
-
-def enter_tables(at_work: Opened, published: Mapping[QualifiedName, SyncedTable]) -> None:
-    """Take tables into the subscription: from now on they wait for their snapshot."""
-    for name in published:
-        state.set_table_state(at_work.connection, at_work.subscription.name, name, Pending())
 
 
 def snapshot_lsn(result: SnapshotResult, otherwise: Lsn) -> Lsn:

@@ -1,8 +1,9 @@
-"""With which definition the rows of a table were brought: row filters and columns, as of an LSN.
+"""By which definition the rows of a table were brought, as of which LSN, and into which table.
 
 A changed row filter sends nothing (R9.12), so rows that came under another one stay, and rows that it would
 have let in are missing. Whether that can be so is known by comparing what is in force now with what the table
-was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`.
+was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`. It also tells
+whether the subscriber's table is still the one that was filled, or another one of its name.
 
 It is written before an initial copy, when the table has no rows of ours yet, and behind a copy that replaces
 rows, or with a reconciliation. A crash between can make it older than the rows, never younger: then a
@@ -20,15 +21,24 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.state import is_installed
 
 _REMEMBER: Final = """
-    insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns)
-    values (%s, %s, %s, %s, %s, %s)
+    insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns, relation)
+    values (%(subscription)s, %(schema)s, %(table)s, %(lsn)s, %(filters)s, %(columns)s,
+        to_regclass(format('%%I.%%I', %(schema)s::text, %(table)s::text))::oid)
     on conflict (subscription, schema_name, table_name)
-    do update set lsn = excluded.lsn, filters = excluded.filters, columns = excluded.columns
+    do update set lsn = excluded.lsn, filters = excluded.filters, columns = excluded.columns,
+        relation = excluded.relation
 """
 
 _BROUGHT: Final = """
     select schema_name, table_name, lsn::text, filters, columns
     from cdc_replay.brought where subscription = %s order by schema_name, table_name
+"""
+
+
+_REPLACED: Final = """
+    select schema_name, table_name from cdc_replay.brought
+    where subscription = %s and relation <> to_regclass(format('%%I.%%I', schema_name, table_name))::oid
+    order by schema_name, table_name
 """
 
 
@@ -56,9 +66,20 @@ def remember_brought(
     connection: Connection, subscription: str, name: QualifiedName, lsn: Lsn, definition: Definition
 ) -> None:
     """Store it for a table of the subscription, in place of what was known."""
-    filters = None if definition.filters is None else sorted(definition.filters)
-    values = (subscription, name.schema, name.name, str(lsn), filters, sorted(definition.columns))
+    values = {
+        "subscription": subscription,
+        "schema": name.schema,
+        "table": name.name,
+        "lsn": str(lsn),
+        "filters": None if definition.filters is None else sorted(definition.filters),
+        "columns": sorted(definition.columns),
+    }
     connection.execute(_REMEMBER, values)
+
+
+def replaced_tables(connection: Connection, subscription: str) -> tuple[QualifiedName, ...]:
+    """The subscription's tables in whose place there is another one since their rows were brought."""
+    return tuple(QualifiedName(*names) for names in connection.execute(_REPLACED, (subscription,)))
 
 
 def brought(connection: Connection, subscription: str) -> dict[QualifiedName, Brought]:

@@ -50,6 +50,7 @@ _INSTALL: Final = (
         parked_at pg_lsn,
         parked_reason text,
         parked_transaction pg_lsn,
+        has_tables_listed boolean not null default false,
         created timestamptz not null default pg_catalog.now(),
         check ((parked_at is null) = (parked_reason is null))
     )
@@ -76,6 +77,7 @@ _INSTALL: Final = (
         lsn pg_lsn not null,
         filters text[],
         columns text[] not null,
+        relation oid,
         primary key (subscription, schema_name, table_name),
         foreign key (subscription, schema_name, table_name)
             references cdc_replay.subscription_table on delete cascade
@@ -287,6 +289,23 @@ def table_states(connection: Connection, subscription: str) -> dict[QualifiedNam
         (subscription,),
     )
     return {QualifiedName(schema, name): _state(*stored) for schema, name, *stored in rows}
+
+
+def enter_tables(connection: Connection, subscription: str, names: Iterable[QualifiedName]) -> None:
+    """Take tables into a remembered subscription, all or none: they are `Pending`."""
+    with connection.transaction():
+        for name in names:
+            set_table_state(connection, subscription, name, Pending())
+        connection.execute(
+            "update cdc_replay.subscription set has_tables_listed = true where name = %s", (subscription,)
+        )
+
+
+def has_tables_listed(connection: Connection, subscription: str) -> bool:
+    """Whether its tables were entered; a subscription whose publications list none has none then."""
+    query = "select has_tables_listed from cdc_replay.subscription where name = %s"
+    row = connection.execute(query, (subscription,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def set_table_state(

@@ -155,6 +155,53 @@ def test_refresh_takes_new_tables_in_and_forgets_dropped_ones(twin: Twin) -> Non
         assert (9, 9) not in twin.rows(name, "t")
 
 
+@pytest.mark.parametrize("publication", ["", " for tables in schema empty"])
+def test_publications_may_have_no_tables_yet_or_any_more(twin: Twin, publication: str) -> None:
+    """R7.12: what enters them is not subscribed to before a refresh, as where there were tables before."""
+    later = "create table empty.t (id int primary key, a int)"
+    twin.publisher.run(f"create schema empty; create publication p{publication}")
+    twin.subscribe("s", "p", tables=f"create schema empty; {later}")
+    twin.sync()
+    assert twin.states("s") == {}
+    twin.publish(f"{later};\ninsert into empty.t values (1, 1)")
+    if not publication:
+        twin.publish("alter publication p add table empty.t;\ninsert into empty.t values (2, 2)")
+    twin.sync()
+    assert twin.rows("s", "empty.t") == []
+
+    refresh(twin.config, "s")
+    twin.native("s").refresh()
+    twin.publish("insert into empty.t values (3, 3)")
+    twin.sync()
+    assert (3, 3) in twin.rows("s", "empty.t")
+
+    leaves = "drop table empty.t" if not publication else "drop tables in schema empty"
+    twin.publish(f"alter publication p {leaves};\ninsert into empty.t values (4, 4)")
+    refresh(twin.config, "s")
+    twin.native("s").refresh()
+    twin.sync()
+    assert twin.states("s") == {}
+    assert (4, 4) not in twin.rows("s", "empty.t")
+    assert explain(twin.config, "s").tables == ()
+    assert validate(twin.config, "s").error == "the subscription has no tables to validate"
+    assert status(twin.config).tables == ()
+
+
+def test_a_table_that_the_subscriber_has_created_again_is_filled_by_a_refresh(twin: Twin) -> None:
+    """R7.12: a native subscription does not know the new one before."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t, u; insert into t values (1, 1)")
+    twin.subscribe("s", "p", tables=TABLES)
+    twin.sync()
+    for database in (twin.pairs["s"].ours, twin.pairs["s"].native):
+        database.run("drop table t; create table t (id int primary key, a int)")
+    assert refresh(twin.config, "s").snapshot.rows == 1
+    twin.native("s").refresh()
+    twin.publish("insert into t values (2, 2)")
+    twin.sync()
+    assert twin.rows("s", "t") == [(1, 1), (2, 2)]
+    assert refresh(twin.config, "s").snapshot.tables == ()
+
+
 def test_a_table_is_not_copied_before_its_changes_are_captured(twin: Twin) -> None:
     """A subscription that came into the configuration after `setup` would silently stand still."""
     twin.publisher.run(f"{TABLES}; create publication p for table t; create publication q for table u")
