@@ -44,6 +44,7 @@ from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
     InvalidFilter,
+    PublicationRefused,
     SubscriberNotReady,
     SubscriptionParked,
     TargetMismatch,
@@ -90,9 +91,12 @@ class Outcome:
 
     @property
     def is_refused(self) -> bool:
-        """The subscriber does not take a change of the window, and will not while both stay as they are."""
+        """The subscriber does not take a change of the window, or PostgreSQL would not have sent it.
+
+        Neither changes while both stay as they are.
+        """
         match self.error:
-            case ApplyConflict() | TargetMismatch():
+            case ApplyConflict() | TargetMismatch() | PublicationRefused():
                 return True
             case SubscriberNotReady() | InvalidFilter():
                 # Of a change: its row cannot be found, or its filter fails. Before a plan, of something else.

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
-from cdc_replay.commands.rewritten import Rewrites, rewrites_in, without_rewritten
+from cdc_replay.commands.rewritten import Rewrites, rewrites_in, rewritten_since, tell_of, without_rewritten
 from cdc_replay.commands.shapes import fit
 from cdc_replay.commands.window import definitions_and_summary
 from cdc_replay.errors import SubscriberNotReady, SubscriptionParked
@@ -112,9 +112,12 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
     window = Window(min(behind.values(), default=upto), upto)
     found = content(window)
     publications = at_work.subscription.publications
-    rewritten = found.rewrites.published(publications)
-    if rewritten and at_work.assumed:
+    rewritten = rewritten_since(at_work, change_log, behind, found.rewrites)
+    if rewritten.at and at_work.assumed:
         raise PlannedTooEarly
+    if (end := rewritten.first_end) is not None and end < upto:
+        return dataclasses.replace(_planned(change_log, content, at_work, end), asked=upto)
+    tell_of(at_work, rewritten)
     behind = without_rewritten(at_work, behind, rewritten)
     targets = read_target_tables(at_work.connection, tuple(behind))
     wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}

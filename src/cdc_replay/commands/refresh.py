@@ -35,6 +35,7 @@ from cdc_replay.commands.setup import setup_request
 from cdc_replay.commands.snapshot import (
     Published,
     check_captured,
+    published_now,
     published_tables,
     remembered,
     snapshot_opened,
@@ -104,8 +105,7 @@ def _entered_and_forgotten(
 ) -> tuple[Published, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
     """Take over what the publications list; returns it, with the tables that entered and those that left."""
     publisher = config.publisher(at_work.subscription.publisher)
-    with export_snapshot(config.dsn_of(publisher)) as exported:
-        published = published_tables(at_work, exported)
+    published = published_now(config, at_work)
     if reconcile:
         _check_columns(at_work, published.tables)
     # The slot must carry the new tables' changes before their rows are copied, or what happens in between

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -36,9 +36,11 @@ from cdc_replay.model.publication import PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications
+from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.snapshot.begin import SnapshotRequest
 from cdc_replay.snapshot.load import CopiedTable, load_tables
 from cdc_replay.snapshot.resume import ReadLog
@@ -61,8 +63,9 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
-    A table that was ready before the change log was begun anew is copied again, too, and so is one that the
-    publisher has rewritten (R11.9). Copying named tables lets a parked subscription be replayed again.
+    A table that was ready before the change log was begun anew is copied again, too, and one that the
+    publisher has rewritten is reconciled (R11.9). Copying named tables lets a parked subscription be replayed
+    again.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
@@ -107,6 +110,9 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult.nothing(at_work.subscription.name, time.monotonic() - began)
+    if not tables and not at_work.subscription.copy_data:
+        lsn = _started(config, at_work, _Work(wish, states, change_log, read_log_of(config, publisher.name)))
+        return SnapshotResult(at_work.subscription.name, lsn, lsn, time.monotonic() - began, 0, 0, ())
     with copying(at_work), export_snapshot(config.dsn_of(publisher)) as exported:
         failpoint("snapshot.after_export")
         copied = _copy(
@@ -199,25 +205,34 @@ def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
             return False
 
 
+def _started(config: Config, at_work: Opened, work: _Work) -> Lsn:
+    """Let tables start as they are, with what is committed from now on (`copy_data: false`)."""
+    name = at_work.subscription.name
+    published = published_now(config, at_work)
+    wanted = _tables_to_copy(at_work, published.tables, work)
+    check_captured(published.catalog, at_work.subscription, wanted)
+    lsn = published.catalog.lsn
+    with at_work.connection.transaction():
+        for table in wanted:
+            state.set_table_state(at_work.connection, name, table.table.name, Ready(lsn))
+        remember_definitions(at_work.connection, name, lsn, wanted)
+    return lsn
+
+
 def _copy(at_work: Opened, exported: ExportedSnapshot, work: _Work) -> tuple[CopiedTable, ...]:
     name = at_work.subscription.name
     published = published_tables(at_work, exported)
     wanted = _tables_to_copy(at_work, published.tables, work)
     check_captured(published.catalog, at_work.subscription, wanted)
-    if not at_work.subscription.copy_data and not work.named:
-        for table in wanted:
-            state.set_table_state(
-                at_work.connection, name, table.table.name, Ready(exported.consistent_point)
-            )
-        remember_definitions(at_work.connection, name, exported.consistent_point, wanted)
-        return ()
     copied: list[CopiedTable] = []
+    rewritten = tuple(each for each in wanted if not work.named and _is_rewritten(work, each))
     # An initial copy deletes no row (R7.13); a resync replaces those that are there.
     for replace in (False, True):
         tables = tuple(
             each
             for each in wanted
-            if replace is (bool(work.named) or _is_stale(work.states.get(each.table.name), work.log_start))
+            if each not in rewritten
+            and replace is (bool(work.named) or _is_stale(work.states.get(each.table.name), work.log_start))
         )
         if tables:
             request = _request(at_work, exported, work, tables, replace=replace)
@@ -228,7 +243,29 @@ def _copy(at_work: Opened, exported: ExportedSnapshot, work: _Work) -> tuple[Cop
                 copied += load_tables(spark_session("cdc-replay"), request, progress=work.wish.progress)
             if replace:
                 remember_definitions(at_work.connection, name, exported.consistent_point, tables)
+    if rewritten:
+        copied += _reconciled(at_work, exported, rewritten)
     return tuple(copied)
+
+
+def _is_rewritten(work: _Work, table: SyncedTable) -> bool:
+    found = work.states.get(table.table.name)
+    return isinstance(found, Parked) and found.transaction is None and found.applied_lsn >= work.log_start
+
+
+def _reconciled(
+    at_work: Opened, exported: ExportedSnapshot, tables: tuple[SyncedTable, ...]
+) -> Iterator[CopiedTable]:
+    """Tables whose rows the publisher has rewritten (R11.9), often to what they were: little is moved."""
+    name, lock_timeout = at_work.subscription.name, at_work.subscription.lock_timeout
+    lsn = exported.consistent_point
+
+    def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
+        remember_definitions(connection, name, lsn, tables)
+
+    request = ReconcileRequest(name, exported, at_work.dsn, tables, lock_timeout)
+    for each in reconcile_tables(request, record):
+        yield CopiedTable(each.name, each.rows, each.bytes, each.seconds, lsn)
 
 
 def _request(
@@ -264,9 +301,19 @@ class Published:
 
 def published_tables(at_work: Opened, exported: ExportedSnapshot) -> Published:
     """What the subscription's publications list as of the snapshot, checked as PostgreSQL checks it."""
-    publications = at_work.subscription.publications
     with import_snapshot(exported, purpose="catalog") as connection:
-        catalog = read_catalog(connection, exported.consistent_point)
+        return _published(at_work, read_catalog(connection, exported.consistent_point))
+
+
+def published_now(config: Config, at_work: Opened) -> Published:
+    """The same as of now; an exported snapshot waits for all transactions that are open (R1.34)."""
+    dsn = config.dsn_of(config.publisher(at_work.subscription.publisher))
+    with connect(dsn, purpose="catalog") as connection:
+        return _published(at_work, read_catalog(connection))
+
+
+def _published(at_work: Opened, catalog: PublisherCatalog) -> Published:
+    publications = at_work.subscription.publications
     check_publications(catalog, publications)
     found = {each.table.name: each for each in synced_tables(catalog, publications)}
     targets = read_target_tables(at_work.connection, tuple(found))

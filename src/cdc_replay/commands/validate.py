@@ -22,11 +22,12 @@ from cdc_replay.commands.results import Json, Result
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublishAction, PublisherCatalog
+from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
-from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
+from cdc_replay.publication.mirror import why_not_mirrored
+from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
 from cdc_replay.validate.comparison import ValidatedTable
@@ -35,8 +36,6 @@ from cdc_replay.validate.report import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 log = logging.getLogger(__name__)
-
-_ROW_ACTIONS = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +126,6 @@ def validated_tables(
         notice = changed[name].notice if name in changed else ""
         found.append(ValidatedTable(each, targets[name], reason is None, reason or "", notice))
     return tuple(found)
-
-
-def why_not_mirrored(
-    catalog: PublisherCatalog, publications: Sequence[str], synced: SyncedTable
-) -> str | None:
-    """None if the subscriber must mirror the filtered table; else why native replication does not (R7.5)."""
-    for leaf in synced.leaves:
-        published = resolve(catalog, publications, leaf.id)
-        if published is None:
-            return f"changes of {leaf.name} are not published"
-        if missing := [action.value for action in PublishAction if action not in published.actions]:
-            return f"the publications do not publish {', '.join(missing)}"
-        if any(published.filters[action] != synced.filters for action in _ROW_ACTIONS):
-            return "its row filters differ between publish actions and the initial copy"
-    return None
 
 
 def _result(

@@ -41,6 +41,8 @@ from cdc_replay.filters.expression import (
 from cdc_replay.filters.node_text import Item, Node, malformed, read_node
 from cdc_replay.filters.operators import OPERATOR_OIDS, OPERATORS
 
+_INT4_OF_INT2: Final = 313
+
 MAX_DEPTH: Final = 60
 """Trees deeper than any that a person writes are not translated: that recurses, and so does Spark."""
 
@@ -127,6 +129,9 @@ def _array(node: Node, place: _Place) -> Expression:
 
 
 def _function(node: Node, place: _Place) -> Expression:
+    if node.number("funcid") == _INT4_OF_INT2 and node.number("funcresulttype") != Type.INT4:
+        # The cast to oid is the same function: its result has no sign then.
+        return Unmodelled("a smallint as an oid", _attnums(node))
     return Function(node.number("funcid"), _arguments(node, place))
 
 

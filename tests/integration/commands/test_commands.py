@@ -187,6 +187,25 @@ def test_publications_may_have_no_tables_yet_or_any_more(twin: Twin, publication
     assert status(twin.config).tables == ()
 
 
+def test_a_refresh_that_copies_nothing_waits_for_no_transaction(twin: Twin) -> None:
+    """R1.34: only an exported snapshot does. What is open meanwhile is applied when it commits (R7.11)."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLES, copy_data=False)
+    twin.sync()
+    with twin.publisher.connect() as other, other.transaction():
+        other.execute("insert into t values (1, 1)")
+        twin.publish("alter publication p add table u")
+        other.execute("insert into u values (1, 1)")
+        assert refresh(twin.config, "s").added == ("public.u",)
+        twin.native("s").refresh(copy_data=False)
+        assert refresh(twin.config, "s").added == ()
+        twin.publish("insert into u values (3, 3)")
+        twin.sync()
+    twin.sync()
+    assert twin.rows("s", "t") == [(1, 1)]
+    assert twin.rows("s", "u") == [(1, 1), (3, 3)]
+
+
 def test_a_table_that_the_subscriber_has_created_again_is_filled_by_a_refresh(twin: Twin) -> None:
     """R7.12: a native subscription does not know the new one before."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u; insert into t values (1, 1)")

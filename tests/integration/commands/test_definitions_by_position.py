@@ -17,7 +17,7 @@ import pytest
 from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest
-from cdc_replay.catalog.delta import CATALOG_PREFIX
+from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
@@ -26,6 +26,7 @@ from cdc_replay.failpoints import FAILPOINTS
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from fixtures.captured import Captured
+from fixtures.native import wait_for
 from fixtures.postgres import Database
 from integration.commands.twin import Twin
 
@@ -594,13 +595,33 @@ def test_a_message_that_others_write_under_that_prefix_is_ignored(
 ) -> None:
     """R9.13: also one that is not transactional."""
     set_up_one(twin)
-    for transactional in ("true", "false"):
-        twin.publisher.run(f"select pg_logical_emit_message({transactional}, '{CATALOG_PREFIX}', 'nothing')")
+    for prefix in (CATALOG_PREFIX, REWRITE_PREFIX):
+        for transactional in ("true", "false"):
+            twin.publisher.run(f"select pg_logical_emit_message({transactional}, '{prefix}', 'nothing')")
     twin.publisher.run("insert into t values (1, 11)")
 
     with caplog.at_level(logging.WARNING):
         assert ours(twin) == [(1,)]
-    assert caplog.text.count("cannot be read") == 1
+    assert caplog.text.count("cannot be read") == 2
+
+
+def test_lists_that_disagree_stop_what_they_decide_and_nothing_before(twin: Twin) -> None:
+    """R6.4, R1.36: native applies what was committed before, and stands still for good."""
+    tables = "create table t (id int primary key, a int); create table u (id int primary key, a int)"
+    twin.publisher.run(f"{tables}; create publication p for table t, u; create publication q for table t")
+    twin.subscribe("s", "p", "q", tables=tables)
+    twin.sync()
+    twin.publish(
+        "insert into t values (1, 1);\ninsert into u values (1, 1);\nalter publication q set table t (id);\n"
+        "insert into u values (2, 2);\ninsert into t values (2, 2);\ninsert into u values (3, 3)"
+    )
+
+    [result] = twin.sync_ours("s")
+
+    assert "cannot use different column lists" in (result.replay.error or "")
+    wait_for(lambda: twin.pairs["s"].native.rows("select from u where id = 2") != [], "native")
+    assert twin.rows("s", "t") == [(1, 1)]
+    assert twin.rows("s", "u") == [(1, 1), (2, 2)]
 
 
 @contextlib.contextmanager

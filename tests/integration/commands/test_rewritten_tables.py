@@ -98,21 +98,76 @@ def test_a_rewritten_partition_parks_its_published_root_until_it_is_copied(twin:
     assert "R11.9" in shown
 
 
-def test_a_table_that_is_never_copied_unasked_waits_for_a_named_copy(twin: Twin) -> None:
-    """R7.11: copy_data = false."""
-    subscribed(twin, native=False, copy_data=False)
-    twin.sync_ours()
+def test_a_table_that_is_never_copied_unasked_goes_on_as_natively(
+    twin: Twin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R7.11: copy_data = false. Changes from before and behind the rewrite are not mixed in one window."""
+    subscribed(twin, copy_data=False)
+    twin.sync()
+    twin.publish("insert into t values (3, 3), (4, 4);\nupdate t set a = 30 where id = 3")
     twin.publish(RENUMBERED)
-    twin.publish("insert into t values (7, 7);\ninsert into u values (2, 2)")
+    twin.publish(
+        "insert into t values (7, 7);\nupdate t set a = 40 where id = 104;\ninsert into u values (2, 2)"
+    )
 
-    (synced,) = twin.sync_ours()
+    twin.sync()
 
-    assert (synced.replay.error, synced.snapshot.tables) == (None, ())
-    assert (ours(twin, "t"), ours(twin, "u")) == ([], [(2, 2)])
-    assert isinstance(twin.states("s")["t"], Parked)
+    assert twin.rows("s", "t") == [(3, 30), (4, 4), (7, 7)]
+    assert twin.rows("s", "u") == [(2, 2)]
+    assert "because copy_data is false; `cdc-replay refresh s --reconcile` brings what differs" in caplog.text
 
     snapshot(twin.config, "s", tables=[QualifiedName("public", "t")])
     twin.publish("update t set a = 8 where id = 7")
     (synced,) = twin.sync_ours()
     assert synced.replay.error is None
-    assert ours(twin, "t") == [(101, 1), (102, 2), (7, 8)]
+    assert ours(twin, "t") == [(101, 1), (102, 2), (103, 30), (104, 40), (7, 8)]
+
+
+T = "create table t (id int primary key, a int)"
+WIDENED = "alter table t alter a type bigint"
+
+
+@pytest.mark.parametrize(
+    ("before", "publication", "because"),
+    [
+        ("", "for table t with (publish = 'insert')", "the publications do not publish update, delete"),
+        ("alter publication p set table t where (id > 1)", "for table t where (id < 9)", "its row filter"),
+    ],
+)
+def test_a_table_that_does_not_mirror_the_publisher_keeps_its_rows(
+    twin: Twin, caplog: pytest.LogCaptureFixture, before: str, publication: str, because: str
+) -> None:
+    """R2.2, R9.12: what a copy would take away is rightly there."""
+    twin.publisher.run(f"{T}; create publication p {publication}")
+    twin.publisher.run("insert into t values (1, 1), (2, 2)")
+    twin.subscribe("s", "p", tables="create table t (id int primary key, a bigint)")
+    twin.sync()
+    if before:
+        twin.publish(before)
+    twin.publish(f"update t set a = 5 where id = 2;\n{WIDENED};\ninsert into t values (3, 30000000000)")
+
+    twin.sync()
+
+    assert [row[0] for row in twin.rows("s", "t")] == [1, 2, 3]
+    assert f"because {because}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("listed", "ddl"), [("", WIDENED), (" (id, a)", "alter table t add serial bigserial")]
+)
+def test_a_rewrite_that_changes_nothing_moves_nothing(twin: Twin, listed: str, ddl: str) -> None:
+    """R8.2: integer to bigint, and a column that is not published; `own` is the subscriber's."""
+    twin.publisher.run(f"{T}; create publication p for table t{listed}")
+    twin.publisher.run("insert into t values (1, 1), (2, 2)")
+    there = "create table t (id bigint primary key, a bigint, own text default 'own')"
+    twin.subscribe("s", "p", tables=there)
+    twin.sync()
+    for database in (twin.pairs["s"].ours, twin.pairs["s"].native):
+        database.run("update t set own = 'kept'")
+    twin.publish(f"{ddl};\nupdate t set a = 5 where id = 2")
+
+    (synced,) = twin.sync_ours()
+    twin.native("s").wait()
+
+    assert [(each.table, each.rows) for each in synced.snapshot.tables] == [("public.t", 1)]
+    assert twin.rows("s", "t") == [(1, 1, "kept"), (2, 5, "kept")]

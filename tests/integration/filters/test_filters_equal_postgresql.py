@@ -104,6 +104,7 @@ ON_SERVER = (
     "to_tsvector('english', s) @@ plainto_tsquery('english', 'abc')", "bits = B'1010'",
     "bits & B'1000' = B'1000'", "encode(by, 'hex') = '00ff'", "octet_length(by) = 2", "ip << '10.0.0.0/8'",
     "ip = '10.0.0.1'", "host(ip) = '10.0.0.1'", "r @> 3", "lower(r) = 1", "isempty(r)",
+    "i2::oid = o", "i2::oid > 5", "o = (-1)::smallint::oid",
     "pt <@ box '(0,0),(5,5)'", "m > '1'", "num_nulls(a, i2) = 0", "(a < 5 or s ~ 'b') and b",
 )  # fmt: skip
 """Filters that are left to PostgreSQL."""
