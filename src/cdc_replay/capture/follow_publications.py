@@ -1,7 +1,6 @@
 """The function by which the capture publications follow the subscribed ones (`event_trigger`).
 
-It is `publication.capture_set` and `publications.publishes_generated` in the catalogs' own terms, as far as
-they add:
+It is `publication.capture_set` in the catalogs' own terms, as far as it adds:
 
 | CTE                            | is                                                                  |
 |--------------------------------|---------------------------------------------------------------------|
@@ -110,17 +109,6 @@ begin
             format('comment on publication %I is %L', k.pubname, obj_description(k.oid, 'pg_publication'))
         ])
         from widened k
-        union all
-        select format('alter publication %I set (publish_generated_columns = stored)', k.pubname)
-        from pg_publication k
-        where k.pubname = any({captures}) and to_jsonb(k) ->> 'pubgencols' = 'n' and exists (
-            select from subscribed p
-            where to_jsonb(p) ->> 'pubgencols' = 's' or exists (
-                select from pg_publication_rel m
-                join pg_attribute a on a.attrelid = m.prrelid and a.attnum = any(m.prattrs::int2[])
-                where m.prpubid = p.oid and a.attgenerated = 's'
-            )
-        )
     loop
         execute statement;
     end loop;

@@ -29,7 +29,7 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.errors import PublisherNotReady
-from cdc_replay.model.publication import Generated, Publication, PublishAction, PublisherCatalog
+from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, root_set
@@ -118,23 +118,6 @@ def publication_comments(connection: Connection) -> dict[str, str | None]:
     return dict(found)
 
 
-def publishes_generated(catalog: PublisherCatalog, publications: Sequence[str]) -> bool:
-    """Whether one of them publishes a stored generated column, by option or by column list (R6.9)."""
-    return any(
-        publication.publish_generated or _lists_generated(catalog, publication)
-        for publication in catalog.existing(publications)
-    )
-
-
-def _lists_generated(catalog: PublisherCatalog, publication: Publication) -> bool:
-    return any(
-        column.generated is Generated.STORED and column.name in membership.columns
-        for relation, membership in publication.memberships.items()
-        if membership.columns is not None and relation in catalog.tables
-        for column in catalog.tables[relation].columns
-    )
-
-
 def _is_of(comment: str | None, slot: str) -> bool:
     text = comment_text(slot)
     # The separator too: the name of another slot may begin with this one's.
@@ -167,7 +150,8 @@ class _Wanted:
 
 def _all_wanted(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[_Wanted]:
     version = catalog.server_version
-    generated = publishes_generated(catalog, publications)
+    # Row filters decide by the values of stored generated columns, also where nobody gets these (R3.13).
+    generated = version >= GENERATED_COLUMNS_SINCE
     members = capture_set(catalog, publications)
     for action, name in CAPTURE_PUBLICATIONS.items():
         yield _Wanted(

@@ -423,7 +423,9 @@ WITHOUT_A_RULE: Final[Mapping[str, str]] = {
     "jsonb_path_exists, jsonb_typeof, XMLEXISTS, …": "PostgreSQL's own documents and paths",
     "= ANY (column), array_length, array_position, …": "a column's array is text until PostgreSQL reads it",
     "full text, ranges, geometric types, inet, bit strings": "PostgreSQL's own types",
-    "generated columns": "their values are not sent, but computed again (R3.13)",
+    "generated columns: virtual ones, and all before PostgreSQL 18": (
+        "their values are not sent, but computed again (R3.13)"
+    ),
     "constants of other types, or in another encoding than UTF-8": "their stored form is not understood",
 }
 """What is left to PostgreSQL because nothing here is about it, for the reader of `docs/filters.md`."""

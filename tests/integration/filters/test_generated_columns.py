@@ -78,6 +78,37 @@ def test_generated_columns_decide_about_inserts_under_any_identity(twin: Twin) -
     assert twin.rows("s", "t") == [(2, 6), (3, 20), (5, 9), (6, 8)]
 
 
+def test_the_value_decides_that_was_stored(twin: Twin) -> None:
+    """R3.13: a partition may have another expression than its root, and a function another body since."""
+    if server_version(twin.publisher) < SINCE_18:
+        pytest.skip("before 18 the values are not sent")
+    twin.publish(
+        "create function f(int) returns int immutable language sql return $1 * 2;\n"
+        "create table t (id int primary key, a int, g int generated always as (f(a)) stored);\n"
+        "create table r (id int primary key, a int, g int generated always as (a * 2) stored)"
+        " partition by range (id);\n"
+        "create table r1 partition of r for values from (0) to (100);\n"
+        "create table r2 (g int generated always as (a * 10) stored, a int, id int primary key);\n"
+        "alter table r attach partition r2 for values from (100) to (200);\n"
+        "create publication p for table t where (g > 10), r where (g > 50)"
+        " with (publish = 'insert', publish_via_partition_root = true)"
+    )
+    twin.subscribe("s", "p", tables="create table t (id int primary key, a int);create table r (like t)")
+    twin.sync()
+
+    twin.publish(
+        "insert into t (id, a) values (1, 3), (2, 7);\n"
+        "create or replace function f(int) returns int immutable language sql return $1 * 10;\n"
+        "insert into t (id, a) values (3, 1), (4, 2);\n"
+        "insert into r (id, a) values (1, 20), (2, 30), (101, 3), (102, 6);\n"
+        "alter publication p set table r;\nalter table t drop column g;\ndrop function f"
+    )
+    twin.sync()
+
+    assert [row[0] for row in twin.rows("s", "t")] == [2, 4]
+    assert [row[0] for row in twin.rows("s", "r")] == [102, 2]
+
+
 def test_virtual_generated_columns_decide_as_on_the_publisher(twin: Twin) -> None:
     """R3.13: 18 expands them, so they may be used where the identity has what they are computed from."""
     if server_version(twin.publisher) < SINCE_18:
