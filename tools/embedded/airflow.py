@@ -307,8 +307,20 @@ class Client:
         return self.request("GET", f"{path}?deserialize=true")["value"]
 
     def asset_events(self, uri: str) -> tuple[dict[str, Any], ...]:
-        """The extras of an asset's events, the oldest first."""
-        events = self.request("GET", "/api/v2/assets/events?order_by=timestamp&limit=500")["asset_events"]
+        """The extras of an asset's events, the oldest first.
+
+        Waits until the runs that events have made have started: Airflow fails to list their events before.
+        """
+
+        def answer() -> dict[str, Any] | None:
+            try:
+                return self.request("GET", "/api/v2/assets/events?order_by=timestamp&limit=500")
+            except Refused as refused:
+                if refused.status != _SERVER_ERROR:
+                    raise
+                return None
+
+        events = wait_for(answer, "the events of assets", 120)["asset_events"]
         return tuple(event["extra"] for event in events if event["uri"] == uri)
 
     def make_asset_event(self, uri: str, extra: Mapping[str, Any]) -> None:
