@@ -97,7 +97,7 @@ def _published(
 class Rewritten:
     """The tables of a subscription that were rewritten, each with the end of the last commit that did it.
 
-    `parked` are to be copied again. The others go on, each for the reason that `going_on` gives.
+    `parked` are to be reconciled. The others go on, each for the reason that `going_on` gives.
     """
 
     at: Mapping[QualifiedName, Lsn]
@@ -160,13 +160,13 @@ def tell_of(at_work: Opened, rewritten: Rewritten) -> None:
 def without_rewritten(
     at_work: Opened, behind: Mapping[QualifiedName, Lsn], rewritten: Rewritten
 ) -> dict[QualifiedName, Lsn]:
-    """`behind` without those that are to be copied again: they are parked."""
+    """`behind` without those that are to be reconciled: they are parked."""
     kept = dict(behind)
     for table in sorted(rewritten.parked):
         rewritten_at = rewritten.at[table]
         reason = (
             f"its rows on the publisher were rewritten by the transaction that committed at {rewritten_at},"
-            " which sends no changes (R11.9); it is copied again by the next snapshot or sync"
+            " which sends no changes (R11.9); the next snapshot or sync brings what differs"
         )
         applied_lsn = kept.pop(table)
         name = at_work.subscription.name
