@@ -17,13 +17,12 @@ from cdc_replay.filters.compile import ServerFilter, compile_filter
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.postgres.connection import connect
+from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.publication.restrictions import check_publications, warnings_for
 
 BY_POSITION: Final = "exact by position: the publisher has the event triggers"
 BY_PULL: Final = "as each pull finds them: the publisher has no event triggers"
-
-_ROW_ACTIONS = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def explain_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tu
             continue
         published = resolve(catalog, publications, table.id)
         if published is not None:
-            filters = tuple(published.filters[action] for action in _ROW_ACTIONS)
+            filters = tuple(published.filters[action] for action in ROW_ACTIONS)
             alike.setdefault((published.table.name, published.actions, filters), []).append(published)
     return tuple(
         _explain(each, catalog) for each in sorted(alike.values(), key=lambda each: each[0].table.name)

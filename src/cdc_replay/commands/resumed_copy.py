@@ -16,12 +16,11 @@ from cdc_replay.commands.window import catalog_history, decode_window
 from cdc_replay.config import Config
 from cdc_replay.errors import ChangeLogPruned
 from cdc_replay.model.lsn import Window
-from cdc_replay.model.publication import PublishAction, PublisherCatalog
+from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import RelationId
+from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.snapshot.resume import LoggedChanges, ReadLog
 from cdc_replay.spark_session import spark_session
-
-_ROW_ACTIONS = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
 
 
 def history_of(header: LogHeader) -> str:
@@ -59,4 +58,4 @@ def _logged(change_log: ChangeLog, window: Window, leaves: Sequence[RelationId])
 def _is_followed(catalog: PublisherCatalog, leaf: RelationId) -> bool:
     """Whether the log gets every row change of the leaf under this catalog."""
     table = catalog.tables.get(leaf)
-    return table is not None and all(is_captured(catalog, table, action) for action in _ROW_ACTIONS)
+    return table is not None and all(is_captured(catalog, table, action) for action in ROW_ACTIONS)

@@ -10,7 +10,7 @@ word is noticed by the keep-alive packets that its host does not answer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -102,10 +102,14 @@ def _parts(dsn: str, purpose: str) -> dict[str, Any]:
 
 
 def _pin(server_version: int) -> psycopg.sql.Composed:
-    """One statement for all settings; literals, because a walsender takes no parameters."""
     settings = dict(PINNED_SETTINGS)
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
+    return setting_statement(settings)
+
+
+def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
+    """One statement that gives the session all of them; literals, because a walsender takes no parameters."""
     calls = [
         psycopg.sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
         for name, value in settings.items()

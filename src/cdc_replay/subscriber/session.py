@@ -17,7 +17,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege
-from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect
+from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect, setting_statement
 
 FORMATS: Final = ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output", "xmloption")
 """Settings by which values are read and written, of those that are pinned elsewhere (R1.11)."""
@@ -75,8 +75,7 @@ def comparable_texts(connection: Connection) -> Iterator[None]:
 
     After an error the session is as it is: nothing more is to be written.
     """
-    for name in FORMATS:
-        connection.execute("select set_config(%s, %s, false)", (name, PINNED_SETTINGS[name]))
+    connection.execute(setting_statement({name: PINNED_SETTINGS[name] for name in FORMATS}))
     yield
     _reset_formats(connection)
 
