@@ -27,13 +27,14 @@ from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.fences import Fences, fences_of
 from cdc_replay.commands.moments import moment_of
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.commands.unsent import Fence, Unsent, fence_of
+from cdc_replay.commands.unsent import Unsent
 from cdc_replay.commands.window import decode_window, definitions
 from cdc_replay.compact import Survey, lacks_values, net_changes, repaired, survey, upserted
 from cdc_replay.config import Config, PublisherConfig
@@ -67,7 +68,7 @@ class _Destination:
 class _Publisher:
     config: PublisherConfig
     dsn: str
-    fence: Fence
+    fences: Fences
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,11 @@ def backfill(
             read = Window(wanted.after, _level_position(config, at_work, wanted))
         with (
             _destination(at_work, change_log, into) as destination,
-            fence_of(config, publisher) as fence,
+            fences_of(config, publisher) as fences,
         ):
             routes = _routes(change_log, at_work, destination, read)
             whole = _whole(routes, destination, is_repair=into is None)
-            source = _Publisher(publisher, config.dsn_of(publisher), fence)
+            source = _Publisher(publisher, config.dsn_of(publisher), fences)
             work = _Work(change_log, read, wanted, routes, whole, destination, source, into is None)
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
                 counts, applied = _apply(work, dry_run=dry_run)
@@ -313,10 +314,11 @@ def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
 
 def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple[History, bool]]:
     """Where to look for values that were not sent, and whether it is the last place."""
-    unsent = Unsent(work.publisher.config, work.routes, found, work.publisher.fence)
+    unsent, session = Unsent(work.publisher.config, work.routes, found), changes.sparkSession
     yield unsent.in_window(changes, work.read), False
-    yield unsent.at_fence(changes.sparkSession, work.read.after), False
-    yield unsent.at_fence_with_whole_log(changes.sparkSession), True
+    fence = work.publisher.fences.of(work.read)
+    yield unsent.at_fence(session, fence, work.read.after), False
+    yield unsent.at_fence_with_whole_log(session, fence), True
 
 
 @dataclass(frozen=True, slots=True)

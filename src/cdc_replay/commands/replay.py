@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.fences import fences_of
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.parking import Attempt, Outcome, settled
 from cdc_replay.commands.pipeline import Pipeline, Sources, failed
 from cdc_replay.commands.results import ReplayResult
-from cdc_replay.commands.unsent import fence_of
 from cdc_replay.commands.unsent_windows import Source
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
@@ -134,8 +134,8 @@ def replay_through(
 
 @contextlib.contextmanager
 def _source(config: Config, publisher: PublisherConfig, fence: ExportedSnapshot | None) -> Iterator[Source]:
-    with fence_of(config, publisher, fence) as opened_fence:
-        yield Source(publisher, config.dsn_of(publisher), opened_fence)
+    with fences_of(config, publisher, fence) as fences:
+        yield Source(publisher, config.dsn_of(publisher), fences)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@
 | the whole log up to F           | an earlier change of the row, of any age                             |
 
 They are tried in this order, until no row would be inserted without a value. A fence is a snapshot of the
-publisher, exported at F, and the log captured up to F: together they tell whether a row of the publisher is
-still the one that entered, and its value still the same (`fill`).
+publisher and the log that has led to it, up to F (`commands.fences`): together they tell whether a row of the
+publisher is still the one that entered, and its value still the same (`fill`).
 
 Nothing is written to the subscriber before all of this is done.
 """
@@ -17,60 +17,29 @@ Nothing is written to the subscriber before all of this is done.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import functools
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.captured import is_captured
+from cdc_replay.commands.fences import Fence
 from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.window import catalog_history, decode_window
 from cdc_replay.compact import Survey
-from cdc_replay.config import Config, PublisherConfig
-from cdc_replay.failpoints import failpoint
+from cdc_replay.config import PublisherConfig
 from cdc_replay.fill import FollowedLeaf, History
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.route.routes import Routes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger(__name__)
-
-Fence: TypeAlias = Callable[[], ExportedSnapshot]
-"""Gives the fence; the first call exports the snapshot and captures up to its consistent point."""
-
-_IDENTIFYING = (PublishAction.INSERT, PublishAction.UPDATE)
+_IDENTIFYING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
 """What must be in the log of a leaf, so that a row is never taken for another one with the same key."""
-
-
-@contextlib.contextmanager
-def fence_of(
-    config: Config, publisher: PublisherConfig, opened: ExportedSnapshot | None = None
-) -> Iterator[Fence]:
-    """The fence for as long as the context is open: one for all who need it, none if nobody does.
-
-    Where the caller has opened one already, it is that one.
-    """
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def fence() -> ExportedSnapshot:
-            log.info("publisher %s: opening a fence to read values that were not sent", publisher.name)
-            exported = opened or stack.enter_context(export_snapshot(config.dsn_of(publisher)))
-            captured_up_to(config, publisher.name, exported.consistent_point)
-            failpoint("fill.after_fence")
-            return exported
-
-        yield fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +49,6 @@ class Unsent:
     publisher: PublisherConfig
     routes: Routes
     found: Survey
-    fence: Fence
 
     def in_window(self, changes: DataFrame, window: Window) -> History:
         """The window itself; `changes` may hold more than it."""
@@ -88,17 +56,18 @@ class Unsent:
         inside = changes.where(changes["commit_lsn"] > window.after.value)
         return History(inside, self._leaves(change_log, window))
 
-    def at_fence(self, session: SparkSession, after: Lsn) -> History:
-        """The log after `after` up to the fence, and the publisher there."""
-        exported = self.fence()
+    def at_fence(self, session: SparkSession, fence: Fence, after: Lsn) -> History:
+        """The log after `after` that has led to the fence, and the publisher there."""
         change_log = ChangeLog.open(self.publisher.change_log)
-        window = Window(after, exported.consistent_point)
+        window = Window(after, fence.upto)
         changes = decode_window(session, change_log, window)
-        return History(changes, self._leaves(change_log, window), exported)
+        if fence.unseen:
+            changes = changes.where(~changes["commit_lsn"].isin([lsn.value for lsn in fence.unseen]))
+        return History(changes, self._leaves(change_log, window), fence.snapshot)
 
-    def at_fence_with_whole_log(self, session: SparkSession) -> History:
+    def at_fence_with_whole_log(self, session: SparkSession, fence: Fence) -> History:
         """As `at_fence`, with all that the log has."""
-        return self.at_fence(session, ChangeLog.open(self.publisher.change_log).start_lsn)
+        return self.at_fence(session, fence, ChangeLog.open(self.publisher.change_log).start_lsn)
 
     def _leaves(self, change_log: ChangeLog, window: Window) -> tuple[FollowedLeaf, ...]:
         entered = {target for target, _, _ in self.found.unsent}

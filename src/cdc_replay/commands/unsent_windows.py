@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cdc_replay.apply.window import BeforeCommit, apply_window
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.fences import Fences
 from cdc_replay.commands.plan import Plan, content_of, plan_window
 from cdc_replay.commands.staged_windows import request_of
-from cdc_replay.commands.unsent import Fence, Unsent
+from cdc_replay.commands.unsent import Unsent
 from cdc_replay.commands.window import decode_window
 from cdc_replay.compact import Survey, lacks_values, net_changes, survey
 from cdc_replay.config import PublisherConfig
@@ -41,7 +42,7 @@ class Source:
 
     publisher: PublisherConfig
     dsn: str
-    fence: Fence
+    fences: Fences
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +86,28 @@ def apply_with_unsent(plan: Plan, found: Survey, source: Source, record: Record)
 def _histories(flow: _Flow, source: Source) -> Iterator[tuple[_Flow, History, bool]]:
     """What to apply, where to look for its unsent values, and whether it is the last that can be tried."""
     window, session = flow.plan.window, flow.changes.sparkSession
-    unsent = Unsent(source.publisher, flow.plan.routes, flow.found, source.fence)
+    unsent = Unsent(source.publisher, flow.plan.routes, flow.found)
     yield flow, unsent.in_window(flow.changes, window), False
-    yield flow, unsent.at_fence(session, window.after), False
-    if (fence := source.fence().consistent_point) > window.upto:
-        flow = _extended(flow, source, fence)
-        unsent = Unsent(source.publisher, flow.plan.routes, flow.found, source.fence)
-        yield flow, unsent.at_fence(session, window.after), False
-    yield flow, unsent.at_fence_with_whole_log(session), True
+    fence = source.fences.of(window)
+    yield flow, unsent.at_fence(session, fence, window.after), False
+    if fence.complete_upto > window.upto:
+        flow = _extended(flow, source, fence.complete_upto)
+        unsent = Unsent(source.publisher, flow.plan.routes, flow.found)
+        yield flow, unsent.at_fence(session, fence, window.after), False
+    yield flow, unsent.at_fence_with_whole_log(session, fence), True
 
 
-def _extended(flow: _Flow, source: Source, fence: Lsn) -> _Flow:
-    """The flow of the window up to the fence."""
+def _extended(flow: _Flow, source: Source, upto: Lsn) -> _Flow:
+    """The flow of the window, which goes up to `upto` instead."""
     change_log = ChangeLog.open(source.publisher.change_log)
     content = functools.partial(content_of, change_log)
-    plan = plan_window(change_log, content, flow.plan.opened, fence, may_be_cut=False)
+    plan = plan_window(change_log, content, flow.plan.opened, upto, may_be_cut=False)
     log.warning(
         "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
         " and that have changed since",
         plan.name,
         flow.plan.window,
-        fence,
+        upto,
     )
     changes = decode_window(flow.changes.sparkSession, change_log, plan.window)
     extended = _Flow(plan, changes, Survey((), ()))

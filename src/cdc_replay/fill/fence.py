@@ -25,7 +25,7 @@ from cdc_replay.fill.follow import as_batch
 from cdc_replay.fill.leaves import FollowedLeaf
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
 from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class FencedLeaf:
         )
 
 
-def fenced_leaves(snapshot: ExportedSnapshot, leaves: Iterable[FollowedLeaf]) -> dict[int, FencedLeaf]:
+def fenced_leaves(snapshot: SharedSnapshot, leaves: Iterable[FollowedLeaf]) -> dict[int, FencedLeaf]:
     """Those of `leaves` that are still there with the same replica identity, by oid."""
     by_id = {int(leaf.id): leaf for leaf in leaves}
     found: dict[int, FencedLeaf] = {}
@@ -122,7 +122,7 @@ def _keys(table: TargetTable, leaf: FollowedLeaf) -> tuple[tuple[str, str, Opera
 class FenceReader:
     """Reads what entries are waiting for; runs on executors, one connection per task."""
 
-    snapshot: ExportedSnapshot
+    snapshot: SharedSnapshot
     leaves: Mapping[int, FencedLeaf]
     types: Mapping[int, tuple[tuple[str, int, int], ...]]
     """By relation version: name, type oid and typmod of the tuple's values."""

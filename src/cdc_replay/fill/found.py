@@ -26,7 +26,7 @@ from cdc_replay.fill.leaves import FOUND, FollowedLeaf
 from cdc_replay.model.change import CHANGES, ChangeKind
 from cdc_replay.model.links import Key, Slot, linked
 from cdc_replay.model.lsn import ZERO
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
+from cdc_replay.postgres.exported_snapshot import SharedSnapshot
 
 Position: TypeAlias = tuple[int, int]
 """Commit LSN and seq of a row change, which no other row change has."""
@@ -38,12 +38,12 @@ _POSITION: Final = ("commit_lsn", "seq")
 class History:
     """Unfiltered changes (CHANGES) in which the rows of `leaves` can be followed.
 
-    With a `fence` they reach exactly up to its consistent point.
+    With a `fence` they are those that have led to the rows in it, exactly.
     """
 
     changes: DataFrame
     leaves: tuple[FollowedLeaf, ...]
-    fence: ExportedSnapshot | None = None
+    fence: SharedSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,20 +41,23 @@ MAY_REPLICATE: Final = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedSnapshot:
-    """What another connection, on any host, needs to read the database as of `consistent_point`.
-
-    A transaction is in the snapshot if and only if its commit LSN is at or below `consistent_point`.
-    """
+@dataclass(frozen=True, slots=True, repr=False)
+class SharedSnapshot:
+    """What another connection, on any host, needs to read the database as it is in a snapshot."""
 
     dsn: str
-    consistent_point: Lsn
     name: str
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
-        return f"ExportedSnapshot(consistent_point={self.consistent_point}, name={self.name!r})"
+        return f"{type(self).__name__}(name={self.name!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportedSnapshot(SharedSnapshot):
+    """A snapshot that holds a transaction if and only if its commit LSN is at or below `consistent_point`."""
+
+    consistent_point: Lsn
 
 
 @contextlib.contextmanager
@@ -93,7 +96,7 @@ def _export(connection: Connection, dsn: str) -> ExportedSnapshot:
     slot = sql.Identifier(f"cdc_replay_snapshot_{secrets.token_hex(8)}")
     with translated_errors("cannot export a snapshot"), _not_ready_errors():
         ((_, consistent_point, name, _),) = connection.execute(EXPORT.format(slot)).fetchall()
-    snapshot = ExportedSnapshot(dsn, Lsn.parse(consistent_point), name)
+    snapshot = ExportedSnapshot(dsn, name, Lsn.parse(consistent_point))
     logger.info("exported snapshot %s at consistent point %s", name, consistent_point)
     return snapshot
 
@@ -111,7 +114,7 @@ def _not_ready_errors() -> Iterator[None]:
         ) from error
 
 
-def import_snapshot(snapshot: ExportedSnapshot, *, purpose: str) -> Connection:
+def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
     """A connection inside a read-only transaction that sees the database as of the snapshot.
 
     The transaction is repeatable read; it stays valid when the export ends, until it is committed or rolled
@@ -135,13 +138,13 @@ def import_snapshot(snapshot: ExportedSnapshot, *, purpose: str) -> Connection:
 
 
 @contextlib.contextmanager
-def _gone_errors(snapshot: ExportedSnapshot) -> Iterator[None]:
+def _gone_errors(snapshot: SharedSnapshot) -> Iterator[None]:
     try:
         yield
     except (pg.InvalidParameterValue, pg.UndefinedObject, pg.ObjectNotInPrerequisiteState) as error:
         raise PublisherNotReady(
             f'snapshot "{snapshot.name}" is no longer exported: {error.diag.message_primary}',
-            detail=f"It was exported at {snapshot.consistent_point}; the process that exported it has ended.",
+            detail="The process that exported it has ended.",
             hint="Run the command again.",
             rule="R1.34",
         ) from error

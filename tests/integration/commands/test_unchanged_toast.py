@@ -8,12 +8,16 @@ hold what the publisher has.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import yaml
 
+from cdc_replay.capture.pull import current_position
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands import fences
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
@@ -23,8 +27,10 @@ from cdc_replay.commands.status import status
 from cdc_replay.commands.validate import validate
 from cdc_replay.config import load_config
 from cdc_replay.errors import UnknownValue
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
+from fixtures.native import wait_for
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -244,6 +250,118 @@ def test_the_window_is_extended_to_the_change_that_has_the_value(
     assert warning.startswith("subscription s: window")
     assert ours(twin, "s", "table t order by id") == [(20, 0, "A"), (22, 0, "b"), (50, 0, None)]
     assert twin.states("s")["t"] == Ready(result.to_lsn)
+
+
+def test_open_transactions_are_not_waited_for(twin: Twin) -> None:
+    """R1.35: a slot's snapshot would wait for them. One has changed a row that enters, after it did."""
+    subscribed(twin, native=False)
+    with twin.publisher.connect() as idle, twin.publisher.connect() as prepared:
+        idle.execute("begin; insert into v values (1)")
+        twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
+        prepared.execute(f"begin; update t set body = {long('A')}, id = 22 where id = 21".encode())
+        prepared.execute("prepare transaction 'not yet'")
+
+        twin.sync_ours()
+
+        assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (21, 0, "b")]
+        prepared.execute("commit prepared 'not yet'")
+        idle.execute("commit")
+    twin.sync_ours()
+    assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (22, 0, "A")]
+
+
+def test_what_is_committed_while_the_fence_is_opened_comes_after_it(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits between the snapshot and the position: they are in the log, and not in the rows.
+
+    They bring a row in, change the value of one that has entered, and give another a key that was left.
+    """
+    subscribed(twin, native=False)
+    twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
+    capture(twin.config, "pub")
+    seen = []
+    query = "select * from t where id > 10 order by id"
+
+    def busy(dsn: str) -> Lsn:
+        seen.append(short(twin.publisher.rows(query)))
+        twin.publish(f"""
+            update t set id = id + 100 where id = 20;
+            update t set id = 20, body = {long("A")} where id = 21;
+            update t set id = 21 where id = 20;
+            update t set id = id - 100 where id = 120
+        """)
+        twin.publish("update t set id = id + 20 where id = (select min(id) from t)")
+        return current_position(dsn)
+
+    monkeypatch.setattr(fences, "current_position", busy)
+    replayed(twin)
+    monkeypatch.undo()
+
+    assert ours(twin, "s", "table t order by id") == seen[-1]
+    assert len(seen) == 1
+    twin.sync_ours()
+    assert ours(twin, "s", "table t order by id") == short(twin.publisher.rows(query))
+    assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (21, 0, "A"), (23, 0, "c")]
+
+
+WAITING = "select from pg_stat_activity where wait_event = 'SyncRep'"
+
+
+@pytest.fixture
+def standby(twin: Twin) -> Iterator[Callable[[], None]]:
+    """Sessions that ask for it wait for a standby that is not there, until this is called."""
+
+    def answers() -> None:
+        twin.publisher.run("alter system reset synchronous_standby_names")
+        twin.publisher.run("select pg_reload_conf()")
+
+    twin.publisher.run(f"alter database {twin.publisher.name} set synchronous_commit = local")
+    twin.publisher.run("alter system set synchronous_standby_names = 'nobody'")
+    twin.publisher.run("select pg_reload_conf()")
+    yield answers
+    answers()
+
+
+def test_a_commit_that_waits_for_a_standby_is_waited_for(
+    twin: Twin, standby: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in the log, and nobody sees it before the standby has answered."""
+    subscribed(twin, native=False)
+    caplog.set_level(logging.INFO, "cdc_replay.commands.fences")
+    with ThreadPoolExecutor(2) as pool, twin.publisher.connect() as waiting:
+        waiting.execute("set synchronous_commit = on")
+        committed = pool.submit(waiting.execute, "update t set id = 20 where id = 1")
+        wait_for(lambda: bool(twin.publisher.rows(WAITING)), "the commit to wait")
+        synced = pool.submit(twin.sync_ours)
+        wait_for(lambda: "not visible yet" in caplog.text or synced.done(), "the fence to be opened")
+        assert ours(twin, "s", "table t") == []
+        standby()
+        committed.result()
+        synced.result()
+    assert "not visible yet" in caplog.text
+    assert ours(twin, "s", "table t") == [(20, 0, "a")]
+
+
+def test_a_commit_behind_the_window_that_waits_for_a_standby_is_not(
+    twin: Twin, standby: Callable[[], None]
+) -> None:
+    """The snapshot holds commits behind it, one of them of a row that has entered."""
+    subscribed(twin, native=False)
+    twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
+    end = capture(twin.config, "pub").to_lsn
+    with ThreadPoolExecutor(1) as pool, twin.publisher.connect() as waiting:
+        waiting.execute("set synchronous_commit = on")
+        committed = pool.submit(waiting.execute, "update t set id = 23 where id = 3")
+        wait_for(lambda: bool(twin.publisher.rows(WAITING)), "the commit to wait")
+        twin.publish("update t set id = 22 where id = 20;\nupdate t set id = 24 where id = 4")
+        (result,) = replay(twin.config, ["s"], to_lsn=end)
+        assert (result.error, result.to_lsn) == (None, end)
+        assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (21, 0, "b")]
+        standby()
+        committed.result()
+    twin.sync_ours()
+    assert ours(twin, "s", "table t order by id") == [(21, 0, "b"), (22, 0, "a"), (23, 0, "c"), (24, 0, "d")]
 
 
 @pytest.mark.parametrize("gone", ["delete from t where id = 20", "truncate t"])

@@ -1,0 +1,58 @@
+"""A snapshot that waits for nobody tells by transaction ids what it holds (R1.35)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.postgres.present_snapshot import PresentSnapshot, export_present
+from fixtures.postgres import Database
+
+INSERT = "with inserted as (insert into t values (%s) returning 1) select"
+XID = "pg_current_xact_id()::text::bigint %% 4294967296 from inserted"
+
+
+def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> None:
+    """One committed before, one was open, one of them with a subtransaction, one began after it."""
+    publisher.run("create table t (id int primary key)")
+    with publisher.connect() as open_then, publisher.connect() as other:
+        xids = [_inserted(other, 1)]
+        open_then.execute("begin")
+        xids.append(_inserted(open_then, 2))
+        open_then.execute("savepoint a; insert into t values (20)")
+        xids.append(_inserted(other, 3))
+        with export_present(publisher.dsn) as snapshot:
+            open_then.execute("commit")
+            xids.append(_inserted(other, 4))
+            with import_snapshot(snapshot, purpose="test") as reader:
+                rows = reader.execute("select id from public.t order by id").fetchall()
+    assert rows == [(1,), (3,)]
+    assert [snapshot.sees(xid) for xid in xids] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("xid", "is_seen"),
+    [
+        (2**32 - 1, True),
+        (2**32 - 3, False),
+        (2, True),
+        (3, False),
+        (4, False),
+        (2**31 + 3, True),
+        (2**31 + 2, False),
+    ],
+)
+def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
+    """The log has their low 32 bits; here 2^32 + 3 comes next, and 2^32 - 3 is open."""
+    assert PresentSnapshot("", "", next_xid=3, running=frozenset({2**32 - 3})).sees(xid) is is_seen
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", 3, frozenset()))
+
+
+def _inserted(connection: Connection, id_: int) -> int:
+    """Insert a row; the id of the transaction as pgoutput sends it."""
+    [(xid,)] = connection.execute(f"{INSERT} {XID}".encode(), (id_,)).fetchall()
+    return int(xid)
