@@ -17,6 +17,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,23 @@ def others_may_work(at_work: Opened) -> Iterator[None]:
     """Let go of the subscription until the context ends; who works on it then is waited for."""
     with state.unlocked(at_work.connection, at_work.subscription.name):
         yield
+
+
+@contextlib.contextmanager
+def exported_beside_others(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+    """A snapshot of the publisher; others may work on the subscription until it is there.
+
+    It waits for all transactions that are open on the publisher (R1.35). The subscription may be behind its
+    consistent point or before it.
+
+    Raises:
+        PublisherNotReady, ServerUnavailable, MissingPrivilege: as `export_snapshot`.
+    """
+    with contextlib.ExitStack() as stack:
+        with others_may_work(at_work):
+            dsn = config.dsn_of(config.publisher(at_work.subscription.publisher))
+            exported = stack.enter_context(export_snapshot(dsn))
+        yield exported
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
-from cdc_replay.commands.opened import Opened, opened
+from cdc_replay.commands.opened import Opened, exported_beside_others, opened
 from cdc_replay.commands.replay import applied_lsn
 from cdc_replay.commands.results import RefreshResult, SnapshotResult, TableReconciled
 from cdc_replay.commands.setup import setup_request
@@ -46,7 +46,6 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Pending
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.subscriber import state
@@ -76,9 +75,10 @@ def refresh(config: Config, subscription: str, *, reconcile: bool = False) -> Re
             warnings: tuple[str, ...] = ()
         else:
             # Also where no table is new: a refresh that was killed may have left some waiting.
-            copied = snapshot_opened(config, at_work)
+            copied = snapshot_opened(config, at_work, lets_others_work=True)
             if replaced := _replaced(at_work, published):
-                copied = copied.followed_by(snapshot_opened(config, at_work, tables=replaced))
+                again = snapshot_opened(config, at_work, tables=replaced, lets_others_work=True)
+                copied = copied.followed_by(again)
             # The table that stopped it may have left; otherwise the next replay parks it again.
             state.unpark(at_work.connection, subscription)
             before = lsn = applied_lsn(at_work)
@@ -161,7 +161,7 @@ def _copied_where_empty(config: Config, at_work: Opened, published: Published) -
     ]
     if not waiting:
         return SnapshotResult.nothing(at_work.subscription.name)
-    return snapshot_opened(config, at_work, tables=waiting)
+    return snapshot_opened(config, at_work, tables=waiting, lets_others_work=True)
 
 
 def _is_empty(connection: Connection, name: QualifiedName, *, is_partitioned: bool) -> bool:
@@ -172,9 +172,8 @@ def _is_empty(connection: Connection, name: QualifiedName, *, is_partitioned: bo
 
 def _reconciled(config: Config, at_work: Opened) -> tuple[Lsn, tuple[ReconciledTable, ...]]:
     """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
-    publisher = config.publisher(at_work.subscription.publisher)
     name = at_work.subscription.name
-    with export_snapshot(config.dsn_of(publisher)) as exported:
+    with exported_beside_others(config, at_work) as exported:
         # Once more: what was published before may have changed, and its changes must be in the log.
         published = published_tables(at_work, exported)
         states = at_work.table_states()

@@ -24,7 +24,13 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import is_captured
 from cdc_replay.commands.changed_filters import remember_definitions
-from cdc_replay.commands.opened import Opened, copying, opened, others_may_work
+from cdc_replay.commands.opened import (
+    Opened,
+    copying,
+    exported_beside_others,
+    opened,
+    others_may_work,
+)
 from cdc_replay.commands.results import SnapshotResult, TableCopied
 from cdc_replay.commands.resumed_copy import history_of, read_log_of
 from cdc_replay.commands.spark_errors import translated_spark_errors
@@ -87,19 +93,29 @@ def snapshot_opened(
 ) -> SnapshotResult:
     """`snapshot` for a subscription whose lock the caller holds.
 
-    It is kept all the time, or with `lets_others_work` let go while rows are read and staged.
+    It is kept all the time, or with `lets_others_work` let go while transactions of the publisher are waited
+    for, and while rows are read and staged.
     """
-    manner = partial(others_may_work, at_work) if lets_others_work else contextlib.nullcontext
-    return _snapshot(config, at_work, _Wish(tuple(tables), progress, manner))
+    return _snapshot(config, at_work, _Wish(tuple(tables), progress, lets_others_work))
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """The tables that were named, whom to tell of progress, and what is entered while rows are read."""
+    """The tables that were named, whom to tell of progress, and whether the lock is let go meanwhile."""
 
     tables: tuple[QualifiedName, ...] = ()
     progress: Progress | None = None
-    while_copying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    lets_others_work: bool = False
+
+    def exported(self, config: Config, at_work: Opened) -> AbstractContextManager[ExportedSnapshot]:
+        """The snapshot to copy from."""
+        if self.lets_others_work:
+            return exported_beside_others(config, at_work)
+        return export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher)))
+
+    def while_copying(self, at_work: Opened) -> AbstractContextManager[None]:
+        """What is entered while rows are read."""
+        return others_may_work(at_work) if self.lets_others_work else contextlib.nullcontext()
 
 
 def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
@@ -107,17 +123,16 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     began = time.monotonic()
     publisher = config.publisher(at_work.subscription.publisher)
     change_log = remembered(config, at_work)
+    read_log = read_log_of(config, publisher.name)
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult.nothing(at_work.subscription.name, time.monotonic() - began)
     if not tables and not at_work.subscription.copy_data:
-        lsn = _started(config, at_work, _Work(wish, states, change_log, read_log_of(config, publisher.name)))
+        lsn = _started(config, at_work, _Work(wish, states, change_log, read_log))
         return SnapshotResult(at_work.subscription.name, lsn, lsn, time.monotonic() - began, 0, 0, ())
-    with copying(at_work), export_snapshot(config.dsn_of(publisher)) as exported:
+    with copying(at_work), wish.exported(config, at_work) as exported:
         failpoint("snapshot.after_export")
-        copied = _copy(
-            at_work, exported, _Work(wish, states, change_log, read_log_of(config, publisher.name))
-        )
+        copied = _copy(at_work, exported, _Work(wish, at_work.table_states(), change_log, read_log))
     if tables:
         # What could not be passed was a change of one of them, or the next replay parks it again.
         state.unpark(at_work.connection, at_work.subscription.name)
@@ -287,7 +302,7 @@ def _request(
         read_log=work.read_log,
         readers=at_work.config.snapshot_readers,
         bytes_per_second=at_work.config.snapshot_rate,
-        while_copying=work.wish.while_copying,
+        while_copying=partial(work.wish.while_copying, at_work),
     )
 
 

@@ -1,7 +1,8 @@
 """`validate`: prove that the subscriber holds what the publications say, at one LSN, under live writes.
 
 A snapshot of the publisher is exported; its consistent point is the fence. The log is captured and replayed
-up to exactly that point while the subscription's lock is held, then both sides are compared.
+up to exactly that point while the subscription's lock is held, then both sides are compared. Others may go on
+with the subscription until the snapshot is there; if they pass it, it is exported again.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.capture import captured_up_to
 from cdc_replay.commands.changed_filters import ChangedFilter, changed_filters
-from cdc_replay.commands.opened import Opened, opened
+from cdc_replay.commands.opened import Opened, exported_beside_others, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import Json, Result
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
 from cdc_replay.publication.mirror import why_not_mirrored
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber import state
@@ -36,6 +38,8 @@ from cdc_replay.validate.report import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 log = logging.getLogger(__name__)
+
+_TRIES_BESIDE_OTHERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def _at_the_fence(
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with (
         opened(config, subscription, "validate") as at_work,
-        export_snapshot(config.dsn_of(publisher)) as exported,
+        _exported(config, at_work) as exported,
     ):
         fence_lsn = exported.consistent_point
         captured_up_to(config, publisher.name, fence_lsn)
@@ -105,6 +109,21 @@ def _at_the_fence(
         tables = validated_tables(at_work, catalog, changed)
         fence = stack.enter_context(open_fence(exported, at_work.dsn, subscription))
     return ValidationRequest(subscription, fence, tables, config.expectations), replayed.from_lsn
+
+
+@contextlib.contextmanager
+def _exported(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+    """A snapshot at or behind the position of every table."""
+    for _ in range(_TRIES_BESIDE_OTHERS):
+        with exported_beside_others(config, at_work) as exported:
+            if max(at_work.ready_tables().values(), default=ZERO) <= exported.consistent_point:
+                yield exported
+                return
+        log.info(
+            "subscription %s was replayed past the fence, which is taken anew", at_work.subscription.name
+        )
+    with export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher))) as exported:
+        yield exported
 
 
 def validated_tables(
