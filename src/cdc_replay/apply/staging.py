@@ -82,9 +82,10 @@ _STAGED: Final = (
 class StageTable:
     """The staging table of one target; picklable.
 
-    Columns: attempt, kind, kinds, moved, update_missing, delete_missing, then `b0`… for the base key and
-    `v0`… for the values, in the order of the subscribed table's `identity` and `columns`. What a row of that
-    kind usually has is NULL: `kinds` where all values were sent, `moved` where false, the last two where 0.
+    Columns: attempt, kind, kinds, moved, update_missing, delete_missing, born where INSERTs follow the log's
+    order, then `b0`… for the base key and `v0`… for the values, in the order of the subscribed table's
+    `identity` and `columns`. What a row of that kind usually has is NULL: `kinds` where all values were sent,
+    `moved` where false, `update_missing` and `delete_missing` where 0.
     """
 
     index: int
@@ -97,6 +98,8 @@ class StageTable:
     is_keyed: bool
     has_own_key: bool
     """The target's own index says that no two rows have equal identities."""
+    inserts_in_log_order: bool
+    """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -106,7 +109,8 @@ class StageTable:
     @property
     def create_statement(self) -> sql.Composed:
         """DDL that makes the table if it is not there."""
-        typed = [sql.SQL(_STAGED), *_columns("b", self.keys), *_columns("v", self.values)]
+        born = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
+        typed = [sql.SQL(_STAGED), *born, *_columns("b", self.keys), *_columns("v", self.values)]
         return sql.SQL(
             "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
         ).format(self.identifier, sql.SQL(", ").join(typed))
@@ -176,6 +180,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         tuple(table.columns.index(name) for name in table.identity),
         table.is_keyed,
         table.has_own_key,
+        target.shows_order_of_inserts(table.columns),
     )
 
 
@@ -389,6 +394,7 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -
         pa.nulls(rows.num_rows, pa.string()) if is_whole else rows["kinds"],
         _or_null(moved, moved),
         *(_or_null(pc.greater(rows[name], 0), rows[name]) for name in ("update_missing", "delete_missing")),
+        *([rows["born"]] if table.inserts_in_log_order else []),
         *(_or_null(keyed, key) for key in keys),
         *values,
     ]

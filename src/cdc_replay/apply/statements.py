@@ -28,6 +28,9 @@ MOVED: Final = sql.SQL("s.moved")
 STAYING: Final = sql.SQL("s.moved is not true")
 ANY: Final = sql.SQL("true")
 
+# An UPDATE that a backfill makes an INSERT is of a row that was there before (`compact.upsert`).
+_AS_BORN: Final = sql.SQL(" order by s.born nulls first")
+
 _DELETE: Final = "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}"
 
 # What staged changes had expected to find, of those in `missing`.
@@ -263,8 +266,10 @@ class Statements:
     def insert(self, omitted: str, *, only_free: bool) -> sql.Composed:
         """Insert staged INSERTs that leave the columns `omitted` (a pattern) to their defaults.
 
-        They go in in the order of the target's index: tasks stage them in the order of hashes, in which each
-        row would be put at another place of it, twice as slow.
+        Where the target shows it they go in in the order of the log, as in a native worker (R8.2, R8.13), but
+        only among those of one pattern: each pattern has a statement of its own. Elsewhere they go in in the
+        order of the target's index: tasks stage them in the order of hashes, in which each row would be put
+        at another place of it, twice as slow.
         """
         columns = [
             (number, column)
@@ -291,7 +296,7 @@ class Statements:
             values=_commas(_column("s", f"v{number}") for number, _ in columns),
             stage=self.staged.table.identifier,
             where=_and(conditions),
-            ordered=self._ordered_by_key(),
+            ordered=_AS_BORN if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
         )
 
     def unsure(self, limit: int) -> sql.Composed:

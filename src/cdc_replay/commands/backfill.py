@@ -335,7 +335,7 @@ def _flow(work: _Work, changes: DataFrame) -> _Flow:
     routed = route(changes, work.routes, origin=subscription.origin, publisher_dsn=work.publisher.dsn)
     touched = _touched(routed.changes, work.wanted, work.read)
     found = survey(touched)
-    net = net_changes(touched, found, work.routes.tables, policy=subscription.on_conflict)
+    net = net_changes(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
     if work.is_repair:
         net = repaired(net, _keys(touched), work.routes.tables, work.whole)
     else:

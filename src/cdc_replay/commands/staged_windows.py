@@ -59,19 +59,25 @@ def staged_windows(
 def _alike(windows: Sequence[OpenPlan]) -> list[list[OpenPlan]]:
     """The windows, those together that see the same changes and apply them alike."""
     found: list[list[OpenPlan]] = []
-    for plan, window in windows:
-        like = next((each for each in found if _sees_the_same(each[0][0], plan)), None)
+    for each in windows:
+        like = next((lane for lane in found if _is_alike(lane[0], each)), None)
         if like is None:
-            found.append([(plan, window)])
+            found.append([each])
         else:
-            like.append((plan, window))
+            like.append(each)
     return found
 
 
-def _sees_the_same(one: Plan, other: Plan) -> bool:
-    mine, theirs = one.opened.subscription, other.opened.subscription
+def _is_alike(one: OpenPlan, other: OpenPlan) -> bool:
+    (plan, window), (other_plan, other_window) = one, other
+    mine, theirs = plan.opened.subscription, other_plan.opened.subscription
     options = mine.origin == theirs.origin and mine.on_conflict == theirs.on_conflict
-    return options and one.routes == other.routes
+    return options and plan.routes == other_plan.routes and _layouts(window) == _layouts(other_window)
+
+
+def _layouts(window: OpenWindow) -> list[bool]:
+    """What may differ in staging tables of the same routes, besides names and types."""
+    return [table.inserts_in_log_order for table in window.tables]
 
 
 def _staged(flow: WindowFlow, lanes: Sequence[Sequence[OpenPlan]]) -> dict[str, StagedWindow]:

@@ -75,7 +75,7 @@ def apply_with_unsent(plan: Plan, found: Survey, source: Source, record: Record)
             failpoint("fill.after_read")
             routed = tried.routed(source, values.put_into(tried.changes))
             tables, policy = tried.plan.routes.tables, tried.plan.opened.subscription.on_conflict
-            net = net_changes(routed.changes, tried.found, tables, policy=policy)
+            net = net_changes(routed.changes, tried.found, tables, tried.plan.window, policy=policy)
             # A row that leaves again, or gets another value, does not need the one that was not sent.
             if is_last or values.unknown == 0 or not lacks_values(net):
                 recorded = record(tried.plan, functools.partial(getattr, routed.counts, "get"))

@@ -63,6 +63,7 @@ _ROWS_PER_FOLD: Final = 50_000
 _BYTES_PER_FOLD: Final = 32 << 20
 _MOST_JOINED_BYTES: Final = 1 << 30
 """Offsets of an array reach twice as far."""
+_ROW_BITS: Final = 32
 _MOST_ROWS_ASIDE: Final = 10_000
 _MOST_BYTES_ASIDE: Final = 4 << 20
 """What a task or a part may set aside, for all lanes together; with more, the round is void."""
@@ -213,7 +214,7 @@ class Packer:
         `notes` are the chunk's own. Unless its moves are known already, what they touch is set aside there.
         """
         valid = _still_valid(routed, notes.truncations | {*self.survey.truncations})
-        changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)))
+        changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)), chunk)
         if self.survey.is_empty and notes.moves:
             changes = notes.set_aside(chunk, changes, _moved(notes.moves))
         changes = condensed(changes, self.rules, self._lineages)
@@ -246,12 +247,15 @@ class Packer:
         parts = range(self.first_part, self.first_part + self.spread.parts)
         return _pieces(parts, what, [content] * len(parts))
 
-    def _with_lineage(self, routed: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_lineage(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
         key = pc.coalesce(routed["search_key"], routed["new_key"])
         lineages = self._lineages(numbers(routed["target"]), key)
         known = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
-        weights = pa.array(np.ones(routed.num_rows, dtype=np.int32))
-        columns = known | {"lineage": pa.array(lineages), "weight": weights}
+        # Chunks are numbered in the order of the log, and none has more rows than these bits can count.
+        ordinals = np.arange(routed.num_rows, dtype=np.int64) + (chunk << _ROW_BITS)
+        weights = np.ones(routed.num_rows, dtype=np.int32)
+        made = {"lineage": lineages, "ordinal": ordinals, "weight": weights}
+        columns = known | {name: pa.array(array) for name, array in made.items()}
         return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:

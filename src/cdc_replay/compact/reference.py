@@ -38,6 +38,9 @@ its way, which `error` refuses and the others delete.
 Where the policy is `skip`, an INSERT that finds a subscriber's row is skipped with all that the window does
 to that row until it deletes it.
 
+A row that the window inserts is *born* by its last INSERT, however it is changed and moved afterwards. Where
+the policy lets an INSERT overwrite the row that has its key, that row stays the one that it was.
+
 Under REPLICA IDENTITY FULL without a key (R8.10) a "key" is a whole row and a slot holds any number of equal
 rows; each change takes exactly one of them, rows that the window itself brought first.
 """
@@ -61,7 +64,10 @@ SENT = frozenset("nt")
 
 @dataclass(frozen=True, slots=True)
 class RoutedChange:
-    """A row of ROUTED, or `weight` equal UPDATEs of which only the last is told apart."""
+    """A row of ROUTED, or `weight` equal UPDATEs of which only the last is told apart.
+
+    `ordinal` is the place of an INSERT in the log; of other changes it is not looked at.
+    """
 
     kind: ChangeKind
     commit_lsn: int
@@ -70,6 +76,7 @@ class RoutedChange:
     values: Values | None
     kinds: str | None
     weight: int = 1
+    ordinal: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class NetChange:
     kinds: str | None = None
     update_missing: int = 0
     delete_missing: int = 0
+    born: int | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +102,14 @@ class _Row:
     update_missing: int = 0
     is_absence_unproven: bool = False
     """Inserted, or moved to, where the subscriber may have had a row."""
+    born: int | None = None
+    """The ordinal of the INSERT, of a row that the window inserted."""
+
+    def net(self, key: Key) -> NetChange:
+        """What is left to do for the row, which is at `key` in the end."""
+        kind = NetKind.INSERT if self.base_key is None else NetKind.UPDATE
+        base_key = key if self.base_key is None else self.base_key
+        return NetChange(kind, base_key, self.values, self.kinds, self.update_missing, born=self.born)
 
     def overlay(self, values: Values | None, kinds: str | None) -> None:
         """Later values win; what was not sent stays."""
@@ -148,9 +164,7 @@ class LineageFold:
         for key, row in self._slots.items():
             if row is None:
                 continue
-            kind = NetKind.INSERT if row.base_key is None else NetKind.UPDATE
-            base_key = key if row.base_key is None else row.base_key
-            yield NetChange(kind, base_key, row.values, row.kinds, row.update_missing)
+            yield row.net(key)
         if self.is_truncated and self.conflicts and not any(self._slots.values()):
             # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
             yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
@@ -159,12 +173,12 @@ class LineageFold:
         row = self._slots.get(key)
         if row is None:
             unproven = key not in self._slots and not self.is_truncated
-            row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven)
+            row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven, born=change.ordinal)
             self._slots[key] = row
             return
         if row.base_key == key:
             # Whether the base row is there decides; apply looks, as for every INSERT.
-            row.base_key, row.is_absence_unproven = None, True
+            row.base_key, row.is_absence_unproven, row.born = None, True, change.ordinal
         else:
             self.conflicts[ConflictKind.INSERT_EXISTS] += 1
             if self.policy is ConflictPolicy.SKIP:
@@ -244,7 +258,7 @@ class MultisetFold:
         """Take the next change of the lineage."""
         self.last_lsn = change.commit_lsn
         if change.kind is ChangeKind.INSERT:
-            self._put(change.new_key, _Row(None, change.values, change.kinds))
+            self._put(change.new_key, _Row(None, change.values, change.kinds, born=change.ordinal))
             return
         missing = (
             ConflictKind.UPDATE_MISSING if change.kind is ChangeKind.UPDATE else ConflictKind.DELETE_MISSING
@@ -265,9 +279,7 @@ class MultisetFold:
         yield from self._removed
         for key, rows in self._slots.items():
             for row in rows:
-                kind = NetKind.INSERT if row.base_key is None else NetKind.UPDATE
-                base_key = key if row.base_key is None else row.base_key
-                yield NetChange(kind, base_key, row.values, row.kinds, row.update_missing)
+                yield row.net(key)
         if self.is_truncated and self.conflicts and not any(self._slots.values()):
             yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
 

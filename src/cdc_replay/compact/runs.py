@@ -61,10 +61,14 @@ INPUT: Final = pa.schema(
         ("new_key", _TEXTS),
         ("values", _TEXTS),
         ("kinds", pa.string()),
+        ("ordinal", pa.int64()),
         ("weight", pa.int32()),
     ]
 )
-"""What is folded: sorted by target, lineage and position; `weight` is how many UPDATEs a row stands for."""
+"""What is folded: sorted by target, lineage and position; `weight` is how many UPDATEs a row stands for.
+
+`ordinal` orders the INSERTs of the window as the log does; of other changes it is not looked at.
+"""
 
 OUTPUT: Final = pa.schema(
     [
@@ -76,6 +80,7 @@ OUTPUT: Final = pa.schema(
         ("update_missing", pa.int32()),
         ("delete_missing", pa.int32()),
         ("last_lsn", pa.int64()),
+        ("born", pa.int64()),
         ("conflicts", pa.string()),
     ]
 )
@@ -286,6 +291,8 @@ class _Parts:
             values, kinds = _merged(batch, first, last)
         else:
             values, kinds = pa.nulls(count, _TEXTS), pa.nulls(count, pa.string())
+        is_insert = kind is NetKind.INSERT
+        born = batch["ordinal"].take(pa.array(first)) if is_insert else pa.nulls(count, pa.int64())
         missing = np.zeros(count, np.int32) if update_missing is None else update_missing
         columns = [
             pa.array(np.full(count, self.target, np.int32)),
@@ -296,6 +303,7 @@ class _Parts:
             pa.array(missing.astype(np.int32)),
             pa.array(np.full(count, int(kind is NetKind.DELETE), np.int32)),
             batch["commit_lsn"].take(pa.array(last)),
+            born,
             pa.nulls(count, pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)
@@ -342,6 +350,7 @@ def _changes(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
             _key(row["values"]),
             row["kinds"],
             row["weight"],
+            row["ordinal"],
         )
 
 
@@ -367,6 +376,7 @@ def _net_row(change: NetChange, target: int, last_lsn: int) -> dict[str, Any]:
         "update_missing": change.update_missing,
         "delete_missing": change.delete_missing,
         "last_lsn": last_lsn,
+        "born": change.born,
         "conflicts": None,
     }
 
@@ -428,7 +438,8 @@ def _as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.RecordBatc
     def changes(kind: ChangeKind, search: pa.Array, new: pa.Array, weight: pa.Array) -> pa.RecordBatch:
         letters = pa.array([kind.value], pa.string()).take(pa.array(np.zeros(net.num_rows, np.int32)))
         valued = [net["values"], net["kinds"]] if kind is not ChangeKind.DELETE else [no_key, _no_text(net)]
-        columns = [net["target"], pa.array(lineages), net["last_lsn"], letters, search, new, *valued, weight]
+        position = [net["target"], pa.array(lineages), net["last_lsn"]]
+        columns = [*position, letters, search, new, *valued, net["born"], weight]
         return pa.RecordBatch.from_arrays(columns, schema=INPUT)
 
     key, kinds = net["base_key"], set(net["kind"].unique().to_pylist())

@@ -131,6 +131,7 @@ NET: Final = Frame(
         ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
         ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
         ("last_lsn", "bigint"),  # commit LSN of the last change of the row
+        ("born", "bigint"),  # orders INSERTs as the log does; NULL: another kind, or not of this window
         ("conflicts", "string"),  # JSON: ConflictKind → count, among the window's own changes; NULL: none
     )
 )

@@ -8,7 +8,7 @@ with an empty search path (R8.13) a plain `=` would compare a type of an extensi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,6 +29,12 @@ _TABLES: Final = """
             where tgrelid = class.oid and not tgisinternal and tgenabled in ('A', 'R')
                 and tgtype::int & 1 = 0 and tgtype::int & 28 <> 0
             order by tgname
+        ),
+        exists (
+            -- FOR EACH ROW (1) of INSERT (4); a partition fires its own
+            select from pg_trigger
+            where (tgrelid = class.oid or tgrelid in (select relid from pg_partition_tree(class.oid)))
+                and not tgisinternal and tgenabled in ('A', 'R') and tgtype::int & 5 = 5
         ),
         coalesce(
             (select indexrelid from pg_index
@@ -58,10 +64,20 @@ _COLUMNS: Final = """
         collation_namespace.nspname, pg_collation.collname,
         attribute.attnotnull,
         pg_get_expr(attrdef.adbin, attrdef.adrelid),
-        attribute.attgenerated <> '', attribute.attidentity
+        attribute.attgenerated <> '', attribute.attidentity,
+        attribute.attidentity <> '' or exists (
+            select from pg_proc
+            where provolatile = 'v' and oid in (
+                select number[1]::oid
+                from regexp_matches(
+                    coalesce(attrdef.adbin, own_type.typdefaultbin)::text, ':(?:op)?funcid ([0-9]+)', 'g'
+                ) as number
+            )
+        )
     from pg_attribute as attribute
     join base_type using (attrelid, attnum)
     join pg_type on pg_type.oid = base_type.type_oid and pg_type.typtype <> 'd'
+    join pg_type as own_type on own_type.oid = attribute.atttypid
     left join pg_attrdef as attrdef
         on attrdef.adrelid = attribute.attrelid and attrdef.adnum = attribute.attnum
     left join pg_collation on pg_collation.oid = attribute.attcollation
@@ -123,7 +139,8 @@ class TargetColumn:
     takes NULL whatever the domain says. `collation` is (schema, name), None for types without one.
     `identity` is `pg_attribute.attidentity`. `equality` tells whether two values are the same key, and `less`
     which one is first in the index; they are set for the columns of the table's identity, `less` only where
-    the index has an order.
+    the index has an order. `is_volatile` says that its default may be another one for each row: it calls a
+    volatile function, such as `nextval`, or the column is an identity.
     """
 
     name: str
@@ -134,6 +151,7 @@ class TargetColumn:
     default_sql: str | None
     is_generated: bool
     identity: str
+    is_volatile: bool
     equality: Operator | None
     less: Operator | None
 
@@ -159,6 +177,8 @@ class TargetTable:
     """The names of its rewrite rules that are in force for sessions that replicate."""
     statement_triggers: tuple[StatementTrigger, ...]
     """Those that fire in sessions that replicate, at INSERT, UPDATE or DELETE."""
+    has_insert_triggers: bool
+    """Triggers FOR EACH ROW fire in sessions that replicate, at INSERT into it or one of its partitions."""
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]
     identity_index: str | None
@@ -175,6 +195,16 @@ class TargetTable:
                 return column
         raise KeyError(name)
 
+    def shows_order_of_inserts(self, published: Collection[str]) -> bool:
+        """Whether what the table holds depends on the order in which rows are inserted (R8.2, R8.13).
+
+        So it is where triggers see them, or a column that is not `published` gets a default that is another
+        one for each row. That of a published column counts only for rows whose version did not have it.
+        """
+        return self.has_insert_triggers or any(
+            column.is_volatile for column in self.columns if column.name not in published
+        )
+
 
 def read_target_tables(
     connection: Connection, names: Iterable[QualifiedName]
@@ -186,7 +216,8 @@ def read_target_tables(
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
     found = {}
-    for schema, table, oid, is_partitioned, row_security, rules, triggers, index in tables:
+    for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
+        has_insert_triggers, index = more
         index_name, identity = identities.get(index, (None, {}))
         found[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
@@ -195,6 +226,7 @@ def read_target_tables(
             row_security,
             tuple(rules),
             tuple(StatementTrigger(name, enabled) for name, enabled in triggers),
+            has_insert_triggers,
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
             index_name,
@@ -270,7 +302,8 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
 
 
 def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) -> TargetColumn:
-    name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, generated, kind = row
+    name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, *flags = row
+    generated, kind, is_volatile = flags
     return TargetColumn(
         str(name),
         str(type_sql),
@@ -280,5 +313,6 @@ def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) 
         None if default_sql is None else str(default_sql),
         bool(generated),
         str(kind),
+        bool(is_volatile),
         *identity.get(str(name), (None, None)),
     )

@@ -137,7 +137,7 @@ def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayErro
     """What merging fails with, where the script is run once all is staged."""
     routed = target.routed(changes)
     found = survey(routed)
-    net = net_changes(routed, found, changes.tables, policy=target.policy)
+    net = net_changes(routed, found, changes.tables, changes.window, policy=target.policy)
     request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
 from cdc_replay.compact import net_changes, survey
 from cdc_replay.model.change import ROUTED
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
@@ -36,6 +36,10 @@ class Changes:
     tables: list[SubscribedTable] = field(default_factory=list)
     seq: int = 0
     lsn: int = 100
+
+    @property
+    def window(self) -> Window:
+        return Window(ZERO, Lsn(self.lsn))
 
     def insert(self, table: str, *values: Any) -> None:
         self._add(table, "I", None, values)
@@ -153,12 +157,12 @@ class Target:
     ) -> Applied:
         routed = self.routed(changes)
         found = survey(routed)
-        net = net_changes(routed, found, changes.tables, policy=self.policy)
+        net = net_changes(routed, found, changes.tables, changes.window, policy=self.policy)
         request = ApplyRequest(
             self.subscription,
             self.dsn,
             tuple(changes.tables),
-            Lsn(changes.lsn),
+            changes.window.upto,
         )
         return apply_window(net, request, found.truncations, before_commit=before_commit)
 

@@ -10,6 +10,8 @@ from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 from fixtures.postgres import Database
 
+NUMBERING_DOMAIN = "create sequence s; create domain d as int default nextval('s')"
+
 
 def read(database: Database, *names: str) -> dict[str, TargetTable]:
     with connect(database.dsn, purpose="test") as connection:
@@ -97,3 +99,54 @@ def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
         'table "public"."v": the table does not exist as a plain or partitioned table',
         'table "public"."gone": the table does not exist as a plain or partitioned table',
     ]
+
+
+@pytest.mark.parametrize(
+    ("definition", "shows_order"),
+    [
+        ("create table t (id int primary key, own int, at timestamptz default now())", False),
+        ("create table t (id serial primary key)", False),
+        ("create table t (id int primary key, own bigserial)", True),
+        ("create table t (id int primary key, own int generated always as identity)", True),
+        ("create table t (id int primary key, own text default upper('n' || random()))", True),
+        ("create table t (id int primary key, own text default ':funcid 480')", False),
+        (f"{NUMBERING_DOMAIN}; create table t (id int primary key, own d)", True),
+        (f"{NUMBERING_DOMAIN}; create table t (id int primary key, own d default 1)", False),
+        ("create table t (id int primary key, own int generated always as (id + 1) stored)", False),
+    ],
+)
+def test_unpublished_defaults_that_differ_from_row_to_row_show_the_order_of_inserts(
+    subscriber: Database, definition: str, shows_order: bool
+) -> None:
+    """R8.2: they are evaluated when a row is applied."""
+    subscriber.run(definition)
+    assert read(subscriber, "t")["t"].shows_order_of_inserts(("id",)) == shows_order
+
+
+@pytest.mark.parametrize(
+    ("trigger", "enabled", "shows_order"),
+    [
+        ("after insert on t for each row", "enable always trigger x", True),
+        ("before insert or update on t for each row", "enable replica trigger x", True),
+        ("after insert on t for each row", "enable trigger x", False),
+        ("after update or delete on t for each row", "enable always trigger x", False),
+        ("after insert on t for each statement", "enable always trigger x", False),
+        ("after insert on leaf for each row", "enable always trigger x", True),
+    ],
+)
+def test_triggers_that_see_rows_come_show_the_order_of_inserts(
+    subscriber: Database, trigger: str, enabled: str, shows_order: bool
+) -> None:
+    """R8.13: such as fire in sessions that replicate, in whatever partition."""
+    table = "leaf" if " leaf " in trigger else "t"
+    subscriber.run(
+        f"""
+        create table t (id int primary key) partition by range (id);
+        create table middle partition of t for values from (0) to (100) partition by range (id);
+        create table leaf partition of middle for values from (0) to (50);
+        create function f() returns trigger language plpgsql as 'begin return new; end';
+        create trigger x {trigger} execute function f();
+        alter table {table} {enabled}
+        """
+    )
+    assert read(subscriber, "t")["t"].shows_order_of_inserts(("id",)) == shows_order

@@ -146,6 +146,32 @@ def delete_row(*row: str | None) -> RoutedChange:
     return RoutedChange(DEL, 1, row, None, None, None)
 
 
+def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
+    """By which of the changes, counted from 0, the rows are born that they insert."""
+    numbered = [replace(change, ordinal=number) for number, change in enumerate(changes)]
+    return {
+        change.base_key: change.born
+        for change in net(*numbered, is_keyed=is_keyed)
+        if change.kind is NetKind.INSERT
+    }
+
+
+def test_a_row_is_born_by_its_last_insert() -> None:
+    """R8.2: whatever is done to it afterwards, and whether the subscriber had another one or not."""
+    assert births(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
+    assert births(update("a", "a"), insert("a")) == {("a",): 1}
+    assert births(insert("b"), insert("a"), update("b", "c"), update("a", "b")) == {("c",): 0, ("b",): 1}
+    assert births(insert("a"), insert("a")) == {("a",): 0}
+
+
+def test_a_row_without_a_key_is_born_by_its_insert() -> None:
+    changed = RoutedChange(UPD, 1, ("a", None), ("b", None), ("b", None), "tn")
+    assert births(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
+        ("c",): 0,
+        ("b", None): 1,
+    }
+
+
 def test_keys_are_one_lineage_if_moves_link_them_however_far() -> None:
     moves = [((1, ("a",)), (1, ("b",))), ((1, ("c",)), (1, ("d",))), ((1, ("d",)), (1, ("b",)))]
     numbers = {(target, key): number for target, key, number in linked([*moves, ((2, ("a",)), (2, ("b",)))])}
@@ -252,7 +278,7 @@ def changes_of(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
     for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
         target = new if moves and kind is UPD else key
         if kind is DEL:
-            made.append(delete(key, number))
+            made.append(replace(delete(key, number), ordinal=number))
             continue
         texts = [one, two]
         kinds = "".join(
@@ -265,7 +291,7 @@ def changes_of(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
             if kind is INS
             else update(key, target, *rest, lsn=number, kinds="t" + kinds)
         )
-        made.append(change)
+        made.append(replace(change, ordinal=number))
     return made
 
 
@@ -353,6 +379,7 @@ def as_batch(rows: list[tuple[int, int, RoutedChange]]) -> pa.RecordBatch:
                 "new_key": change.new_key,
                 "values": change.values,
                 "kinds": change.kinds,
+                "ordinal": change.ordinal,
                 "weight": 1,
             }
             for target, lineage, change in rows
@@ -380,6 +407,7 @@ def in_python(row: dict[str, Any]) -> tuple[int, NetChange, int, Any]:
         row["kinds"],
         row["update_missing"],
         row["delete_missing"],
+        row["born"],
     )
     conflicts = None if row["conflicts"] is None else sorted(json.loads(row["conflicts"]).items())
     return row["target"], change, row["last_lsn"], conflicts

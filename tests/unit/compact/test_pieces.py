@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,15 @@ def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
     return [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
 
 
+def canonical_births(made: list[Any]) -> list[str]:
+    """As `canonical`; births count from 0, because each way to fold a window numbers changes its own way."""
+    known = sorted({change.born for _, change, _, _ in made if change.born is not None})
+    ranks: dict[int | None, int | None] = {None: None} | {born: rank for rank, born in enumerate(known)}
+    return canonical(
+        [(target, replace(change, born=ranks[change.born]), *rest) for target, change, *rest in made]
+    )
+
+
 def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
     """The net changes, after the notes of a first round, as replay makes them."""
     chunks = chunks_of(changes, cuts)
@@ -170,10 +180,10 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
         if counts
     ]
     truncated = {target for target, change in changes if change.kind is ChangeKind.TRUNCATE}
-    expected = canonical(by_reference(rows, rules.with_truncated(truncated)))
-    assert canonical(through_pieces(changes, cuts, rules, parts)) == expected
+    expected = canonical_births(by_reference(rows, rules.with_truncated(truncated)))
+    assert canonical_births(through_pieces(changes, cuts, rules, parts)) == expected
     folded, aside, notes = in_one_round(changes, cuts, rules, parts)
-    assert canonical(folded + aside) == expected
+    assert canonical_births(folded + aside) == expected
     assert not notes.is_void
     # Where keys move only before a TRUNCATE, nothing may have to wait.
     assert notes.moves if notes.aside else notes.truncations or not notes.moves
@@ -244,7 +254,7 @@ def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     packed = packer.packed(routed(changes), 0, Notes())
     (net,) = [row for batch in parts_of([packed])[0].net(rules) for row in batch.to_pylist()]
     assert net["update_missing"] == 1000
-    assert packed["piece"][0].as_buffer().size < 2000
+    assert packed["piece"][0].as_buffer().size < 2500
 
 
 @pytest.mark.parametrize("cuts", [[], [2], [3], [1, 2, 3, 4, 5]], ids=str)
