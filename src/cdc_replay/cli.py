@@ -50,6 +50,9 @@ LONGEST_WORD: Final = 40
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
+# What typer returns in the place of a KeyboardInterrupt.
+_INTERRUPTED: Final = 130
+
 # Some releases of typer bring a click of their own, so only typer knows the class of all usage errors.
 _UsageError: Final = typer.BadParameter.__mro__[1]
 
@@ -376,6 +379,8 @@ def run_line(line: str) -> tuple[dict[str, Json] | None, str | None]:
 
 def _invoke(arguments: Sequence[str]) -> Outcome | None:
     returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
+    if returned == _INTERRUPTED:
+        raise KeyboardInterrupt
     return returned if isinstance(returned, Outcome) else None
 
 

@@ -103,6 +103,7 @@ def capture_changes(
 
     Raises:
         ChangeLogMissing, SlotMissing: before `setup`.
+        PublisherNotReady: if the server has not written as far as `to_lsn`.
         SlotActive: if another process captures.
         SlotLost: if the slot cannot give what comes next in the log.
         DecodingFailed: if the server cannot decode what comes next.

@@ -78,8 +78,8 @@ class Reading:
     def _in_snapshot(cls, connection: Connection) -> Self:
         ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
         # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
-        ((inserted, _, _),) = connection.execute(WAL_POSITIONS).fetchall()
-        catalog = read_catalog(connection, Lsn.parse(inserted))
+        ((ended, *_),) = connection.execute(WAL_POSITIONS).fetchall()
+        catalog = read_catalog(connection, Lsn.parse(ended))
         _check_publications(catalog)
         return cls(catalog, Snapshot.parse(snapshot))
 

@@ -34,7 +34,7 @@ import psycopg
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.resent import compare
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import ChangeLogMismatch, SlotActive, SlotLost, SlotMissing
+from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.replication import (
@@ -58,6 +58,7 @@ WAL_POSITIONS: Final = """
                when (inserted - '0/0') % page_bytes = 24 then 24
                else 0
            end)::text,
+           inserted::text,
            pg_current_wal_flush_lsn()::text,
            delay_ms
     from pg_current_wal_insert_lsn() as inserted,
@@ -66,7 +67,7 @@ WAL_POSITIONS: Final = """
                  max(setting::int) filter (where name = 'wal_writer_delay') as delay_ms
           from pg_settings) as server
 """
-"""Where the last record ends, how far WAL is flushed, and `wal_writer_delay`.
+"""Where the last record ends, where the next one begins, how far WAL is flushed, and `wal_writer_delay`.
 
 Behind a record that fills its page the server tells where the next one will begin, after the header of a page
 (24 bytes; of a segment, 40) that is not there yet: it would not be flushed before somebody writes.
@@ -214,7 +215,7 @@ def _check_timeline(connection: Connection, log: ChangeLog, timeline: int) -> No
 
 def _check_wal_end(connection: Connection, log: ChangeLog) -> None:
     """The log holds nothing that was not flushed (R1.21): a server that ends before it is not the same."""
-    _, flushed, _ = _wal_positions(connection)
+    _, _, flushed, _ = _wal_positions(connection)
     if flushed < log.end_lsn:
         raise ChangeLogMismatch(
             f'change log "{log.uri}" goes up to {log.end_lsn}, the WAL of the publisher only to {flushed}',
@@ -262,17 +263,27 @@ def reachable(connection: Connection, to_lsn: Lsn | None) -> Lsn:
     The slot functions see flushed WAL only (R1.21). A commit with synchronous_commit = off is visible
     before it is flushed, so this waits for the flush, but no longer than the server itself may delay it:
     WAL of open transactions is not flushed until somebody commits.
+
+    Raises:
+        PublisherNotReady: if the server has not written as far as `to_lsn`.
     """
-    wanted, flushed, delay_ms = _wal_positions(connection)
+    wanted, inserted, flushed, delay_ms = _wal_positions(connection)
     if to_lsn is not None:
+        if to_lsn > inserted:
+            raise PublisherNotReady(
+                f"the publisher has not written as far as {to_lsn}",
+                detail=f"It is at {inserted}.",
+                hint="Give a position that it has reached, such as that of pg_current_wal_insert_lsn().",
+            )
         wanted = to_lsn
     deadline = time.monotonic() + _DELAYS * delay_ms / 1000
     while flushed < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-        _, flushed, _ = _wal_positions(connection)
+        _, _, flushed, _ = _wal_positions(connection)
     return min(wanted, flushed)
 
 
-def _wal_positions(connection: Connection) -> tuple[Lsn, Lsn, int]:
-    ((inserted, flushed, delay_ms),) = connection.execute(WAL_POSITIONS).fetchall()
-    return Lsn.parse(inserted), Lsn.parse(flushed), delay_ms
+def _wal_positions(connection: Connection) -> tuple[Lsn, Lsn, Lsn, int]:
+    ((*positions, delay_ms),) = connection.execute(WAL_POSITIONS).fetchall()
+    ended, inserted, flushed = map(Lsn.parse, positions)
+    return ended, inserted, flushed, delay_ms

@@ -20,12 +20,13 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
+from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.fences import Fences, fences_of
 from cdc_replay.commands.moments import moment_of
@@ -54,6 +55,12 @@ from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+_SLOT_OF_LOG: Final = """
+    select from pg_replication_slots, pg_control_system()
+    where slot_name = %s and database = current_database() and system_identifier::text = %s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +226,25 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
                 f'the destination is the subscriber of subscription "{at_work.subscription.name}"',
                 hint="Leave out `--into` to repair it.",
             )
+        identifier = change_log.header.system_identifier
+        if _is_publisher(connection, change_log.header):
+            raise InvalidConfiguration(
+                f'the destination is the publisher "{at_work.subscription.publisher}" itself',
+                detail="Its rows would be taken back in time, and that be captured for all subscriptions.",
+                hint="Give another database.",
+            )
         state.install(connection)
         with state.lock(connection, name):
-            identifier = change_log.header.system_identifier
             state.remember_subscription(connection, name, identifier, policy.publications)
             try:
                 yield _Destination(dataclasses.replace(policy, name=name), into)
             finally:
                 state.remove_subscription(connection, name)
+
+
+def _is_publisher(connection: Connection, header: LogHeader) -> bool:
+    found = connection.execute(_SLOT_OF_LOG, (header.slot, header.system_identifier)).fetchall()
+    return bool(found)
 
 
 def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window) -> Routes:

@@ -9,6 +9,7 @@ from typing import Final
 
 from cdc_replay.capture.event_trigger import is_installed
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.commands.captured import not_captured
 from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Result
 from cdc_replay.config import Config
@@ -16,9 +17,10 @@ from cdc_replay.errors import CdcReplayError, ChangeLogMissing
 from cdc_replay.filters.compile import ServerFilter, compile_filter
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
+from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import connect
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
-from cdc_replay.publication.resolve import PublishedRelation, resolve
+from cdc_replay.publication.resolve import PublishedRelation, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications, warnings_for
 
 BY_POSITION: Final = "exact by position: the publisher has the event triggers"
@@ -85,8 +87,19 @@ def explain(config: Config, subscription: str) -> ExplainResult:
         publications=found.publications,
         definitions=BY_POSITION if is_exact else BY_PULL,
         tables=explain_tables(catalog, found.publications),
-        warnings=(*warnings_for(catalog, found.publications), *_changed(config, subscription, catalog)),
+        warnings=(
+            *warnings_for(catalog, found.publications),
+            *_not_captured(catalog, found),
+            *_changed(config, subscription, catalog),
+        ),
     )
+
+
+def _not_captured(catalog: PublisherCatalog, subscription: Subscription) -> tuple[str, ...]:
+    missing = not_captured(catalog, subscription, synced_tables(catalog, subscription.publications))
+    if not missing:
+        return ()
+    return (f"not captured: {', '.join(missing)}; run `cdc-replay setup {subscription.publisher}` [R2.3]",)
 
 
 def _changed(config: Config, subscription: str, catalog: PublisherCatalog) -> tuple[str, ...]:

@@ -223,8 +223,8 @@ class Pipeline:
         )
         if plan.unsubscribed:
             log.warning(
-                "subscription %s: passed over changes of %s: published, but not subscribed to; run"
-                " `cdc-replay refresh %s`",
+                "subscription %s: passed over changes of %s, which were published and are not subscribed to;"
+                " `cdc-replay refresh %s` takes in what is published now",
                 *(name, ", ".join(map(str, plan.unsubscribed)), name),
             )
         outcome = Outcome((result,))

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.fences import fences_of
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.parking import Attempt, Outcome, settled
 from cdc_replay.commands.pipeline import Pipeline, Sources, failed
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.unsent_windows import Source
+from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
     CdcReplayError,
@@ -129,7 +131,18 @@ def replay_through(
         if work is not None:
             for each in results.going_on(subscriptions):
                 results.add(each, work.settled(each, pipeline.taken(each)))
-    return tuple(found for each in subscriptions if (found := results.of(each)) is not None)
+    found = tuple(found for each in subscriptions if (found := results.of(each)) is not None)
+    if any(result.changes_read for result in found):
+        with contextlib.suppress(CdcReplayError, psycopg.Error):
+            _warn_of_what_is_left_out(ChangeLog.open(publisher.change_log), results.going_on(subscriptions))
+    return found
+
+
+def _warn_of_what_is_left_out(change_log: ChangeLog, subscriptions: Iterable[Opened]) -> None:
+    catalog = catalog_history(change_log).at(change_log.end_lsn)
+    for each in subscriptions:
+        for sentence in left_out(catalog, each.subscription, each.table_states()):
+            log.warning("subscription %s: %s", each.subscription.name, sentence)
 
 
 @contextlib.contextmanager

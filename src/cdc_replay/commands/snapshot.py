@@ -22,7 +22,7 @@ from functools import partial
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.captured import is_captured
+from cdc_replay.commands.captured import not_captured
 from cdc_replay.commands.changed_filters import remember_definitions
 from cdc_replay.commands.opened import (
     Opened,
@@ -38,13 +38,13 @@ from cdc_replay.config import Config
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublishAction, PublisherCatalog
+from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
-from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
+from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.publication.restrictions import check_publications
 from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.snapshot.begin import SnapshotRequest
@@ -346,18 +346,11 @@ def check_captured(
     Raises:
         PublisherNotReady: naming those that it does not get.
     """
-    missing = [
-        f"{leaf.name} ({action.value})"
-        for table in tables
-        for leaf in table.leaves
-        if (published := resolve(catalog, subscription.publications, leaf.id)) is not None
-        for action in PublishAction
-        if action in published.actions and not is_captured(catalog, leaf, action)
-    ]
+    missing = not_captured(catalog, subscription, tables)
     if missing:
         raise PublisherNotReady(
             f'changes that subscription "{subscription.name}" needs are not captured yet',
-            detail=f"No capture publication carries {', '.join(sorted(missing))}.",
+            detail=f"No capture publication carries {', '.join(missing)}.",
             hint=f"Run `cdc-replay setup {subscription.publisher}`: it follows the configuration.",
             rule="R2.3",
         )

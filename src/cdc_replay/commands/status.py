@@ -6,14 +6,16 @@ A server that does not answer is a line of the report, not its end.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Json, Result, to_json
+from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SlotMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
@@ -61,7 +63,7 @@ class SubscriptionStatus:
     """A subscription's position; lag is what the publisher's position is ahead of it.
 
     `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none. Why a
-    subscription is parked is its `error`.
+    subscription is parked is its `error`, or what it does not get though it needs it.
     """
 
     subscription: str
@@ -192,6 +194,7 @@ def _subscription(
         return SubscriptionStatus(name, publisher.publisher, error=str(failure)), []
     applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
     lag_seconds, error = _lag_seconds(config.publisher(publisher.publisher), applied)
+    error = error or _left_out(config, found, states)
     if record is not None and record.parked_at is not None:
         before = (
             "" if record.parked_transaction is None else f", before transaction {record.parked_transaction}"
@@ -242,6 +245,17 @@ def _notices(
     except CdcReplayError:
         return {}  # the publisher's line says what is wrong with its log
     return {table: each.notice for table, each in changed.items()}
+
+
+def _left_out(config: Config, found: SubscriptionConfig, tables: Collection[QualifiedName]) -> str | None:
+    """What does not come to the subscription, as far as the log tells."""
+    subscription = found.subscription
+    try:
+        change_log = ChangeLog.open(config.publisher(subscription.publisher).change_log)
+        catalog = catalog_history(change_log).at(change_log.end_lsn)
+    except CdcReplayError:
+        return None  # the publisher's line says what is wrong with its log
+    return "; ".join(left_out(catalog, subscription, tables)) or None
 
 
 def _in_words(result: Mapping[str, object]) -> str:

@@ -201,6 +201,8 @@ def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
         backfill(config, "s", "yesterday", second)
     with pytest.raises(InvalidConfiguration, match=r"(?s)is the subscriber of.*Leave out `--into`"):
         backfill(config, "s", first, second, into=history.ours.dsn)
+    with pytest.raises(InvalidConfiguration, match='the destination is the publisher "pub" itself'):
+        backfill(config, "s", first, second, into=twin.publisher.dsn)
     with pytest.raises(SubscriberNotReady, match=r'(?s)"public"."t".*"public"."u"'):
         backfill(config, "s", first, str(history.positions[3]), into=twin.database().dsn)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cdc_replay.cli import run_line
 from cdc_replay.commands.capture import capture
+from fixtures.native import wait_for
 from fixtures.postgres import Database
-from integration.commands.command_line import CommandLine, one_object
+from integration.commands.command_line import PROGRAM, CommandLine, one_object
 from integration.commands.twin import Twin
 
 TABLES = "create table t (id int primary key, a int)"
@@ -43,6 +47,32 @@ def run_here(
         main([*arguments, "--config", str(twin.file), "--json"])
     said = capsys.readouterr()
     return ended.value.code, said.out, said.err
+
+
+def test_an_interrupted_command_has_failed(cli: CommandLine) -> None:
+    """R1.35: creating the slot waits for the open transaction."""
+    waiting = (
+        "select from pg_stat_activity where wait_event_type = 'Lock' and backend_type = 'client backend'"
+    )
+    with cli.publisher.connect() as idle:
+        idle.execute("begin; insert into t values (3, 3)")
+        command = [str(PROGRAM), "setup", "pub", "--json", "--config", str(cli.file)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            wait_for(lambda: bool(cli.publisher.rows(waiting)) or running.poll() is not None, "the slot")
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60)
+        idle.execute("rollback")
+    assert (running.returncode, one_object(out)) == (1, {"error": "interrupted"})
+    assert "Traceback" not in err
+
+
+def test_an_interrupted_batch_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdc_replay.commands.status.status", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_line(f"status --config {shlex.quote(str(cli.file))}")
 
 
 @pytest.mark.spark

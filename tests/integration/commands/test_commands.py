@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,35 @@ def test_a_refresh_while_the_log_is_missing_changes_nothing(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows("table u") == [(1, 1)]
 
 
+def test_what_does_not_come_is_told(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+    """R2.3, R1.19: a capture publication that somebody altered, a subscribed one that was dropped."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t; create publication q for table u")
+    twin.subscribe("s", "p", "q", tables=TABLES, native=False)
+    twin.sync_ours()
+    assert (explain(twin.config, "s").warnings, "[R" in caplog.text) == ((), False)
+
+    twin.publish("alter publication cdc_replay_capture_i drop table t")
+    twin.publish("drop publication q;\ninsert into t values (1, 1);\ninsert into u values (1, 1)")
+    twin.publish("insert into t values (2, 2);\ndelete from t where id = 2")
+    twin.sync_ours()
+
+    uncaptured = "public.t (insert)"
+    [warning] = [each for each in explain(twin.config, "s").warnings if "captured" in each]
+    assert uncaptured in warning
+    (told,) = status(twin.config).subscriptions
+    for part in (uncaptured, 'publication "q" does not exist', "cdc-replay setup pub", "[R1.19]", "[R2.3]"):
+        assert part in caplog.text
+        assert part in (told.error or "")
+
+    twin.publisher.run("create publication q for table u")
+    setup(twin.config, "pub")
+    refresh(twin.config, "s", reconcile=True)
+    twin.sync_ours()
+    (told,) = status(twin.config).subscriptions
+    assert told.error is None
+    assert validate(twin.config, "s").success
+
+
 def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
@@ -296,6 +326,9 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     end = ChangeLog.open(str(twin.change_log)).end_lsn
     with pytest.raises(ChangeLogMissing, match=r"(?s)before .*cdc-replay capture pub"):
         replay(twin.config, ["s"], to_lsn=Lsn(end.value + 2**32))
+    for command in (partial(sync, twin.config, ["s"]), partial(capture, twin.config, "pub")):
+        with pytest.raises(PublisherNotReady, match="the publisher has not written as far as"):
+            command(to_lsn=Lsn(end.value + 2**32))
     (result,) = replay(twin.config, ["s"])
     assert (result.from_lsn, result.to_lsn) == (first, end)
     assert twin.pairs["s"].ours.rows(rows) == [(1, 1), (2, 2)]
