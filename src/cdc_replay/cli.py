@@ -7,6 +7,7 @@ Exit codes: 0 success, 1 a failure (its reason on standard error), 2 a usage or 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import shlex
@@ -348,18 +349,22 @@ def _teardown(
 
 
 @app.command("batch")
-def _batch(log_level: LogLevelOption = "warning") -> None:
+def _batch(
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "warning",
+    as_json: JsonOption = True,  # noqa: ARG001 - it never prints anything else
+) -> None:
     """Run one command per line of standard input in this process and its Spark session."""
     from cdc_replay.commands.batch import batch
 
     _set_log_level(log_level)
-    batch(sys.stdin, sys.stdout, run_line)
+    batch(sys.stdin, sys.stdout, functools.partial(run_line, config=config))
 
 
-def run_line(line: str) -> tuple[dict[str, Json] | None, str | None]:
+def run_line(line: str, *, config: Path | None = None) -> tuple[dict[str, Json] | None, str | None]:
     """Run one command line in this process: its result, its error, or both.
 
-    Nothing of it goes to standard output, where the results are.
+    Nothing of it goes to standard output, where the results are. A line without `--config` gets `config`.
     """
     try:
         arguments = shlex.split(line)
@@ -367,6 +372,9 @@ def run_line(line: str) -> tuple[dict[str, Json] | None, str | None]:
         return None, f"the line cannot be split into words: {error}"
     if arguments[:1] == ["batch"]:
         return None, "a batch cannot run another one"
+    if config is not None:
+        # What the line itself says comes later, and counts.
+        arguments[1:1] = ["--config", str(config)]
     try:
         with contextlib.redirect_stdout(sys.stderr):
             outcome = _invoke(arguments)

@@ -107,8 +107,10 @@ def plan_window(
 
 
 def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
-    behind = {name: lsn for name, lsn in at_work.ready_tables().items() if lsn < upto}
+    ready = at_work.ready_tables()
+    behind = {name: lsn for name, lsn in ready.items() if lsn < upto}
     _check_no_gap(change_log, at_work.subscription.name, behind)
+    upto = upto if behind else min(ready.values(), default=upto)
     window = Window(min(behind.values(), default=upto), upto)
     found = content(window)
     publications = at_work.subscription.publications

@@ -334,8 +334,11 @@ class PruneResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class TeardownResult(Result):
-    """What was removed."""
+    """What was removed, and of whom; the positions are where its tables stood, or where its log ends."""
 
-    name: str
-    removed: tuple[str, ...]
+    publisher: str | None
+    subscription: str | None
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
     seconds: float
+    removed: tuple[str, ...]

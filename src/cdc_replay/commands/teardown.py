@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from cdc_replay.apply.staging import drop_staging
 from cdc_replay.capture.setup import teardown_publisher
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import opened
+from cdc_replay.commands.replay import applied_lsn
 from cdc_replay.commands.results import TeardownResult
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import Config
-from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state
 
@@ -23,15 +26,18 @@ def teardown(config: Config, name: str) -> TeardownResult:
     Raises:
         InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
     """
-    began = time.monotonic()
+    began, lsn = time.monotonic(), None
     is_publisher, is_subscription = name in config.publishers, name in config.subscriptions
     if is_publisher and is_subscription:
         raise InvalidConfiguration(f'"{name}" is a publisher and a subscription', hint="Rename one of them.")
     if is_publisher:
+        with contextlib.suppress(CdcReplayError):
+            lsn = ChangeLog.open(config.publisher(name).change_log).end_lsn
         removed = teardown_publisher(setup_request(config, config.publisher(name)))
     elif is_subscription:
         with opened(config, name, "teardown") as at_work:
             is_known = state.subscription_record(at_work.connection, name) is not None
+            lsn = applied_lsn(at_work)
             # What a killed run has staged has nobody else to remove it.
             drop_staging(at_work.connection, name)
             drop_leftovers(at_work.connection, name)
@@ -39,4 +45,11 @@ def teardown(config: Config, name: str) -> TeardownResult:
         removed = (f"state of subscription {name}",) if is_known else ()
     else:
         raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')
-    return TeardownResult(name, removed, time.monotonic() - began)
+    return TeardownResult(
+        publisher=name if is_publisher else None,
+        subscription=name if is_subscription else None,
+        from_lsn=lsn,
+        to_lsn=lsn,
+        seconds=time.monotonic() - began,
+        removed=removed,
+    )

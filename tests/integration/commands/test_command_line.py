@@ -114,7 +114,8 @@ def test_a_day_at_the_command_line(cli: CommandLine) -> None:
     again = cli.run("capture", "pub", "--log-level", "info")
     assert "captured pub" in again.stderr
     assert "captured pub" not in again.stdout
-    assert cli.succeeds("teardown", "s")["removed"] == ["state of subscription s"]
+    gone = {"subscription": "s", "removed": ["state of subscription s"]}
+    assert cli.succeeds("teardown", "s").items() >= gone.items()
     assert cli.succeeds("teardown", "pub")["removed"][0] == f"replication slot {cli.slot}"
 
 
@@ -138,7 +139,8 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
         "sync nobody",
         "status",
     ]
-    done = cli.run("batch", lines=lines)
+    cli.environment["CDC_REPLAY_CONFIG"] = "/nonexistent"
+    done = cli.run("batch", "--json", "--config", str(cli.file), lines=lines)
 
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

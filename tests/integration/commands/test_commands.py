@@ -322,7 +322,7 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     (synced,) = (each.replay for each in sync(twin.config, ["s"], to_lsn=first))
     assert (synced.to_lsn, twin.pairs["s"].ours.rows(rows)) == (first, [(1, 1)])
     (back,) = replay(twin.config, ["s"], to_lsn=Lsn(first.value - 1))
-    assert (back.error, applied(twin, "s", "t")) == (None, first)
+    assert (back.error, back.to_lsn, applied(twin, "s", "t")) == (None, first, first)
     end = ChangeLog.open(str(twin.change_log)).end_lsn
     with pytest.raises(ChangeLogMissing, match=r"(?s)before .*cdc-replay capture pub"):
         replay(twin.config, ["s"], to_lsn=Lsn(end.value + 2**32))
