@@ -143,7 +143,7 @@ def validated_tables(
     for name, each in subscribed.items():
         reason = why_not_mirrored(catalog, publications, each)
         notice = changed[name].notice if name in changed else ""
-        found.append(ValidatedTable(each, targets[name], reason is None, reason or "", notice))
+        found.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
     return tuple(found)
 
 
@@ -154,9 +154,9 @@ def _result(
     failures = (
         *verdict.describe_failures(),
         *(
-            f"{each.target.name}: {each.changed}"
+            f"{each.table.table.name}: {each.changed}"
             for each in tables
-            if each.changed and each.target.name in failed
+            if each.changed and each.table.table.name in failed
         ),
     )
     return ValidateResult(

@@ -267,11 +267,18 @@ def _faults(
         # A native worker does not rewrite what it does, so it does not see them (R8.13).
         names = ", ".join(f'"{rule}"' for rule in table.rules)
         faults.append((name, f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}"))
-    if missing := [column for column in columns if column not in by_name]:
-        faults.append((name, "missing " + _listed(missing)))
+    if missing := missing_columns(columns, table):
+        faults.append((name, f"missing {missing}"))
     if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
         faults.append((name, "published, but generated on the subscriber: " + _listed(generated)))
     return faults
+
+
+def missing_columns(columns: Iterable[str], table: TargetTable) -> str:
+    """Those of `columns` that the table lacks, as people read them; empty if it lacks none."""
+    there = {column.name for column in table.columns}
+    missing = [column for column in columns if column not in there]
+    return _listed(missing) if missing else ""
 
 
 def _listed(columns: list[str]) -> str:

@@ -12,8 +12,9 @@ and the counts are lower bounds.
 
 A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
 
-Which columns: those that are published and exist on both sides. Where the subscriber need not mirror the
-publisher (`ValidatedTable.full` is False), only keys are compared, because values may differ rightly.
+Which columns: those that are published; a table that lacks one on the subscriber is not compared. Where the
+subscriber need not mirror the publisher (`ValidatedTable.full` is False), only keys are compared, because
+values may differ rightly.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.session import own_time_zone
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.tables import TargetTable, missing_columns
 from cdc_replay.validate.fence import Fence
 from cdc_replay.validate.verdict import Difference, DifferenceKind
 
@@ -52,18 +53,23 @@ TABLE_ERRORS: Final = (
 )
 """What concerns one table only: a missing privilege, a value that the other type refuses, a damaged page."""
 
+MISSING_TABLE: Final = (
+    "the table is missing on the subscriber: nothing there of its name is a plain or partitioned table [R8.1]"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ValidatedTable:
     """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
 
-    `full`: the publications publish all four actions with one filter. Otherwise the subscriber may differ
-    rightly (it keeps rows whose DELETE is not published), and `note` says why. `changed` says that the rows
-    were brought with another row filter than that of now, if they were.
+    `target` is None where the subscriber has no such table. `full`: the publications publish all four actions
+    with one filter. Otherwise the subscriber may differ rightly (it keeps rows whose DELETE is not
+    published), and `note` says why. `changed` says that the rows were brought with another row filter than
+    that of now, if they were.
     """
 
     table: SyncedTable
-    target: TargetTable
+    target: TargetTable | None
     full: bool
     note: str = ""
     changed: str = ""
@@ -171,6 +177,10 @@ def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> 
     name = validated.table.table.name
     if (reason := fence.why_not_at_fence(name)) is not None:
         return NotCompared(reason)
+    if validated.target is None:
+        return NotCompared(MISSING_TABLE)
+    if missing := missing_columns(validated.table.columns, validated.target):
+        return NotCompared(f"the table on the subscriber lacks the published {missing} [R8.1]")
     try:
         # Savepoints: the transactions, and with them the snapshots, survive a statement that fails.
         with (
@@ -178,7 +188,7 @@ def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> 
             fence.publisher.transaction(),
             fence.subscriber.transaction(),
         ):
-            return _compare(fence, validated, listed_keys)
+            return _compare(fence, validated, validated.target, listed_keys)
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
         return NotCompared(_reason(error))
@@ -190,12 +200,11 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _compare(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Comparison:
-    columns = compared_columns(validated)
-    key = compared_key(validated, columns)
-    if key and not validated.full:
-        columns = key
-    publisher, subscriber, unknown = _sides(fence, validated, key, columns)
+def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, listed_keys: int) -> Comparison:
+    synced = validated.table
+    key = digest.common_key(synced.table, target, synced.columns)
+    columns = key if key and not validated.full else synced.columns
+    publisher, subscriber, unknown = _sides(fence, synced, target, key, columns)
     buckets = _compare_buckets(publisher, subscriber)
     return Comparison(
         buckets=buckets,
@@ -207,27 +216,14 @@ def _compare(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Compa
     )
 
 
-def compared_columns(validated: ValidatedTable) -> tuple[str, ...]:
-    """The published columns that the subscriber's table has."""
-    there = {column.name for column in validated.target.columns}
-    return tuple(name for name in validated.table.columns if name in there)
-
-
-def compared_key(validated: ValidatedTable, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns by which rows of the two sides belong together, empty if there are none."""
-    return digest.common_key(validated.table.table, validated.target, columns)
-
-
 def _sides(
-    fence: Fence, validated: ValidatedTable, key: tuple[str, ...], columns: tuple[str, ...]
+    fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
 ) -> tuple[Side, Side, str | None]:
-    synced, target = validated.table, validated.target
     converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
     here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.
-    exposed = compared_columns(validated)
-    there = digest.subscriber_rows(target.name, exposed, is_partitioned=target.is_partitioned)
+    there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
     subscriber = Side(fence.subscriber, there, key, columns)
     unknown = None
     if synced.filters is not None:

@@ -447,3 +447,18 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     assert damaged.report.is_relative_to(tmp_path)
     (subscription,) = status(twin.config).subscriptions
     assert (subscription.last_validation or "").startswith("not consistent at")
+
+
+def test_a_table_that_is_gone_from_the_subscriber_is_a_finding(twin: Twin) -> None:
+    """R8.1: the other tables are judged, and the report is written."""
+    twin.publisher.run(f"{TABLES}; create publication p for table t, u")
+    twin.subscribe("s", "p", tables=TABLES, native=False)
+    twin.publish("insert into t values (1, 1);\ninsert into u values (1, 1)")
+    twin.sync_ours()
+    twin.pairs["s"].ours.run("drop table t")
+
+    found = validate(twin.config, "s")
+
+    assert {each["table"]: each["success"] for each in found.tables} == {"public.t": False, "public.u": True}
+    assert "public.t: the table is missing on the subscriber" in (found.error or "")
+    assert found.report.is_file()

@@ -81,7 +81,7 @@ class Bench:
         synced = self.synced()
         targets = read_target_tables(fence.subscriber, [table.table.name for table in synced])
         return tuple(
-            ValidatedTable(table, targets[table.table.name], full=not note, note=note) for table in synced
+            ValidatedTable(table, targets.get(table.table.name), full=not note, note=note) for table in synced
         )
 
     def validate(self, *, note: str = "", subscription: str = SUBSCRIPTION) -> Verdict:

@@ -397,6 +397,61 @@ def test_an_error_of_one_table_leaves_the_others_compared(orders: Bench) -> None
     assert verdict.describe_failures() == ("public.ratios: division by zero",)
 
 
+def two_tables(bench: Bench) -> None:
+    bench.both("create table t (id int primary key, v int, w int); create table u (id int primary key)")
+    bench.publisher.run("insert into t values (1, 1, 1); insert into u values (1)")
+    bench.publisher.run("create publication p for table t, u")
+    bench.copy()
+
+
+@pytest.mark.parametrize("instead", ["", "create view t as select 1 as id, 1 as v, 1 as w"])
+def test_a_table_that_the_subscriber_lacks_fails_alone(bench: Bench, instead: str) -> None:
+    """R8.1: nor is a view a target."""
+    two_tables(bench)
+    bench.subscriber.run(f"drop table t; {instead}")
+
+    verdict = bench.validate()
+
+    by_name = {str(table.name): table for table in verdict.tables}
+    assert not verdict.success
+    assert by_name["public.u"].success
+    (failure,) = verdict.describe_failures()
+    assert failure.startswith("public.t: the table is missing on the subscriber")
+    assert "missing on the subscriber" in verdict.report.read_text()
+
+
+@pytest.mark.parametrize("note", ["", "DELETE is not published"])
+@pytest.mark.parametrize(
+    ("here", "there", "lacks"),
+    [
+        ("", "alter table t drop column v", 'column "v"'),
+        ("", "alter table t drop column v, drop column w, add column x int", 'columns "v", "w"'),
+        ("alter table t add column x int default 7", "", 'column "x"'),
+    ],
+)
+def test_a_published_column_that_the_subscriber_lacks_fails_the_table(
+    bench: Bench, here: str, there: str, lacks: str, note: str
+) -> None:
+    """R8.1: also where the other columns are equal, and where only keys would be compared."""
+    two_tables(bench)
+    bench.publisher.run(here)
+    bench.subscriber.run(there)
+
+    verdict = bench.validate(note=note)
+
+    by_name = {str(table.name): table for table in verdict.tables}
+    assert not verdict.success
+    assert by_name["public.u"].success
+    assert by_name["public.t"].error == f"the table on the subscriber lacks the published {lacks} [R8.1]"
+
+
+def test_a_column_that_is_not_published_may_be_missing(bench: Bench) -> None:
+    two_tables(bench)
+    bench.publisher.run("alter publication p set table t (id, v), u")
+    bench.subscriber.run("alter table t drop column w")
+    assert bench.validate().success
+
+
 def test_rows_that_a_policy_hides_are_an_error_and_not_a_proof(bench: Bench) -> None:
     """R7.10: reading under row-level security would compare only what the role may see."""
     bench.both(ORDERS)
