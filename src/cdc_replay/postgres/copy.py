@@ -24,6 +24,7 @@ from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
     InvalidFilter,
+    MissingPrivilege,
     PublisherNotReady,
     ServerUnavailable,
     SubscriberNotReady,
@@ -34,6 +35,12 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
+
+MAY_READ: Final = (
+    "The role needs USAGE on the schema and SELECT on the table. Where row-level security restricts it, give"
+    " it BYPASSRLS, or use the role of an owner whom no policy restricts."
+)
+"""The remedy where the publisher refuses to be read."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of every block that was sent."""
@@ -174,6 +181,8 @@ def _reading(table: QualifiedName) -> Iterator[None]:
     try:
         with translated_errors(what):
             yield
+    except MissingPrivilege as error:
+        raise MissingPrivilege(error.message, detail=error.detail, hint=MAY_READ) from error
     except pg.DataError as error:
         raise InvalidFilter(
             f"{what}: {error.diag.message_primary}",

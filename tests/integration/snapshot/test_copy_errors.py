@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc_replay.errors import InvalidFilter, PublisherNotReady, SubscriberNotReady, SubscriberNotWritable
+from cdc_replay.errors import (
+    InvalidFilter,
+    MissingPrivilege,
+    PublisherNotReady,
+    SubscriberNotReady,
+    SubscriberNotWritable,
+)
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.begin import begin
 from cdc_replay.snapshot.chunk import FailedChunk, copy_chunks, subscriber_connection
@@ -72,6 +79,60 @@ def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: 
     assert isinstance(failed.error, SubscriberNotWritable)
     assert "public.t" in failed.error.message
     assert "read-only" in failed.error.message
+
+
+@pytest.fixture
+def reader(publisher: Database) -> Iterator[str]:
+    """A role that may export snapshots and read all tables, and that policies restrict."""
+    name = f"reader_{publisher.name}"
+    publisher.run(f"create role {name} login replication; grant pg_read_all_data to {name}")
+    yield name
+    publisher.run(f"drop owned by {name}; drop role {name}")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("changes", [{}, {"replace": True}, {"replace": True, "chunk_bytes": 64 * 1024}])
+def test_rows_that_a_policy_hides_are_not_left_out_in_silence(
+    spark: SparkSession, publisher: Database, subscriber: Database, reader: str, changes: dict[str, Any]
+) -> None:
+    """R7.10: a copy that replaces rows would lose them."""
+    publisher.run(f"""
+        create table t (id int primary key, pad text); {FILLED}; create publication p for table t;
+        alter table t enable row level security; create policy few on t using (id <= 10)
+    """)
+    subscriber.run(f"create table t (id int primary key, pad text); {FILLED if changes else ''}")
+    rows_before = subscriber.rows("select count(*) from t")
+    dsn = publisher.cluster.dsn(publisher.name, reader)
+    refusal = pytest.raises(MissingPrivilege, match=r'table "public\.t" of the publisher: .*policy')
+    with snapshot_request(dsn, subscriber.dsn, "p", **changes) as request, refusal as error:
+        load_tables(spark, request)
+    assert "BYPASSRLS" in (error.value.hint or "")
+    assert subscriber.rows("select count(*) from t") == rows_before
+
+    publisher.run(f"alter role {reader} bypassrls")
+    with snapshot_request(dsn, subscriber.dsn, "p", **changes) as request:
+        (copied,) = load_tables(spark, request)
+    assert copied.rows == 3000
+
+
+@pytest.mark.spark
+def test_a_policy_of_a_partition_hides_nothing_from_who_reads_the_partitioned_table(
+    spark: SparkSession, publisher: Database, subscriber: Database, reader: str
+) -> None:
+    """R7.10: the server asks only for policies of the table that is named."""
+    publisher.run("""
+        create table t (id int primary key) partition by range (id);
+        create table t1 partition of t for values from (0) to (100);
+        create table t2 partition of t for values from (100) to (200);
+        alter table t2 enable row level security;
+        insert into t select generate_series(0, 199);
+        create publication p for table t with (publish_via_partition_root)
+    """)
+    subscriber.run("create table t (id int primary key)")
+    dsn = publisher.cluster.dsn(publisher.name, reader)
+    with snapshot_request(dsn, subscriber.dsn, "p") as request:
+        (copied,) = load_tables(spark, request)
+    assert copied.rows == 200
 
 
 @pytest.mark.spark
