@@ -60,9 +60,11 @@ from cdc_replay.changelog.side_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
     CatalogVersion,
+    KnownRelations,
     append_rows,
     catalog_rows,
     catalogs_of,
+    check_first_catalog,
     read_rows,
     relation_rows,
     relations_of,
@@ -280,23 +282,26 @@ class ChangeLog:
         It would be written again, unless the server has become another one meanwhile that never had it.
 
         Raises:
-            ChangeLogDamaged: if they cannot be read.
+            ChangeLogDamaged: if they cannot be read, or there are changes and no catalogs.
             ChangeLogConflict: if another process does the same.
         """
         versions = self.catalogs()
         known = tuple(each for each in versions if each.known_from <= self.end_lsn)
+        if not known and self._changes.segments():
+            # The catalog of now would be taken for that of all changes which are there.
+            check_first_catalog(self.uri, None, self.header.start_lsn)
         if len(known) < len(versions):
             with writing(self.uri):
                 replace_catalogs(self._catalogs(), known)
         return known
 
     def relations(self) -> Mapping[int, Relation]:
-        """All shapes by version.
+        """All shapes by version; looking up another one raises ChangeLogDamaged.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return relations_of(read_rows(self._relations(), RELATION_SCHEMA))
+        return KnownRelations(self.uri, relations_of(read_rows(self._relations(), RELATION_SCHEMA)))
 
     def catalogs(self) -> tuple[CatalogVersion, ...]:
         """The publisher's catalogs in the order in which they came into force for all transactions.
@@ -351,9 +356,13 @@ class ChangeLog:
         columns, and the messages of TRUNCATEs.
 
         Raises:
-            ChangeLogDamaged: as for `segments`.
+            ChangeLogDamaged: as for `segments`, or if the log lacks its first catalog.
         """
-        return logged_definitions(self.segments(window), window, CatalogVersions.of(catalogs))
+        groups = self.segments(window)
+        if groups:
+            first = Lsn(catalogs[0][1]) if catalogs else None
+            check_first_catalog(self.uri, first, self.header.start_lsn)
+        return logged_definitions(groups, window, CatalogVersions.of(catalogs))
 
     def summary(self, window: Window) -> LogSummary:
         """Counts of the messages and transactions in `window`; reads small columns only.

@@ -75,6 +75,41 @@ class CatalogVersion:
         return self.from_lsn if self.owner is None else self.owner
 
 
+_VERIFY: Final = "`cdc-replay verify-log` for the publisher tells what else is missing. "
+
+
+class KnownRelations(dict[int, Relation]):
+    """The relations of the log at `uri` by version; where one that is asked for is missing, it is damaged."""
+
+    def __init__(self, uri: str, relations: Mapping[int, Relation]) -> None:
+        super().__init__(relations)
+        self._uri = uri
+
+    def __missing__(self, version: int) -> Relation:
+        # The last commits of a table can be missing without a gap; only what builds on them tells.
+        raise ChangeLogDamaged(
+            f'table "{self._uri}/relations" of the change log lacks what was written to it',
+            detail=f"Changes of the log have the relation version {version}, which is not there.",
+            hint=_VERIFY + RESTORE,
+        )
+
+
+def check_first_catalog(uri: str, first: Lsn | None, start: Lsn) -> None:
+    """The first catalog of the log at `uri`, in force from `first` on, is there from its `start` on.
+
+    Raises:
+        ChangeLogDamaged: if it is not, or there is none.
+    """
+    if first is None or first > start:
+        found = "There is none." if first is None else f"The first is in force from {first} on."
+        raise ChangeLogDamaged(
+            f'table "{uri}/catalogs" of the change log lacks the catalog with which the log begins',
+            detail=found,
+            hint=_VERIFY + RESTORE,
+            rule="R9.10",
+        )
+
+
 def relation_rows(relations: Iterable[Relation]) -> list[dict[str, Any]]:
     """Rows of `RELATION_SCHEMA`."""
     return [

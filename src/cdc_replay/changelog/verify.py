@@ -33,6 +33,7 @@ from cdc_replay.changelog.segment import (
     Segment,
     read_footer,
 )
+from cdc_replay.changelog.side_tables import check_first_catalog
 from cdc_replay.changelog.storage import Location
 from cdc_replay.changelog.table import DurableTable
 from cdc_replay.changelog.verify_commits import check_changes, verified_table
@@ -86,14 +87,7 @@ def verify_log(uri: str, *, progress: Progress | None = None) -> VerifiedLog:
 
 def _check_catalogs(log: ChangeLog) -> None:
     versions = log.catalogs()
-    if not versions or versions[0].from_lsn > log.header.start_lsn:
-        first = f"The first is in force from {versions[0].from_lsn} on." if versions else "There is none."
-        raise ChangeLogDamaged(
-            f'change log "{log.uri}" lacks the catalog with which it begins',
-            detail=first,
-            hint=RESTORE,
-            rule="R9.10",
-        )
+    check_first_catalog(log.uri, versions[0].from_lsn if versions else None, log.header.start_lsn)
 
 
 def _verify_segments(

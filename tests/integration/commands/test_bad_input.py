@@ -221,6 +221,32 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
     assert segment.name in subscription["error"]
 
 
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("relations", "lacks what was written to it"),
+        ("catalogs", "lacks the catalog with which the log begins"),
+    ],
+)
+def test_a_side_table_without_its_last_commits_exits_with_1_and_is_named(
+    cli: CommandLine, table: str, says: str
+) -> None:
+    """R9.10: nothing is applied by guesses about shapes and publications."""
+    cli.subscriber.run(TABLES)
+    ready(cli)
+    for commit in (cli.change_log / table / "_delta_log").glob("*.json"):
+        if int(commit.stem) > 0:
+            commit.unlink()
+
+    named = [f'"{cli.change_log / table}"', "HINT: `cdc-replay verify-log`"]
+    cli.fails(1, "replay", "s", says=[says, *named])
+    cli.fails(1, "verify-log", "pub", says=["HINT"])
+    assert cli.subscriber.rows("table t") == []
+    if table == "catalogs":
+        # What is read of the publisher now says nothing about what was captured before.
+        cli.fails(1, "capture", "pub", says=[says, *named])
+
+
 def test_a_log_of_another_cluster_is_refused(cli: CommandLine, make_cluster: Callable[..., Cluster]) -> None:
     setup(load_config(cli.file), "pub")
     other = Database(make_cluster("other"), "postgres")
