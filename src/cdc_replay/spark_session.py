@@ -6,6 +6,7 @@ Jobs move Arrow batches between the JVM and Python and hold no cached tables, so
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,6 +16,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from cdc_replay.java import JVM_OPTIONS, local_environment
+
+logger = logging.getLogger(__name__)
 
 DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -39,6 +42,13 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 """What a session gets unless `spark-submit` or the caller says otherwise."""
 
+LOGGERS_OF_FAILURES: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.api.python.PythonRunner",
+)
+"""What logs the exception of a task, which also reaches the driver's program, on the driver."""
+
 SMALL_WINDOW_ROWS: Final = 50_000
 ROWS_PER_PARTITION: Final = 500_000
 
@@ -62,7 +72,17 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if not logger.isEnabledFor(logging.DEBUG):
+        _leave_failures_to_us(session)
     return session
+
+
+def _leave_failures_to_us(session: SparkSession) -> None:
+    """Let the JVM log no task that fails: whoever runs the job says why, without two stack traces."""
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - there is no other way to its loggers
+    configurator = jvm.org.apache.logging.log4j.core.config.Configurator
+    for name in LOGGERS_OF_FAILURES:
+        configurator.setLevel(name, "OFF")
 
 
 def tune_for(session: SparkSession, rows: int) -> None:

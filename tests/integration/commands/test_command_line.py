@@ -10,6 +10,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_replay.cli import run_line
@@ -217,6 +218,33 @@ def test_the_command_that_the_error_names_resumes_what_is_parked(
     assert one_object(out)["to_lsn"] == named[2]
     assert run("replay", "one")[0] == 0
     assert twin.pairs["one"].ours.rows("table t order by id") == [(1, 100), (3, 3)]
+
+
+@pytest.mark.spark
+def test_a_task_that_fails_is_told_without_stack_traces(cli: CommandLine) -> None:
+    """But for those who ask for more with --log-level debug."""
+    cli.succeeds("setup", "pub")
+    cli.succeeds("sync", "s")
+    before = set((cli.change_log / "changes").glob("*.parquet"))
+    cli.publisher.run("insert into t values (3, 3)")
+    cli.succeeds("capture", "pub")
+    (segment,) = set((cli.change_log / "changes").glob("*.parquet")) - before
+    # Only executors read the messages.
+    group = pq.read_metadata(segment).row_group(0)
+    (message,) = (c for n in range(group.num_columns) if (c := group.column(n)).path_in_schema == "message")
+    content = bytearray(segment.read_bytes())
+    content[message.data_page_offset + message.total_compressed_size - 1] ^= 0xFF
+    segment.write_bytes(content)
+
+    told, more = cli.run("replay", "s"), cli.run("replay", "s", "--log-level", "debug")
+
+    assert (told.returncode, more.returncode) == (1, 1)
+    for each in (told, more):
+        assert f'cdc-replay: s: segment "{segment}" of the change log is damaged or missing' in each.stderr
+    assert "Exception in task" not in told.stderr
+    assert "Traceback" not in told.stderr
+    assert "\tat " not in told.stderr
+    assert "Exception in task" in more.stderr
 
 
 def test_the_program_needs_a_command_and_shows_its_help(cli: CommandLine) -> None:
