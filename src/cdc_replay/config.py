@@ -286,8 +286,31 @@ def load_config(
 
 
 def _compose(file: Path) -> yaml.Node:
+    text = _read(file)
     try:
-        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise InvalidConfiguration(f"{file}, line {line}: not valid YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InvalidConfiguration(
+            f"{file}, line {line}: not valid YAML: character U+{error.character:04X} is not allowed",
+            hint="Remove it.",
+        ) from None
+    except RecursionError:
+        raise InvalidConfiguration(f"{file}, line 1: not a configuration: nested too deeply") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidConfiguration(
+            f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
+        )
+    _check_finite(node, file)
+    return node
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InvalidConfiguration(
             f'configuration file "{file}" does not exist',
@@ -295,14 +318,18 @@ def _compose(file: Path) -> yaml.Node:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise InvalidConfiguration(f"{file}, line {line}: not valid YAML: {error.problem}") from None
-    if not isinstance(node, yaml.MappingNode):
-        raise InvalidConfiguration(
-            f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
-        )
-    return node
+
+
+def _check_finite(node: yaml.Node, file: Path, within: frozenset[int] = frozenset()) -> None:
+    """An alias of what it is in itself has no end."""
+    inside = within | {id(node)}
+    for _, line, value in _children(node):
+        if id(value) in inside:
+            raise InvalidConfiguration(
+                f"{file}, line {line}: a value contains itself by an alias",
+                hint="Write a value in place of the alias.",
+            )
+        _check_finite(value, file, inside)
 
 
 def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
@@ -335,7 +362,20 @@ def _expand(node: yaml.Node, file: Path) -> Any:  # noqa: ANN401 - YAML is any o
         return _REFERENCE.sub(
             lambda match: _environment(match[1], file, node.start_mark.line + 1), node.value
         )
-    return yaml.safe_load(yaml.serialize(node))
+    return _scalar(node, file)
+
+
+def _scalar(node: yaml.Node, file: Path) -> Any:  # noqa: ANN401 - YAML is any of these
+    """The value that the text stands for; an empty one is null."""
+    try:
+        return yaml.constructor.SafeConstructor().construct_document(node)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):
+        # The last three come from texts that only look like, or are tagged as, a date or a number.
+        raise InvalidConfiguration(
+            f"{file}, line {node.start_mark.line + 1}: not valid YAML: the value is not of the type"
+            f" {node.tag.removeprefix('tag:yaml.org,2002:')}",
+            hint="Put it in quotes if it is a text.",
+        ) from None
 
 
 def _environment(name: str, file: Path, line: int) -> str:

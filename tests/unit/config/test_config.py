@@ -110,6 +110,13 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("publications: [p1, p2]", "publications: [p1"), 9, "not valid YAML"),
         (("  shop:\n", "  shop: {}\n  shop:\n"), 3, 'key "shop" is given twice'),
         (("    change_log", "    streaming: maybe\n    change_log"), 4, "publishers.shop.streaming"),
+        (("publications: [p1, p2]", "publications:"), 8, "subscriptions.nsw.publications"),
+        (("    change_log", "    streaming: !!bool x\n    change_log"), 4, "is not of the type bool"),
+        (("./log", "./l\0g"), 4, "character U+0000 is not allowed"),
+        (("./log", "./l\x1bg"), 4, "character U+001B is not allowed"),
+        (("  shop:\n", "  shop: &a\n    slot: *a\n"), 3, "contains itself by an alias"),
+        (("[p1, p2]", "&a [p1, [*a]]"), 8, "contains itself by an alias"),
+        (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
     ],
 )
 def test_an_error_names_file_line_and_key(
@@ -122,6 +129,20 @@ def test_an_error_names_file_line_and_key(
 
     assert f"{file}, line {line}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", ["", "null", "~", "# to be done"])
+def test_a_value_that_is_empty_is_null(tmp_path: Path, nothing: str) -> None:
+    """What null means depends on the key: the default, or nothing that can be used."""
+    given = MINIMAL.replace("./log", f"./log\n    slot: {nothing}\n    max_retained_wal: {nothing}")
+    publisher = load_config(write(tmp_path, given)).publisher("shop")
+    assert (publisher.slot, publisher.max_retained_wal) == ("cdc_replay_shop", None)
+
+    for key in ("snapshot_chunk", "on_failure"):
+        with pytest.raises(InvalidConfiguration, match=rf"line 10: subscriptions\.nsw\.{key}: "):
+            load_config(write(tmp_path, f"{MINIMAL}    {key}: {nothing}\n"))
+    with pytest.raises(InvalidConfiguration, match="line 10: groups: "):
+        load_config(write(tmp_path, f"{MINIMAL}groups: {nothing}\n"))
 
 
 def test_a_group_without_subscriptions_is_refused(tmp_path: Path) -> None:
