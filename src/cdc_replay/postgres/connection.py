@@ -10,6 +10,7 @@ word is noticed by the keep-alive packets that its host does not answer.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -57,6 +58,8 @@ KEEPALIVES: Final[dict[str, int]] = {
 CONNECT_SECONDS: Final = 10
 """How long a host is waited for, unless the DSN says otherwise."""
 
+_SCHEMES: Final = ("postgresql", "postgres")
+
 
 def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
@@ -64,7 +67,7 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
     `replication` opens a walsender for the database, which understands the replication commands.
 
     Raises:
-        InvalidConfiguration: if libpq cannot read the DSN.
+        InvalidConfiguration: if libpq cannot read the DSN, or takes a part of its password for another one.
         ServerUnavailable: if the server does not answer.
         MissingPrivilege: if it refuses the role.
     """
@@ -91,14 +94,30 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
 
 
 def _parts(dsn: str, purpose: str) -> dict[str, Any]:
-    try:
-        return conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # What libpq says repeats the part that it cannot read, which may be the password.
-        raise InvalidConfiguration(
-            f"cannot connect for {purpose}: the DSN is not readable",
-            hint="Give a libpq URI, or keywords and values; in a URI, percent-encode the password and names.",
-        ) from None
+    # What libpq says repeats the part that it cannot read or use, which may be the password.
+    with contextlib.suppress(psycopg.ProgrammingError):
+        parts = conninfo_to_dict(dsn)
+        if not _is_cut_within_password(dsn, parts):
+            return parts
+    raise InvalidConfiguration(
+        f"cannot connect for {purpose}: the DSN is not readable",
+        hint="Give a libpq URI, or keywords and values; in a URI, percent-encode the password and names.",
+    )
+
+
+def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
+    """Whether host, port or database may have a part of the password.
+
+    libpq ends the password at the first `@` of a URI, and takes what is before a `/` for the port.
+    """
+    hosts = str(parts.get("host") or "").split(",")
+    if any("@" in host and not host.startswith("/") for host in hosts):  # a socket's folder may have one
+        return True
+    if re.fullmatch(r"[0-9,\s]*", str(parts.get("port") or "")) is None:
+        return True
+    scheme, _, location = dsn.partition("?")[0].partition("://")
+    server, _, database = location.partition("/")
+    return scheme in _SCHEMES and (server.count("@") > 1 or "@" in database)
 
 
 def _pin(server_version: int) -> psycopg.sql.Composed:

@@ -77,9 +77,10 @@ def test_a_configuration_that_cannot_be_used_exits_with_2(cli: CommandLine) -> N
     fails(head, f"{cli.file}, line 2: publishers.pub: exactly one of conn_id and dsn")
 
 
-def test_a_dsn_that_is_not_readable_is_not_repeated(cli: CommandLine) -> None:
-    """The library would: what it cannot decode is, as a rule, the password."""
-    dsn = "postgresql://me:hunter%2-secret@127.0.0.1/shop"
+@pytest.mark.parametrize("password", ["hunter%2-secret", "my@hunter-secret"])
+def test_a_dsn_that_is_not_readable_is_not_repeated(cli: CommandLine, password: str) -> None:
+    """The library would: what it cannot decode or find is, as a rule, the password."""
+    dsn = f"postgresql://me:{password}@127.0.0.1/shop"
     cli.write("p", of_publisher={"dsn": dsn}, dsn=dsn)
     for command in (("setup", "pub"), ("capture", "pub"), ("snapshot", "s")):
         assert "hunter" not in cli.fails(2, *command, says=["the DSN is not readable", "percent-encode"])
