@@ -47,10 +47,13 @@ def replay(
 ) -> tuple[ReplayResult, ...]:
     """Apply the log up to `to_lsn` (default: its end); one result per subscription, in the given order.
 
+    A subscription that is named twice is replayed once.
+
     Raises:
         InvalidConfiguration: if the subscriptions have different publishers.
         ChangeLogMissing: if there is no log, or it ends before `to_lsn`.
     """
+    subscriptions = tuple(dict.fromkeys(subscriptions))  # who is named twice would wait for itself
     publisher = common_publisher(config, subscriptions)
     results: dict[str, ReplayResult] = {}
     with contextlib.ExitStack() as stack:

@@ -34,7 +34,7 @@ def resume(
     with opened(config, subscription, "resume") as at_work, at_work.connection.transaction():
         if tables:
             _resume_tables(at_work, tables, skip)
-            resumed: Sequence[QualifiedName] = tables
+            resumed: Sequence[QualifiedName] = tuple(dict.fromkeys(tables))
         else:
             resumed = _resume_subscription(at_work, skip)
         seconds = time.monotonic() - began

@@ -96,7 +96,7 @@ def snapshot_opened(
     It is kept all the time, or with `lets_others_work` let go while transactions of the publisher are waited
     for, and while rows are read and staged.
     """
-    return _snapshot(config, at_work, _Wish(tuple(tables), progress, lets_others_work))
+    return _snapshot(config, at_work, _Wish(tuple(dict.fromkeys(tables)), progress, lets_others_work))
 
 
 @dataclass(frozen=True, slots=True)

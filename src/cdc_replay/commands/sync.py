@@ -42,12 +42,14 @@ def sync(
 ) -> tuple[SyncResult, ...]:
     """Bring subscriptions of one publisher to `to_lsn` (default: the publisher's WAL position at the start).
 
-    A table that is copied on the way is copied as of a later LSN; all are brought to that one then.
+    A table that is copied on the way is copied as of a later LSN; all are brought to that one then. A
+    subscription that is named twice is synced once.
 
     Raises:
         CdcReplayError: from capture, and where no subscription gets as far as that. What fails for one of
             them otherwise is in its result.
     """
+    subscriptions = tuple(dict.fromkeys(subscriptions))  # who is named twice would wait for itself
     publisher = common_publisher(config, subscriptions)
     target = to_lsn or current_position(config.dsn_of(publisher))
     with contextlib.ExitStack() as stack:

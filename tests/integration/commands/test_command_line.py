@@ -161,14 +161,16 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
 def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where only Spark sees the damage of a segment."""
+    """Also where only Spark sees the damage of a segment. Naming one of them twice changes nothing."""
     run = partial(run_here, twin, capsys)
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("one", "two"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
-    code, out, _ = run("sync", "one", "two")
-    assert code == 0
-    assert [each["subscription"] for each in one_object(out)["results"]] == ["one", "two"]
+    for command in ("sync", "replay"):
+        code, out, _ = run(command, "two", "one", "two")
+        assert code == 0
+        assert [each["subscription"] for each in one_object(out)["results"]] == ["two", "one"]
+    assert one_object(run("replay", "one", "one")[1])["subscription"] == "one"
 
     twin.publisher.run("insert into t select n, n from generate_series(1, 2000) n")
     capture(twin.config, "pub")
