@@ -18,6 +18,7 @@ them; a backfill may, so while a job of a subscription runs they stay for a day,
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,10 +83,15 @@ def prune(
     Raises:
         ChangeLogMissing: before `setup`.
         RetentionUnknown: if a subscription cannot be asked what it needs; nothing is pruned.
-        InvalidConfiguration: if there is no subscription, and nothing else says what to keep.
+        InvalidConfiguration: if there is no subscription, and nothing else says what to keep; or if that
+            cannot be understood.
         ChangeLogConflict: if another process prunes the log.
     """
     began = time.monotonic()
+    if keep_hours is not None and not 0 <= keep_hours < math.inf:
+        raise InvalidConfiguration(
+            f"{keep_hours:g} hours cannot be kept", hint="Give `--keep-hours` a number, 0 or more."
+        )
     found = config.publisher(publisher)
     # Before the subscribers are asked: what they begin to copy from now on does not reach below its end.
     change_log = ChangeLog.open(found.change_log)
@@ -131,9 +137,7 @@ def prune(
 def _limit(needed: Lsn, before: str | None, keep_hours: float | None) -> _Limit:
     upto, moments = needed, []
     if keep_hours is not None:
-        if keep_hours < 0:
-            raise InvalidConfiguration(f"{keep_hours:g} hours cannot be kept", hint="Give 0 or more.")
-        moments.append(round((time.time() - keep_hours * 3600) * 1_000_000))
+        moments.append(round(max(0.0, time.time() - keep_hours * 3600) * 1_000_000))
     if before is not None:
         try:
             upto = min(needed, Lsn.parse(before))

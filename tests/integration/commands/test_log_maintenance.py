@@ -382,7 +382,9 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
     verified = cli.succeeds("verify-log", "pub")
     assert (verified["publisher"], verified["segments"]) == ("pub", 1)
     assert (verified["messages"], verified["to_lsn"]) == (captured["messages"], captured["to_lsn"])
-    cli.fails(2, "prune", "pub", "--keep-hours", "-1", says=["--keep-hours"])
+    for hours in ("-1", "inf", "-inf", "nan"):
+        cli.fails(2, "prune", "pub", "--keep-hours", hours, says=["--keep-hours"])
+    assert cli.succeeds("prune", "pub", "--keep-hours", "1e308")["segments"] == 0
     (file,) = (cli.change_log / "changes").glob("*.parquet")
     content = bytearray(file.read_bytes())
     content[60] ^= 1
