@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -45,7 +46,15 @@ DEFAULT_FILE: Final = "cdc_replay.yaml"
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
+
+def _not_relative(name: str) -> str:
+    """Reports of a subscription are in a folder of its name."""
+    if name in {".", ".."}:
+        raise ValueError(f'"{name}" is not a name: it stands for a folder')
+    return name
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,60}$"), AfterValidator(_not_relative)]
 LONGEST_SLOT_NAME: Final = 63
 SlotName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
@@ -131,7 +140,7 @@ class _Publisher(_Endpoint):
 
 class _Subscription(_Endpoint):
     publisher: Name
-    publications: Annotated[list[str], Field(min_length=1)]
+    publications: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
     copy_data: bool = True
     origin: Literal["any", "none"] = "any"
     on_conflict: Literal["error", "overwrite", "skip"] = "error"
@@ -407,7 +416,7 @@ def _invalid(
 def _checked(
     file: Path, lines: Mapping[tuple[str, ...], int], parsed: _File, connections: Resolver
 ) -> Config:
-    for path, message in _contradictions(parsed):
+    for path, message in _contradictions(file, parsed):
         raise InvalidConfiguration(f"{file}, line {lines.get(path, 1)}: {'.'.join(path)}: {message}")
     publishers = {name: _publisher(name, given, file) for name, given in parsed.publishers.items()}
     subscriptions = {name: _subscription(name, given) for name, given in parsed.subscriptions.items()}
@@ -418,11 +427,14 @@ def _checked(
     return Config(file, publishers, subscriptions, groups, connections)
 
 
-def _contradictions(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
     """What no single key can say: key path and message."""
     yield from _slots_without_name(parsed)
+    yield from _shared_change_logs(file, parsed)
     publisher_of_group: dict[str, str] = {}
     for name, given in parsed.subscriptions.items():
+        if name in parsed.publishers:
+            yield ("subscriptions", name), "a publisher has the same name: rename one of them"
         if given.publisher not in parsed.publishers:
             yield ("subscriptions", name, "publisher"), f'publisher "{given.publisher}" is not configured'
         if len(set(given.publications)) < len(given.publications):
@@ -441,18 +453,31 @@ def _slots_without_name(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("publishers", name), "the name is too long for that of its slot: give `slot`"
 
 
+def _shared_change_logs(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+    owners: dict[str, str] = {}
+    for name, given in parsed.publishers.items():
+        owner = owners.setdefault(_change_log(given, file).rstrip("/"), name)
+        if owner != name:
+            message = f'publisher "{owner}" has the same change log: give each its own'
+            yield ("publishers", name, "change_log"), message
+
+
 def _default_slot(publisher: str) -> str:
     return f"cdc_replay_{re.sub(r'[^a-z0-9_]', '_', publisher.lower())}"
 
 
-def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
+def _change_log(given: _Publisher, file: Path) -> str:
     log = given.change_log
+    return log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve())
+
+
+def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
     return PublisherConfig(
         name=name,
         conn_id=given.conn_id,
         dsn_text=given.dsn,
         slot=given.slot or _default_slot(name),
-        change_log=log if _OBJECT_STORE.match(log) else str((file.parent / log).resolve()),
+        change_log=_change_log(given, file),
         streaming=given.streaming,
         two_phase=given.two_phase,
         max_changes_per_pull=given.max_changes_per_pull,

@@ -143,7 +143,7 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
     file = tmp_path / "cdc_replay.yaml"
     file.write_text(
         "publishers: {NAME: {dsn: x, change_log: log}}\n"
-        "subscriptions: {NAME: {dsn: x, publisher: NAME, publications: [p]}}\n",
+        "subscriptions: {OTHER: {dsn: x, publisher: NAME, publications: [p]}}\n",
         encoding="utf-8",
     )
     loaded = configuration.load_config(file)

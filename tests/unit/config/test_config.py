@@ -106,6 +106,11 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("publisher: shop", "publisher: shoe"), 7, 'publisher "shoe" is not configured'),
         (("[p1, p2]", "[p1, p1]"), 8, "a publication is named twice"),
         (("[p1, p2]", "[]"), 8, "subscriptions.nsw.publications"),
+        (("[p1, p2]", "[p1, '']"), 8, "subscriptions.nsw.publications.1"),
+        (("  nsw:\n", "  shop:\n"), 6, "subscriptions.shop: a publisher has the same name"),
+        (("  nsw:\n", "  ..:\n"), 6, '".." is not a name'),
+        (("  shop:\n", "  .:\n"), 2, '"." is not a name'),
+        (("postgresql://dwh", "postgresql://dwh\n    group: .."), 10, '".." is not a name'),
         (("    dsn: postgresql://dwh\n", ""), 6, "exactly one of conn_id and dsn must be given"),
         (("publications: [p1, p2]", "publications: [p1"), 9, "not valid YAML"),
         (("  shop:\n", "  shop: {}\n  shop:\n"), 3, 'key "shop" is given twice'),
@@ -129,6 +134,18 @@ def test_an_error_names_file_line_and_key(
 
     assert f"{file}, line {line}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("./log", "log/../log/"), ("./log", "{folder}/log"), ("s3://b/log", "s3://b/log/")]
+)
+def test_two_publishers_with_one_change_log_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    second = f"  mall:\n    dsn: postgresql://mall\n    change_log: {other.format(folder=tmp_path)}\n"
+    given = MINIMAL.replace("./log\n", f"{one}\n{second}")
+    with pytest.raises(
+        InvalidConfiguration, match=r'line 7: publishers\.mall\.change_log: publisher "shop" has the same'
+    ):
+        load_config(write(tmp_path, given))
 
 
 @pytest.mark.parametrize("nothing", ["", "null", "~", "# to be done"])
