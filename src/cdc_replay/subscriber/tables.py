@@ -8,7 +8,7 @@ with an empty search path (R8.13) a plain `=` would compare a type of an extensi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -234,44 +234,67 @@ def read_target_tables(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Why a table cannot take what is published, what to do about it, and the rule."""
+
+    table: QualifiedName
+    text: str
+    remedy: str = "Create what is missing with the publisher's names (case-sensitive)."
+    rule: str = "R8.1"
+
+
 def check_targets(
     wanted: Mapping[QualifiedName, tuple[str, ...]], found: Mapping[QualifiedName, TargetTable]
 ) -> None:
-    """Every wanted table is there and can take the published columns `wanted` gives for it (R8.1, R6.10).
+    """Every wanted table can take the published columns `wanted` gives for it (R8.1, R6.10, R8.21).
 
     Raises:
         TargetMismatch: otherwise, with everything that is missing or in the way.
     """
     faults = [fault for name, columns in wanted.items() for fault in _faults(name, columns, found.get(name))]
     if faults:
-        names = sorted({name for name, _ in faults})
+        names = sorted({fault.table for fault in faults})
+        rules = {fault.rule for fault in faults}
+        remedies = dict.fromkeys(fault.remedy for fault in faults)
         raise TargetMismatch(
             f"the subscriber cannot receive {len(names)} of the published tables",
-            detail="\n".join(f"{_quoted(name)}: {fault}" for name, fault in faults),
-            hint="Create what is missing with the publisher's names (case-sensitive), then run it again.",
-            rule="R8.1",
+            detail="\n".join(f"{_quoted(fault.table)}: {fault.text}" for fault in faults),
+            hint=" ".join([*remedies, "Then run it again."]),
+            rule=rules.pop() if len(rules) == 1 else "R8.1",
             table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )
 
 
-def _faults(
-    name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
-) -> list[tuple[QualifiedName, str]]:
+def _faults(name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None) -> Iterator[_Fault]:
     if table is None:
-        return [(name, "the table does not exist as a plain or partitioned table")]
+        yield _Fault(name, "the table does not exist as a plain or partitioned table")
+        return
     by_name = {column.name: column for column in table.columns}
-    faults = []
     if table.row_security:
-        faults.append((name, "row-level security is enabled and the role does not bypass it"))
+        yield _Fault(
+            name,
+            "row-level security is enabled and the role does not bypass it",
+            "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",
+            "R8.21",
+        )
     if table.rules:
         # A native worker does not rewrite what it does, so it does not see them (R8.13).
         names = ", ".join(f'"{rule}"' for rule in table.rules)
-        faults.append((name, f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}"))
+        yield _Fault(
+            name,
+            f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}",
+            "Let no rule be in force for replicated changes.",
+            "R8.13",
+        )
     if missing := missing_columns(columns, table):
-        faults.append((name, f"missing {missing}"))
+        yield _Fault(name, f"missing {missing}")
     if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
-        faults.append((name, "published, but generated on the subscriber: " + _listed(generated)))
-    return faults
+        yield _Fault(
+            name,
+            "published, but generated on the subscriber: " + _listed(generated),
+            "Do not publish a column that is generated on the subscriber, or make it a plain one there.",
+        )
 
 
 def missing_columns(columns: Iterable[str], table: TargetTable) -> str:

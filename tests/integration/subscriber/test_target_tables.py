@@ -99,6 +99,36 @@ def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
         'table "public"."v": the table does not exist as a plain or partitioned table',
         'table "public"."gone": the table does not exist as a plain or partitioned table',
     ]
+    assert raised.value.rule == "R8.1"
+    for remedy in ("Create what is missing", "Do not publish a column that is generated"):
+        assert remedy in str(raised.value.hint)
+
+
+def test_row_security_of_the_role_is_refused_with_a_remedy_that_fits(subscriber: Database) -> None:
+    """R8.21: until the role bypasses it, or owns the table."""
+    role = f"poor_{subscriber.name}"
+    subscriber.run(f"""
+        create table t (id int primary key);
+        alter table t enable row level security;
+        create role {role} login;
+        grant all on t to {role}
+    """)
+    wanted = {QualifiedName("public", "t"): ("id",)}
+    dsn = subscriber.cluster.dsn(subscriber.name, role)
+    try:
+        with connect(dsn, purpose="test") as connection:
+            with pytest.raises(SubscriberNotReady, match="the role does not bypass it") as raised:
+                check_targets(wanted, read_target_tables(connection, wanted))
+            assert raised.value.rule == "R8.21"
+            assert "BYPASSRLS, or make it the owner" in str(raised.value.hint)
+            assert "Create what is missing" not in str(raised.value.hint)
+
+            subscriber.run(f"alter role {role} bypassrls")
+            check_targets(wanted, read_target_tables(connection, wanted))
+            subscriber.run(f"alter role {role} nobypassrls; alter table t owner to {role}")
+            check_targets(wanted, read_target_tables(connection, wanted))
+    finally:
+        subscriber.run(f"drop owned by {role}; drop role {role}")
 
 
 @pytest.mark.parametrize(
