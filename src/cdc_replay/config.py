@@ -433,8 +433,6 @@ def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...]
     yield from _shared_change_logs(file, parsed)
     publisher_of_group: dict[str, str] = {}
     for name, given in parsed.subscriptions.items():
-        if name in parsed.publishers:
-            yield ("subscriptions", name), "a publisher has the same name: rename one of them"
         if given.publisher not in parsed.publishers:
             yield ("subscriptions", name, "publisher"), f'publisher "{given.publisher}" is not configured'
         if len(set(given.publications)) < len(given.publications):

@@ -19,17 +19,17 @@ true (R7.4), the table alone or the whole partitioned table (R7.6).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
-from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.model.publication import RowFilter, Table
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.tables import TargetTable
 
 BUCKETS: Final = 256
@@ -110,6 +110,21 @@ class Side:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     outside: sql.Composable | None = None
+    table: str = field(kw_only=True)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Errors of the server while rows of this side are read.
+
+        Raises:
+            MissingPrivilege, ServerUnavailable: as `translated_errors`, with table and server.
+        """
+        grant = (
+            "There, grant the role SELECT on the table and USAGE on its schema; and BYPASSRLS where row-level"
+            " security restricts it."
+        )
+        with translated_errors(f"cannot read {self.table}", grant=grant):
+            yield
 
     def hashed(self) -> sql.Composed:
         """`HASHED_ROWS` of this side. A table without key is keyed by its whole rows."""
@@ -153,6 +168,11 @@ class HashedRow:
     outside_filter: bool
 
 
+def named_sides(table: QualifiedName) -> tuple[str, str]:
+    """How errors name the table of the publisher, and that of the subscriber."""
+    return f'table "{table}" of the publisher', f'table "{table}" of the subscriber'
+
+
 def publisher_rows(
     table: Table,
     columns: Sequence[str],
@@ -188,15 +208,13 @@ def why_not_evaluated(side: Side, condition: sql.Composable) -> str | None:
     """None if the side's server can evaluate the condition on its rows, else why it cannot.
 
     Raises:
-        psycopg.errors.InsufficientPrivilege: if the role may not read the rows at all.
+        MissingPrivilege: if the role may not read the rows at all.
     """
     # The server is asked whether it knows the names, operators and collations: nobody knows better.
     query = sql.SQL("select {} from ({}) as rows limit 0").format(condition, side.rows)
     try:
-        with side.connection.transaction():
+        with side.reading(), side.connection.transaction():
             side.connection.execute(query)
-    except pg.InsufficientPrivilege:
-        raise
     except psycopg.ProgrammingError as error:
         return error.diag.message_primary or str(error)
     return None
@@ -246,10 +264,11 @@ def hash_of(values: sql.Composable) -> sql.Composed:
 def bucket_digests(side: Side) -> dict[int, BucketDigest]:
     """The digest of each bucket that has rows, by bucket number."""
     query = sql.SQL(BUCKET_DIGESTS).format(hashed=side.hashed())
-    return {
-        bucket: BucketDigest(rows, (high, low), outside)
-        for bucket, rows, high, low, outside in side.connection.execute(query)
-    }
+    with side.reading():
+        return {
+            bucket: BucketDigest(rows, (high, low), outside)
+            for bucket, rows, high, low, outside in side.connection.execute(query)
+        }
 
 
 def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
@@ -267,7 +286,7 @@ def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
     Equal is what the server's own operator says, so that an index on the key can answer.
     """
     again = sql.SQL(KEYS_THAT_OCCUR_AGAIN).format(key=_names(side.key), rows=side.rows)
-    keys = Side(side.connection, again, side.key, side.key)
+    keys = Side(side.connection, again, side.key, side.key, table=side.table)
     query = sql.SQL(DUPLICATE_KEYS).format(hashed=keys.hashed(), limit=sql.Literal(limit))
     found = side.connection.execute(query).fetchall()
     total = found[0][0] if found else 0

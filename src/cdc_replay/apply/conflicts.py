@@ -44,7 +44,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.change import ConflictKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import translated_errors
+from cdc_replay.postgres.connection import READ_ONLY_REMEDY, translated_errors
 from cdc_replay.subscriber.tables import TargetColumn
 
 KEYS_SHOWN: Final = 5
@@ -73,6 +73,11 @@ _MISMATCHED: Final = (
     pg.GeneratedAlways,
     pg.WrongObjectType,
     pg.DatatypeMismatch,
+)
+
+_GRANT: Final = (
+    "On the subscriber, grant the role SELECT, INSERT, UPDATE and DELETE on the table, TRUNCATE where it is"
+    " published, and USAGE on its schema."
 )
 
 _NOT_WRITABLE: Final = (
@@ -140,7 +145,7 @@ class Failure:
 def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
     """What PostgreSQL's error means for the changes of `target`."""
     try:
-        with translated_errors("cannot stage changes"):
+        with translated_errors(f"cannot stage changes for {_named(target)}", grant=_GRANT):
             raise error
     except CdcReplayError as known:
         ours = known
@@ -152,10 +157,9 @@ def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
 def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
     """Our error for what the target does not take; it names the table, and never shows a whole row."""
     about = target or _table_named(error)
-    name = "the subscriber" if about is None else f'table "{about.schema}"."{about.name}"'
     kind, hint, rule = _meaning(error)
     return kind(
-        f"cannot apply changes to {name}: {error.diag.message_primary or str(error).strip()}",
+        f"cannot apply changes to {_named(about)}: {error.diag.message_primary or str(error).strip()}",
         detail=_detail(error, kind),
         hint=hint,
         rule=rule,
@@ -163,11 +167,19 @@ def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayErro
     )
 
 
+def _named(target: QualifiedName | None) -> str:
+    if target is None:
+        return "the subscriber"
+    return f'table "{target.schema}"."{target.name}" of the subscriber'
+
+
 def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
     """The class of our error, its hint and its rule."""
     nothing = "Nothing of it is applied."
     if isinstance(error, _NOT_WRITABLE):
-        return SubscriberNotWritable, f"{nothing} Run it again once the subscriber can be written.", None
+        is_read_only = isinstance(error, pg.ReadOnlySqlTransaction)
+        remedy = READ_ONLY_REMEDY if is_read_only else "Run it again once the subscriber can be written."
+        return SubscriberNotWritable, f"{nothing} {remedy}", None
     if isinstance(error, pg.QueryCanceled):
         return ServerUnavailable, f"{nothing} Somebody cancelled the statement: run it again.", None
     if isinstance(error, _LOCKED):
@@ -202,7 +214,7 @@ def refusals(target: QualifiedName | None) -> Iterator[None]:
         CdcReplayError: its class by SQLSTATE, as the table above says.
     """
     try:
-        with translated_errors("cannot apply changes"):
+        with translated_errors(f"cannot apply changes to {_named(target)}", grant=_GRANT):
             yield
     except psycopg.Error as error:
         raise refusal(error, target) from error

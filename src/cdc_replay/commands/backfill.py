@@ -123,18 +123,19 @@ def backfill(
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     change_log = ChangeLog.open(publisher.change_log)
     wanted = range_of(change_log, from_, to)
-    with opened(config, subscription, "backfill") as at_work:
+    is_repair = into is None
+    with opened(config, subscription, "backfill", writes=is_repair and not dry_run) as at_work:
         read = wanted
-        if into is None:
+        if is_repair:
             read = Window(wanted.after, _level_position(config, at_work, wanted))
         with (
             _destination(at_work, change_log, into) as destination,
             fences_of(config, publisher) as fences,
         ):
             routes = _routes(change_log, at_work, destination, read)
-            whole = _whole(routes, destination, is_repair=into is None)
+            whole = _whole(routes, destination, is_repair=is_repair)
             source = _Publisher(publisher, config.dsn_of(publisher), fences)
-            work = _Work(change_log, read, wanted, routes, whole, destination, source, into is None)
+            work = _Work(change_log, read, wanted, routes, whole, destination, source, is_repair)
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
                 counts, applied = _apply(work, dry_run=dry_run)
     summary = change_log.summary(wanted)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_replay.config import Config, SubscriptionConfig
-from cdc_replay.errors import SubscriptionBusy
+from cdc_replay.errors import SubscriberNotWritable, SubscriptionBusy
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state
 
@@ -64,18 +64,21 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(config: Config, name: str, purpose: str) -> Iterator[Opened]:
+def opened(config: Config, name: str, purpose: str, *, writes: bool = True) -> Iterator[Opened]:
     """Connect to the subscriber of `name` and hold its lock until the end.
 
     A process that works on the subscription now, such as a scheduled replay, is waited for.
 
     Raises:
         InvalidConfiguration: if there is no such subscription.
+        SubscriberNotWritable: if it `writes` and the subscriber is read-only.
         SubscriptionBusy: if another process holds the lock for `PATIENCE_SECONDS`.
     """
     subscription = config.subscription(name)
     dsn = config.dsn_of(subscription)
     with connect(dsn, purpose=f"{purpose} {name}") as connection:
+        if writes:
+            _check_writable(connection, name)
         state.install(connection)
         with contextlib.ExitStack() as stack:
             _wait_for_lock(stack, connection, name)
@@ -115,6 +118,16 @@ def copying(at_work: Opened) -> Iterator[None]:
     """
     with state.lock(at_work.connection, f"{at_work.subscription.name} (snapshot)"):
         yield
+
+
+def _check_writable(connection: Connection, name: str) -> None:
+    ((is_read_only,),) = connection.execute(
+        "select pg_catalog.current_setting('transaction_read_only')::bool"
+    )
+    if is_read_only:
+        raise SubscriberNotWritable(
+            f'the subscriber of subscription "{name}" is read-only', hint=READ_ONLY_REMEDY
+        )
 
 
 def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: str) -> None:

@@ -55,6 +55,11 @@ KEEPALIVES: Final[dict[str, int]] = {
 }
 """Two minutes until a dead line is an error, unless the DSN says otherwise; Linux would take two hours."""
 
+READ_ONLY_REMEDY: Final = (
+    "The subscriber is read-only: it is a standby, or default_transaction_read_only is on for the server, the"
+    " database or the role. Give the address of the primary, or let it take writes, then run it again."
+)
+
 CONNECT_SECONDS: Final = 10
 """How long a host is waited for, unless the DSN says otherwise."""
 
@@ -137,10 +142,10 @@ def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
 
 
 @contextlib.contextmanager
-def translated_errors(what: str) -> Iterator[None]:
+def translated_errors(what: str, *, grant: str | None = None) -> Iterator[None]:
     """Raise PostgreSQL's errors as ours, `what` being the attempt that failed (`cannot …`).
 
-    Errors that have no class of our own pass unchanged.
+    `grant` is the hint where the role lacks a privilege. Errors that have no class of our own pass unchanged.
 
     Raises:
         ServerUnavailable, MissingPrivilege, SlotActive, SlotMissing: by SQLSTATE.
@@ -148,17 +153,18 @@ def translated_errors(what: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if (ours := _translate(what, error)) is None:
+        if (ours := _translate(what, error, grant)) is None:
             raise
         raise ours from error
 
 
-def _translate(what: str, error: psycopg.Error) -> CdcReplayError | None:
+def _translate(what: str, error: psycopg.Error, grant: str | None) -> CdcReplayError | None:
     # The server's own words only: a libpq connection failure may repeat parts of the DSN, never the password.
     said = error.diag.message_primary or str(error).strip()
     match error:
         case pg.InsufficientPrivilege() | pg.InvalidAuthorizationSpecification() | pg.InvalidPassword():
-            return MissingPrivilege(f"{what}: {said}", detail=error.diag.message_detail)
+            hint = grant if isinstance(error, pg.InsufficientPrivilege) else None
+            return MissingPrivilege(f"{what}: {said}", detail=error.diag.message_detail, hint=hint)
         case pg.ObjectInUse() if "slot" in said:
             return SlotActive(
                 f"{what}: {said}",

@@ -31,7 +31,7 @@ from cdc_replay.errors import (
     SubscriberNotWritable,
 )
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
 
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
@@ -178,8 +178,12 @@ def _finish(source: Connection) -> None:
 def _reading(table: QualifiedName) -> Iterator[None]:
     """Errors of the publisher, which name the table."""
     what = f'cannot read table "{table}" of the publisher'
+    grant = (
+        "On the publisher, grant the role SELECT on the table and USAGE on its schema; and BYPASSRLS where"
+        " row-level security restricts it."
+    )
     try:
-        with translated_errors(what):
+        with translated_errors(what, grant=grant):
             yield
     except MissingPrivilege as error:
         raise MissingPrivilege(error.message, detail=error.detail, hint=MAY_READ) from error
@@ -215,8 +219,12 @@ def writing(table: QualifiedName) -> Iterator[None]:
             `copy_across`.
     """
     what = f'cannot write table "{table}" of the subscriber'
+    grant = (
+        "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
+        " replaced, and USAGE on its schema."
+    )
     try:
-        with translated_errors(what):
+        with translated_errors(what, grant=grant):
             yield
     except psycopg.Error as error:
         raise _refusal(what, error) from error
@@ -245,7 +253,7 @@ def _reason(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str
             hint = "Create the table on the subscriber with the published columns, then run it again."
         case pg.ReadOnlySqlTransaction():
             kind = SubscriberNotWritable
-            hint = "Give the address of the primary, or let the database take writes, then run it again."
+            hint = READ_ONLY_REMEDY
         case pg.DiskFull():
             kind = SubscriberNotWritable
             hint = "Make room on the subscriber's disk, then run the command again: it goes on from there."

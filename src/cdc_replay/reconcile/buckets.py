@@ -141,7 +141,9 @@ def _digests(
     rows = side if within is None else _restricted(side, within)
     bucket = bucket_of(sql.Identifier("hashed", "key_hash"), bits)
     statement = sql.SQL(DIGESTS).format(bucket=bucket, hashed=rows.hashed())
-    with side.connection.cursor() as cursor, cursor.copy(statement) as out:
+    with side.connection.cursor() as cursor, contextlib.ExitStack() as stack:
+        with side.reading():
+            out = stack.enter_context(cursor.copy(statement))
 
         def read() -> Iterator[BucketDigest]:
             for line in out:

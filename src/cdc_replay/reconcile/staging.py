@@ -69,7 +69,8 @@ class Pair:
     def publisher(self, connection: Connection) -> Side:
         """The rows that the target should hold."""
         rows = digest.publisher_rows(self.synced.table, self.columns, self.synced.filters, self._converted)
-        return Side(connection, rows, self.key, self.columns)
+        of_publisher, _ = digest.named_sides(self.synced.table.name)
+        return Side(connection, rows, self.key, self.columns, table=of_publisher)
 
     def subscriber(self, connection: Connection) -> Side:
         """The rows that it holds, without those that are known to be outside of the filter."""
@@ -77,7 +78,8 @@ class Pair:
         if self.outside is not None:
             inside = "select {} from ({}) as rows where not ({})"
             rows = sql.SQL(inside).format(names(self.columns), rows, self.outside)
-        return Side(connection, rows, self.key, self.columns)
+        _, of_subscriber = digest.named_sides(self.name)
+        return Side(connection, rows, self.key, self.columns, table=of_subscriber)
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""

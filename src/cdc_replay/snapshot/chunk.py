@@ -259,7 +259,8 @@ def empty(connection: Connection, table: TableCopy) -> None:
     Writers wait from here on, so that no row slips in between. Inheritance children keep theirs.
     """
     only = sql.SQL("" if table.is_partitioned else "only ")
-    with translated_errors(f'cannot replace the rows of table "{table.name}" of the subscriber'):
+    what = f'cannot replace the rows of table "{table.name}" of the subscriber'
+    with translated_errors(what, grant="On the subscriber, grant the role DELETE on the table."):
         lock = sql.SQL("lock table {}{} in share row exclusive mode").format(only, table.identifier)
         connection.execute(lock)
         connection.execute(sql.SQL("delete from {}{}").format(only, table.identifier))

@@ -124,7 +124,7 @@ def create_staging(connection: Connection, name: str, target: sql.Composable, co
     """An empty staging table for `columns` of `target`, instead of one that an earlier attempt left."""
     table = staging_table(name)
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    with translated_errors(f'cannot create staging table "{SCHEMA}.{name}"'):
+    with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
         connection.execute(
             sql.SQL("create unlogged table {} as select {} from {} with no data").format(table, names, target)
@@ -180,7 +180,7 @@ def create_keys(connection: Connection, name: str, count: int) -> None:
     columns = sql.SQL(", ").join(
         sql.SQL('{} text collate "C" not null').format(sql.Identifier(each)) for each in key_names(count)
     )
-    with translated_errors(f'cannot create staging table "{SCHEMA}.{name}"'):
+    with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
         connection.execute(sql.SQL("create unlogged table {} ({})").format(table, columns))
 

@@ -19,6 +19,7 @@ values may differ rightly.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import logging
@@ -224,13 +225,14 @@ def _sides(
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.
     there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
-    subscriber = Side(fence.subscriber, there, key, columns)
+    of_publisher, of_subscriber = digest.named_sides(synced.table.name)
+    subscriber = Side(fence.subscriber, there, key, columns, table=of_subscriber)
     unknown = None
     if synced.filters is not None:
         outside = digest.outside_filter(synced.filters)
         if (unknown := digest.why_not_evaluated(subscriber, outside)) is None:
-            subscriber = Side(fence.subscriber, there, key, columns, outside)
-    return Side(fence.publisher, here, key, columns), subscriber, unknown
+            subscriber = dataclasses.replace(subscriber, outside=outside)
+    return Side(fence.publisher, here, key, columns, table=of_publisher), subscriber, unknown
 
 
 def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:

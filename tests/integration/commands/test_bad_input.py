@@ -11,8 +11,10 @@ import pytest
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
+from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.config import load_config
+from cdc_replay.errors import Retry
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
@@ -160,6 +162,23 @@ def test_a_replay_that_lacks_a_column_leaves_everything_as_it_was(cli: CommandLi
     assert cli.subscriber.rows("table u") == []
     (subscription,) = cli.succeeds("status")["subscriptions"]
     assert subscription["last_replay"].startswith("failed: ")
+
+
+def test_a_subscriber_that_is_read_only_is_said_to_be_one(cli: CommandLine) -> None:
+    cli.subscriber.run(TABLES)
+    ready(cli)
+    name = cli.subscriber.name
+    cli.subscriber.run(f"alter database {name} set default_transaction_read_only = on")
+    says = ['the subscriber of subscription "s" is read-only', "standby", "default_transaction_read_only"]
+    for command in (("replay", "s"), ("sync", "s"), ("snapshot", "s"), ("refresh", "s"), ("teardown", "s")):
+        cli.fails(1, *command, says=says)
+    (result,) = replay(load_config(cli.file), ["s"])
+    assert result.retry is Retry.LATER
+    (subscription,) = cli.succeeds("status")["subscriptions"]
+    assert subscription["error"] is None
+    with connect(cli.subscriber.cluster.dsn(), purpose="test") as admin:
+        admin.execute(f"alter database {name} reset default_transaction_read_only".encode())
+    assert cli.succeeds("teardown", "s")["removed"] == ["state of subscription s"]
 
 
 def test_a_slot_that_another_process_reads_exits_with_1(cli: CommandLine) -> None:

@@ -79,6 +79,36 @@ def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: 
     assert isinstance(failed.error, SubscriberNotWritable)
     assert "public.t" in failed.error.message
     assert "read-only" in failed.error.message
+    assert "The subscriber is read-only" in str(failed.error.hint)
+
+
+def test_missing_privilege_on_the_target_names_side_and_remedy(
+    publisher: Database, subscriber: Database
+) -> None:
+    publisher.run(
+        f"create table t (id int primary key, pad text); {FILLED}; create publication p for table t"
+    )
+    role = f"poor_{subscriber.name}"
+    subscriber.run(f"""
+        create table t (id int primary key, pad text);
+        create role {role} login;
+        grant set on parameter session_replication_role to {role};
+        grant create on database {subscriber.name} to {role};
+        grant select on t to {role}
+    """)
+    dsn = subscriber.cluster.dsn(subscriber.name, role)
+    try:
+        with snapshot_request(publisher.dsn, dsn, "p") as request:
+            setting = request.setting(1)
+            with subscriber_connection(setting) as connection:
+                (planned,) = begin(connection, request)
+            (failed,) = copy_chunks(setting, planned.chunks)
+        assert isinstance(failed, FailedChunk)
+        assert isinstance(failed.error, MissingPrivilege)
+        assert 'cannot write table "public.t" of the subscriber: permission denied' in failed.error.message
+        assert "On the subscriber, grant the role SELECT and INSERT" in str(failed.error.hint)
+    finally:
+        subscriber.run(f"drop owned by {role}; drop role {role}")
 
 
 @pytest.fixture

@@ -372,9 +372,10 @@ def test_missing_select_privilege_names_the_table(
             snapshot_request(
                 publisher.cluster.dsn(publisher.name, user="copy_reader"), subscriber.dsn, "p"
             ) as request,
-            pytest.raises(MissingPrivilege, match=r'"public\.t"'),
+            pytest.raises(MissingPrivilege, match=r'cannot read table "public\.t" of the publisher') as error,
         ):
             load_tables(spark, request)
+        assert "On the publisher, grant the role SELECT" in str(error.value.hint)
         assert subscriber.rows("select * from u") == [(1,)]
     finally:
         publisher.run("drop owned by copy_reader; drop role copy_reader")

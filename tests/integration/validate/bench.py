@@ -33,6 +33,7 @@ class Bench:
     context_root: Path
     publisher_dsn: str | None = None
     """How to reach the publisher, if not as its superuser."""
+    subscriber_dsn: str | None = None
 
     def both(self, script: str) -> None:
         """Run a script on both sides."""
@@ -73,7 +74,7 @@ class Bench:
                 for synced in self.synced():
                     reached = instead or Ready(snapshot.consistent_point)
                     state.set_table_state(connection, subscription, synced.table.name, reached)
-            with open_fence(snapshot, self.subscriber.dsn, subscription) as fence:
+            with open_fence(snapshot, self.subscriber_dsn or self.subscriber.dsn, subscription) as fence:
                 yield fence
 
     def tables(self, fence: Fence, *, note: str = "") -> tuple[ValidatedTable, ...]:

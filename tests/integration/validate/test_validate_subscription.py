@@ -476,6 +476,23 @@ def test_rows_that_a_policy_hides_are_an_error_and_not_a_proof(bench: Bench) -> 
 
     assert table.error is not None
     assert "row-level security" in table.error
+    assert 'table "public.orders" of the publisher' in table.error
+
+
+def test_a_missing_privilege_names_the_side_and_what_to_grant(orders: Bench) -> None:
+    assert orders.validate().success
+    role = f"poor_{orders.subscriber.name}"
+    orders.subscriber.run(f"create role {role} login; grant usage on schema cdc_replay to {role}")
+    orders.subscriber.run(f"grant select on all tables in schema cdc_replay to {role}")
+    try:
+        dsn = orders.subscriber.cluster.dsn(orders.subscriber.name, role)
+        table = only_table(replace(orders, subscriber_dsn=dsn).validate())
+    finally:
+        orders.subscriber.run(f"drop owned by {role}; drop role {role}")
+
+    assert table.error is not None
+    assert 'table "public.orders" of the subscriber: permission denied' in table.error
+    assert "grant the role SELECT" in table.error
 
 
 def test_validations_at_the_same_time_do_not_disturb_each_other(orders: Bench) -> None:

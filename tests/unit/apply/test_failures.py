@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import errors as pg
 
-from cdc_replay.apply.conflicts import Failure, failure_of, in_the_way
+from cdc_replay.apply.conflicts import Failure, failure_of, in_the_way, refusals
 from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
@@ -52,7 +52,26 @@ def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[Cd
 def test_a_cancelled_statement_may_be_run_again() -> None:
     error = failure_of(pg.QueryCanceled("bad"), TARGET).error()
     assert (type(error), error.retry) == (ServerUnavailable, Retry.LATER)
-    assert 'table "public"."t": bad' in error.message
+    assert 'table "public"."t" of the subscriber: bad' in error.message
+
+
+def test_a_missing_privilege_names_the_table_and_what_to_grant() -> None:
+    """The server's own words have neither schema nor side."""
+    denied = pg.InsufficientPrivilege("permission denied for table t")
+    failed = failure_of(denied, TARGET).error()
+    assert 'table "public"."t" of the subscriber: permission denied for table t' in failed.message
+    with pytest.raises(MissingPrivilege) as raised, refusals(TARGET):
+        raise denied
+    assert 'table "public"."t" of the subscriber: permission denied for table t' in raised.value.message
+    for error in (failed, raised.value):
+        assert "On the subscriber, grant the role SELECT, INSERT, UPDATE and DELETE" in str(error.hint)
+
+
+def test_a_read_only_subscriber_is_said_to_be_one() -> None:
+    error = failure_of(pg.ReadOnlySqlTransaction("cannot execute INSERT"), TARGET).error()
+    assert (type(error), error.retry) == (SubscriberNotWritable, Retry.LATER)
+    for words in ("The subscriber is read-only", "standby", "default_transaction_read_only", "primary"):
+        assert words in str(error.hint)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,6 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("[p1, p2]", "[p1, p1]"), 8, "a publication is named twice"),
         (("[p1, p2]", "[]"), 8, "subscriptions.nsw.publications"),
         (("[p1, p2]", "[p1, '']"), 8, "subscriptions.nsw.publications.1"),
-        (("  nsw:\n", "  shop:\n"), 6, "subscriptions.shop: a publisher has the same name"),
         (("  nsw:\n", "  ..:\n"), 6, '".." is not a name'),
         (("  shop:\n", "  .:\n"), 2, '"." is not a name'),
         (("postgresql://dwh", "postgresql://dwh\n    group: .."), 10, '".." is not a name'),
