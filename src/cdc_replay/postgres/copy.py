@@ -24,7 +24,6 @@ from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
     InvalidFilter,
-    MissingPrivilege,
     PublisherNotReady,
     ServerUnavailable,
     SubscriberNotReady,
@@ -36,11 +35,14 @@ from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, transla
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
 
-MAY_READ: Final = (
-    "The role needs USAGE on the schema and SELECT on the table. Where row-level security restricts it, give"
-    " it BYPASSRLS, or use the role of an owner whom no policy restricts."
+_MAY_READ: Final = (
+    "On the publisher, grant the role SELECT on the table and USAGE on its schema. Where row-level security"
+    " restricts it, give it BYPASSRLS, or use the role of an owner whom no policy restricts."
 )
-"""The remedy where the publisher refuses to be read."""
+_MAY_WRITE: Final = (
+    "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
+    " replaced, and USAGE on its schema."
+)
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of every block that was sent."""
@@ -178,15 +180,9 @@ def _finish(source: Connection) -> None:
 def _reading(table: QualifiedName) -> Iterator[None]:
     """Errors of the publisher, which name the table."""
     what = f'cannot read table "{table}" of the publisher'
-    grant = (
-        "On the publisher, grant the role SELECT on the table and USAGE on its schema; and BYPASSRLS where"
-        " row-level security restricts it."
-    )
     try:
-        with translated_errors(what, grant=grant):
+        with translated_errors(what, grant=_MAY_READ):
             yield
-    except MissingPrivilege as error:
-        raise MissingPrivilege(error.message, detail=error.detail, hint=MAY_READ) from error
     except pg.DataError as error:
         raise InvalidFilter(
             f"{what}: {error.diag.message_primary}",
@@ -219,12 +215,8 @@ def writing(table: QualifiedName) -> Iterator[None]:
             `copy_across`.
     """
     what = f'cannot write table "{table}" of the subscriber'
-    grant = (
-        "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
-        " replaced, and USAGE on its schema."
-    )
     try:
-        with translated_errors(what, grant=grant):
+        with translated_errors(what, grant=_MAY_WRITE):
             yield
     except psycopg.Error as error:
         raise _refusal(what, error) from error
