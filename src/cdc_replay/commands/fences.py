@@ -102,7 +102,7 @@ class Fences:
         commits = ChangeLog.open(self._publisher.change_log).commits(Window(window.after, upto))
         last_seen, unseen = window.after, set()
         for commit in commits:
-            if snapshot.sees(commit.xid):
+            if snapshot.transactions.sees(commit.xid):
                 last_seen = commit.commit_lsn
             else:
                 unseen.add(commit.commit_lsn)

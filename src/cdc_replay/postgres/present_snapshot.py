@@ -18,31 +18,18 @@ from typing import Final
 
 import psycopg
 
+from cdc_replay.model.visibility import Snapshot
 from cdc_replay.postgres.connection import connect, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
 
-_XIDS: Final = 2**32
-_EXPORT: Final = """
-    select pg_export_snapshot(), pg_snapshot_xmax(seen)::text, array(select pg_snapshot_xip(seen)::text)
-    from pg_current_snapshot() as seen
-"""
+_EXPORT: Final = "select pg_export_snapshot(), pg_current_snapshot()::text"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PresentSnapshot(SharedSnapshot):
-    """What another connection needs to read the database as it was a moment ago.
+    """What another connection needs to read the database as it was a moment ago, and what it sees then."""
 
-    `next_xid` is the first transaction id that was not given out then, `running` are those that were and had
-    not ended; the low 32 bits of both, as pgoutput sends them.
-    """
-
-    next_xid: int
-    running: frozenset[int]
-
-    def sees(self, xid: int) -> bool:
-        """Whether it holds a committed transaction, which began less than 2^31 transactions before it."""
-        began_before = (xid - self.next_xid) % _XIDS >= _XIDS // 2
-        return began_before and xid not in self.running
+    transactions: Snapshot
 
 
 @contextlib.contextmanager
@@ -57,7 +44,5 @@ def export_present(dsn: str) -> Iterator[PresentSnapshot]:
         connection.read_only = True
         connection.autocommit = False
         with translated_errors("cannot export a snapshot"):
-            ((name, next_xid, running),) = connection.execute(_EXPORT).fetchall()
-        yield PresentSnapshot(
-            dsn, name, int(next_xid) % _XIDS, frozenset(int(xid) % _XIDS for xid in running)
-        )
+            ((name, transactions),) = connection.execute(_EXPORT).fetchall()
+        yield PresentSnapshot(dsn, name, Snapshot.parse(transactions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cdc_replay.model.visibility import Snapshot
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.postgres.present_snapshot import PresentSnapshot, export_present
@@ -28,7 +29,7 @@ def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> N
             with import_snapshot(snapshot, purpose="test") as reader:
                 rows = reader.execute("select id from public.t order by id").fetchall()
     assert rows == [(1,), (3,)]
-    assert [snapshot.sees(xid) for xid in xids] == [True, False, True, False]
+    assert [snapshot.transactions.sees(xid) for xid in xids] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +46,11 @@ def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> N
 )
 def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
     """The log has their low 32 bits; here 2^32 + 3 comes next, and 2^32 - 3 is open."""
-    assert PresentSnapshot("", "", next_xid=3, running=frozenset({2**32 - 3})).sees(xid) is is_seen
+    assert Snapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", 3, frozenset()))
+    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", Snapshot.parse("3:3:")))
 
 
 def _inserted(connection: Connection, id_: int) -> int:

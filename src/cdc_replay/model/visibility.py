@@ -1,0 +1,29 @@
+"""Which transactions a snapshot of a database sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+_XIDS: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`pg_current_snapshot()`: transaction ids of 64 bits."""
+
+    xmin: int
+    xmax: int
+    in_progress: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `xmin:xmax:xip,…`."""
+        xmin, xmax, in_progress = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, in_progress.split(",")))))
+
+    def sees(self, xid: int) -> bool:
+        """Whether it sees the committed transaction with this id, of 32 bits; ids are of about one time."""
+        distance = (xid - self.xmax + _XIDS // 2) % _XIDS - _XIDS // 2
+        whole = self.xmax + distance
+        return whole < self.xmin or (whole < self.xmax and whole not in self.in_progress)
