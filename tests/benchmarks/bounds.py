@@ -56,11 +56,6 @@ def to_native(run: str) -> Callable[[Measured], float]:
     return lambda measured: measured.runs[run] / measured.runs["native"]
 
 
-def to_slot(run: str) -> Callable[[Measured], float]:
-    """A run's time as a multiple of what reading the slot takes alone."""
-    return lambda measured: measured.runs[run] / measured.runs["pg_recvlogical"]
-
-
 def seconds(run: str) -> Callable[[Measured], float]:
     """A run's time."""
     return lambda measured: measured.runs[run]
@@ -82,10 +77,7 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound("hot_keys", COLD, to_native("cold"), 1.0),
     Bound("small_transactions", WARM, to_native("warm"), 1.3),
     Bound("flights*", WARM, to_native("warm"), 1.3),
-    # Where all see the same, work is saved eight times. Where each sees an eighth, the slot's own time, which
-    # is more than half of native's, is all that there is to be held to.
-    Bound("subscriptions_8_alike", WARM, to_native("warm"), 0.2),
-    Bound("subscriptions_8", "warm / pg_recvlogical", to_slot("warm"), 1.0),
+    Bound("subscriptions_8*", WARM, to_native("warm"), 0.2),
     Bound("copy_1", WARM, to_native("warm"), 1.0),
     Bound("copy_20", WARM, to_native("warm"), 1.1),
     Bound("empty_window", "warm, seconds", seconds("warm"), 1.0, is_always_judged=True),
