@@ -50,6 +50,12 @@ from cdc_replay.subscriber.tables import TargetTable
 
 _ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
 
+WORTH_A_LOOK: Final = 100_000
+"""So many rows to be found are worth a look at how `LOOKED_AT` of them lie."""
+LOOKED_AT: Final = 1_000
+IN_ORDER: Final = 0.4
+"""From there on rows count as lying in the order of their keys (`Statements.order`); without any, it is 0."""
+
 
 @dataclass(slots=True)
 class Merged:
@@ -113,7 +119,7 @@ class _Merge:
     def _delete(self) -> None:
         staged = self.staged.count(NetKind.DELETE)
         with self.connection.transaction() as savepoint:
-            deleted = self._execute(self.statements.delete(NetKind.DELETE))
+            deleted = self._execute_joined(NetKind.DELETE, self.statements.delete(NetKind.DELETE))
             if deleted < staged:
                 # Which ones are missing is known by those that are deleted: a join that is rarely needed.
                 raise psycopg.Rollback(savepoint)
@@ -181,7 +187,7 @@ class _Merge:
         has_moves = which is ANY and self.staged.count(MOVED) > 0
         try:
             with self.connection.transaction() as savepoint:
-                updated = self._execute(update)
+                updated = self._execute_joined(NetKind.UPDATE, update)
                 if updated < staged and has_moves:
                     # Which rows are missing shows before others have moved away from their keys.
                     raise psycopg.Rollback(savepoint)
@@ -189,7 +195,7 @@ class _Merge:
                 unmatched = self.statements.unmatched_updates(which, KEYS_SHOWN)
                 self._count(ConflictKind.UPDATE_MISSING, *self._row(unmatched))
             if updated < staged and has_moves:
-                updated = self._execute(update)
+                updated = self._execute_joined(NetKind.UPDATE, update)
         except _ALREADY_THERE:
             # Rows may exchange keys, or values of another unique constraint: then all must be out at once.
             self._take_out(which)
@@ -231,6 +237,27 @@ class _Merge:
         for statement in statements:
             count = self.connection.execute(statement).rowcount
         return count
+
+    def _execute_joined(self, kind: NetKind, statement: sql.Composed) -> int:
+        """Run a statement that joins staged changes of `kind` with their rows; the number of rows.
+
+        Where the rows lie in the order of their keys, as those of a growing table, a merge join reads and
+        writes both the table and its index from one end to the other. The planner prefers a hash join there,
+        which is a quarter slower: it does not count what the index costs. Where they lie in no order, the
+        hash join is the better one, as it finds them in the order of the table.
+        """
+        if not self._lie_in_order(kind):
+            return self._execute(statement)
+        with self.connection.transaction():
+            self.connection.execute("set local enable_hashjoin = off")
+            rows = self._execute(statement)
+            self.connection.execute("set local enable_hashjoin to default")
+        return rows
+
+    def _lie_in_order(self, kind: NetKind) -> bool:
+        if self.staged.count(kind) < WORTH_A_LOOK or not self.statements.can_tell_order:
+            return False
+        return abs(float(*self._row(self.statements.order(kind, LOOKED_AT)))) >= IN_ORDER
 
     def _row(self, statement: sql.Composed) -> tuple[Any, ...]:
         return self.connection.execute(statement).fetchone() or (0,)
