@@ -248,10 +248,10 @@ class _Merge:
         """
         if not self._lie_in_order(kind):
             return self._execute(statement)
-        with self.connection.transaction():
-            self.connection.execute("set local enable_hashjoin = off")
-            rows = self._execute(statement)
-            self.connection.execute("set local enable_hashjoin to default")
+        self.connection.execute("set local enable_hashjoin = off")
+        rows = self._execute(statement)
+        # After an error the caller's savepoint, or the end of the transaction, does this.
+        self.connection.execute("set local enable_hashjoin to default")
         return rows
 
     def _lie_in_order(self, kind: NetKind) -> bool:

@@ -146,6 +146,13 @@ class Statements:
         """UPDATE could not set a column of the key (GENERATED ALWAYS AS IDENTITY)."""
         return any(column.identity == _ALWAYS for column in self.staged.table.keys)
 
+    @property
+    def can_tell_order(self) -> bool:
+        """The target is one heap, and its index has an order."""
+        keys = self.staged.table.keys
+        is_ordered = self.staged.table.has_own_key and all(column.less is not None for column in keys)
+        return is_ordered and not self.target.is_partitioned
+
     # --- statements
 
     def analyze(self) -> sql.Composed:
@@ -188,13 +195,6 @@ class Statements:
         columns = _commas(_column("s", f"b{number}") for number in range(len(self.staged.table.keys)))
         mine = self.mine(NetKind.UPDATE, NetKind.DELETE)
         return self._fill(_AMBIGUOUS, columns=columns, mine=mine, limit=sql.Literal(limit))
-
-    @property
-    def can_tell_order(self) -> bool:
-        """The target is one heap, and its index has an order."""
-        keys = self.staged.table.keys
-        is_ordered = self.staged.table.has_own_key and all(column.less is not None for column in keys)
-        return is_ordered and not self.target.is_partitioned
 
     def order(self, kind: NetKind, rows: int) -> sql.Composed:
         """1 if rows lie in the order of their keys, -1 if in the reverse one, about 0 if in none.
