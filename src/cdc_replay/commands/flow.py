@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _NOTHING: Final = Survey((), ())
+_PARTS_HELD: Final = 3
+"""So many parts' texts a task holds at most, for subscriptions that they are written to in turn."""
 _ROWS_PER_SHARE: Final = 2_000
 """Fewer changes that were set aside are not worth another task."""
 
@@ -152,19 +154,24 @@ class WindowFlow:
         )
         folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
         pieces = self._pieces(packing, questionnaire)
-        tasks = len(works) * self._tasks_per_lane(parts, len(works))
+        subscriptions = sum(len(work.lane.stagers) for work in works)
+        tasks = len(works) * self._tasks_per_lane(parts, len(works), subscriptions)
         task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(works)}").cast("int")
         spread = pieces.repartitionById(tasks, task) if tasks > 1 else pieces.coalesce(1)
         return spread.mapInArrow(folding.staged, _RESULT_DDL)
 
-    def _tasks_per_lane(self, parts: int, lanes: int) -> int:
+    def _tasks_per_lane(self, parts: int, lanes: int, subscriptions: int) -> int:
         """Over how many tasks the parts of a lane are shared out.
 
         Where there are many lanes each sees little of the window, as a rule: what they see is not more than
-        a window or two. A task costs as much as thousands of changes, and a COPY for each of its targets.
+        a window or two. A task costs as much as thousands of changes, and a connection for each subscription
+        of its lane, with a COPY for each target: where these are many, no core has more tasks than it must.
         """
         cores = self.session.sparkContext.defaultParallelism
-        return min(parts, -(-max(parts, 2 * cores) // lanes))
+        tasks = max(-(-cores // lanes), -(-max(parts, 2 * cores) // subscriptions))
+        if subscriptions > lanes:
+            tasks = max(tasks, -(-parts // _PARTS_HELD))
+        return min(parts, tasks)
 
     def _parts_per_lane(self) -> int:
         rows, size_bytes = self.reader.rows, self.reader.size_bytes
