@@ -10,7 +10,8 @@ applied, and merged only once it is. If it is not, what was staged is dropped, a
 there. A window that another one cannot be staged beside is waited for: the last one, one with a TRUNCATE,
 which locks its tables, and one with values to look for (`commands.unsent_windows`).
 
-Windows that end at one position share a Spark job; merges of several subscriptions run side by side.
+Windows that end at one position share a Spark job. What several subscriptions ask of their subscribers is
+asked side by side: what their tables are, and to merge.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, TypeVar
 
 import psycopg
 
@@ -32,7 +34,7 @@ from cdc_replay.apply.window import Applied, BeforeCommit, OpenWindow, advance_o
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.parking import Outcome
-from cdc_replay.commands.plan import ContentOf, Plan, PlannedTooEarly, content_of, plan_window
+from cdc_replay.commands.plan import Content, ContentOf, Plan, PlannedTooEarly, content_of, plan_window
 from cdc_replay.commands.results import ReplayResult, first_keys
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.staged_windows import StagedWindow, request_of, staged_windows
@@ -47,7 +49,11 @@ log = logging.getLogger(__name__)
 
 MERGES_AT_ONCE: Final = 4
 """Subscribers that are merged into at the same time; the work is theirs."""
+PLANS_AT_ONCE: Final = 8
+"""Subscriptions that are planned at the same time; each waits for a dozen answers of its subscriber."""
 
+_T = TypeVar("_T")
+_Given = TypeVar("_Given")
 
 Sources: TypeAlias = Callable[[], contextlib.AbstractContextManager[Source]]
 """Opens the publisher for windows that end at one position."""
@@ -79,6 +85,9 @@ class Pipeline:
     _merges: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MERGES_AT_ONCE, thread_name_prefix="merge")
     )
+    _plans: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(PLANS_AT_ONCE, thread_name_prefix="plan")
+    )
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +95,7 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._plans.shutdown(cancel_futures=True)
         self._merges.shutdown()
         self._windows.close()
 
@@ -95,17 +105,16 @@ class Pipeline:
         A subscription of which a window fails goes no further.
         """
         # Subscriptions that stand at one position share what the log says of the window.
-        content = functools.cache(functools.partial(content_of, change_log))
+        content = _once(functools.partial(content_of, change_log))
         going_on = {each.subscription.name: each for each in subscriptions}
         while going_on:
-            planned = (self._planned(change_log, content, each, upto) for each in going_on.values())
-            plans = [plan for plan in planned if plan is not None]
+            planned = functools.partial(self._planned, change_log, content, upto)
+            plans = [plan for plan in self._side_by_side(planned, going_on.values()) if plan is not None]
             ends: dict[Lsn, list[Plan]] = {}
             for plan in plans:
                 if plan.routes.routes:
                     ends.setdefault(plan.window.upto, []).append(plan)
-                else:
-                    self._pass_by(plan)
+            self._side_by_side(self._pass_by, [plan for plan in plans if not plan.routes.routes])
             for together in ends.values():
                 with self.sources() as source:
                     self._stage_and_merge(change_log, together, source)
@@ -121,9 +130,13 @@ class Pipeline:
         self._settle(at_work.subscription.name)
         return self._outcomes.pop(at_work.subscription.name, Outcome())
 
+    def _side_by_side(self, work: Callable[[_Given], _T], given: Iterable[_Given]) -> list[_T]:
+        """What `work` makes of each, in their order; each is of a subscription of its own."""
+        return list(self._plans.map(work, given))
+
     # --- one window
 
-    def _planned(self, change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan | None:
+    def _planned(self, change_log: ChangeLog, content: ContentOf, upto: Lsn, at_work: Opened) -> Plan | None:
         """The subscription's next window; None if it goes no further."""
         name, began = at_work.subscription.name, time.monotonic()
         if (before := self._merging.get(name)) is not None:
@@ -147,7 +160,8 @@ class Pipeline:
             self._add(plan.name, self._outcome_of(plan, functools.partial(_advance, plan)))
 
     def _stage_and_merge(self, change_log: ChangeLog, plans: Sequence[Plan], source: Source) -> None:
-        opened = [(plan, *found) for plan in plans if (found := self._opened(plan)) is not None]
+        found = zip(plans, self._side_by_side(self._opened, plans), strict=True)
+        opened = [(plan, *window) for plan, window in found if window is not None]
         windows = [(plan, window) for plan, window, _ in opened]
         staged = staged_windows(change_log, windows, source.dsn)
         for plan, window, closing in opened:
@@ -232,6 +246,17 @@ class Pipeline:
             return outcome
         left = Window(plan.window.upto, plan.asked)
         return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
+
+
+def _once(content: ContentOf) -> ContentOf:
+    """What it says of a window, read once, whoever asks for it at the same time."""
+    known, asked = functools.cache(content), threading.Lock()
+
+    def read(window: Window) -> Content:
+        with asked:
+            return known(window)
+
+    return read
 
 
 def _advance(plan: Plan, record: Record) -> None:
