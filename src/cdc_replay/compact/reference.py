@@ -142,6 +142,7 @@ class LineageFold:
     last_lsn: int = 0
     _slots: dict[Key, _Row | None] = field(default_factory=dict)
     _removed: list[NetChange] = field(default_factory=list)
+    _first_conflict: Key | None = None
 
     def apply(self, change: RoutedChange) -> None:
         """Take the next change of the lineage."""
@@ -165,9 +166,13 @@ class LineageFold:
             if row is None:
                 continue
             yield row.net(key)
-        if self.is_truncated and self.conflicts and not any(self._slots.values()):
+        if self.is_truncated and self._first_conflict is not None and not any(self._slots.values()):
             # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
-            yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
+            yield NetChange(NetKind.NOTHING, self._first_conflict)
+
+    def _conflict(self, kind: ConflictKind, key: Key, weight: int = 1) -> None:
+        self.conflicts[kind] += weight
+        self._first_conflict = self._first_conflict or key
 
     def _insert(self, key: Key, change: RoutedChange) -> None:
         row = self._slots.get(key)
@@ -180,7 +185,7 @@ class LineageFold:
             # Whether the base row is there decides; apply looks, as for every INSERT.
             row.base_key, row.is_absence_unproven, row.born = None, True, change.ordinal
         else:
-            self.conflicts[ConflictKind.INSERT_EXISTS] += 1
+            self._conflict(ConflictKind.INSERT_EXISTS, key)
             if self.policy is ConflictPolicy.SKIP:
                 return
         row.become(change.values, change.kinds)
@@ -190,7 +195,7 @@ class LineageFold:
         if row is None:
             if self.is_truncated or search_key in self._slots:
                 self._slots.setdefault(search_key, None)
-                self.conflicts[ConflictKind.UPDATE_MISSING] += change.weight
+                self._conflict(ConflictKind.UPDATE_MISSING, search_key, change.weight)
                 return
             row = self._slots[search_key] = _Row(search_key)
         if row.base_key is not None:
@@ -202,7 +207,7 @@ class LineageFold:
     def _move(self, row: _Row, search_key: Key, new_key: Key) -> bool:
         """Take the row to its new key; False if another row is there and stays."""
         if (occupant := self._slots.get(new_key)) is not None:
-            self.conflicts[ConflictKind.UPDATE_EXISTS] += 1
+            self._conflict(ConflictKind.UPDATE_EXISTS, new_key)
             if self.policy is ConflictPolicy.SKIP:
                 return False
             self._remove(occupant, new_key, delete_missing=0)
@@ -217,7 +222,7 @@ class LineageFold:
         if row is not None:
             self._remove(row, key, delete_missing=1)
         elif self.is_truncated or key in self._slots:
-            self.conflicts[ConflictKind.DELETE_MISSING] += 1
+            self._conflict(ConflictKind.DELETE_MISSING, key)
         else:
             self._removed.append(NetChange(NetKind.DELETE, key, delete_missing=1))
         self._slots[key] = None

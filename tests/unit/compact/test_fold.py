@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.compact.reference import Key, NetChange, RoutedChange, Values, fold
@@ -444,6 +444,21 @@ lineages = st.tuples(st.integers(0, 3), st.booleans(), st.lists(steps, min_size=
     st.lists(lineages, max_size=6),
     st.lists(st.integers(0, 60), max_size=4),
     st.sampled_from([ConflictPolicy.OVERWRITE, ConflictPolicy.SKIP]),
+)
+@example(
+    [
+        (
+            1,
+            True,
+            [
+                (ChangeKind.INSERT, "b", "b", (None, None, "nn")),
+                (ChangeKind.DELETE, "b", "b", (None, None, "nn")),
+                (ChangeKind.UPDATE, "a", "a", (None, None, "nn")),
+            ],
+        )
+    ],
+    [2],
+    ConflictPolicy.OVERWRITE,
 )
 @settings(max_examples=400, deadline=None)
 def test_batches_of_any_size_give_what_the_state_machine_gives(
