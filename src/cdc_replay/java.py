@@ -43,8 +43,13 @@ exec "{java}" "$@"
 
 
 def local_environment() -> dict[str, str]:
-    """The environment of a Spark on this machine: Java, this Python for the workers, loopback."""
+    """The environment of a Spark on this machine: Java, this Python for the workers, loopback, large pages.
+
+    The JVM and the workers map and clear memory by the gigabyte; where the kernel gives large pages to who
+    asks for them, glibc's part of it comes in 512 times fewer steps.
+    """
     found = {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

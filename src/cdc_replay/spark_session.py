@@ -23,6 +23,9 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # A part's pieces in one batch are memory that the JVM maps and clears anew for each task, while Python
+    # waits; a batch of a few pieces is filled again and again.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2m",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
