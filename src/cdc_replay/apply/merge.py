@@ -40,7 +40,7 @@ from cdc_replay.apply.conflicts import (
     key_text,
     taken_elsewhere,
 )
-from cdc_replay.apply.staging import MOVED, UNSURE, Staged
+from cdc_replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
 from cdc_replay.model.change import ConflictKind, NetKind
@@ -162,7 +162,8 @@ class _Merge:
         elif self._count_standing(ConflictKind.INSERT_EXISTS, standing):
             self._remove(NetKind.NOTHING)
             return
-        self._count_missing(self._row(self.statements.not_found(NetKind.NOTHING, KEYS_SHOWN)))
+        if self.staged.count(GONE_UNSURE):
+            self._count_missing(self._row(self.statements.not_found(NetKind.NOTHING, KEYS_SHOWN)))
 
     def _clear_passed(self) -> None:
         """What came for a row that stands at such a key was done to the moved one (`compact.reference`)."""

@@ -65,6 +65,9 @@ MOVED: Final = "moved"
 UNSURE: Final = "unsure"
 """Beside them: how many INSERTs come after UPDATEs of a row that may not be there."""
 
+GONE_UNSURE: Final = "gone unsure"
+"""Beside them: how many rows that came and went do so after changes of a row that may not be there."""
+
 _ORPHANS: Final = """
     select relname from pg_class
     where relnamespace = (select oid from pg_namespace where nspname = 'cdc_replay')
@@ -120,9 +123,9 @@ class StageTable:
 class StagedPart:
     """What one task attempt has staged for one target.
 
-    `counts` are rows by `NetKind` value, besides `MOVED` and `UNSURE`. `unsent` are positions of values
-    that some UPDATE did not send, `omitted` the distinct texts with `-` where an INSERT leaves a column to
-    its default and a blank elsewhere.
+    `counts` are rows by `NetKind` value, besides `MOVED`, `UNSURE` and `GONE_UNSURE`. `unsent` are positions
+    of values that some UPDATE did not send, `omitted` the distinct texts with `-` where an INSERT leaves a
+    column to its default and a blank elsewhere.
     """
 
     target: int
@@ -439,8 +442,9 @@ def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> bool:
     for found in pc.value_counts(rows["kind"]).to_pylist():
         tally.counts[found["values"]] += found["counts"]
     tally.counts[MOVED] += pc.sum(moved).as_py() or 0
-    inserted = pc.equal(rows["kind"], NetKind.INSERT.value)
-    tally.counts[UNSURE] += pc.sum(pc.and_(inserted, pc.greater(rows["update_missing"], 0))).as_py() or 0
+    misses = pc.or_(pc.greater(rows["update_missing"], 0), pc.greater(rows["delete_missing"], 0))
+    for kind, name in ((NetKind.INSERT, UNSURE), (NetKind.NOTHING, GONE_UNSURE)):
+        tally.counts[name] += pc.sum(pc.and_(misses, pc.equal(rows["kind"], kind.value))).as_py() or 0
     for conflicts in rows["conflicts"].drop_null().to_pylist():
         tally.conflicts.update(json.loads(conflicts))
     kinds = _kinds(rows, NetKind.UPDATE)
