@@ -52,7 +52,7 @@ _ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
 
 WORTH_A_LOOK: Final = 100_000
 """So many rows to be found are worth a look at how `LOOKED_AT` of them lie."""
-LOOKED_AT: Final = 1_000
+LOOKED_AT: Final = 250
 IN_ORDER: Final = 0.4
 """From there on rows count as lying in the order of their keys (`Statements.order`); without any, it is 0."""
 
@@ -250,7 +250,7 @@ class _Merge:
         if not self._lie_in_order(kind):
             return self._execute(statement)
         self.connection.execute("set local enable_hashjoin = off")
-        rows = self._execute(statement)
+        rows = self._execute(self.statements.from_first(statement, kind))
         # After an error the caller's savepoint, or the end of the transaction, does this.
         self.connection.execute("set local enable_hashjoin to default")
         return rows

@@ -112,6 +112,12 @@ _AMBIGUOUS: Final = """
     group by s.ctid, {columns} having count(*) > 1 limit {limit}
 """
 
+_NOT_BEFORE: Final = """
+    not ({key} operator({less}) (
+        select s.b0 from {stage} as s where {mine} order by s.b0 using operator({less}) limit 1
+    ))
+"""
+
 _STANDING: Final = """
     select count(*) over (), {key} from {target} as t, {rows} where {same} limit {limit}
 """
@@ -206,6 +212,23 @@ class Statements:
         percent = min(100.0, 100.0 * rows / self.staged.count(kind))
         key = self._as_in_index(f"b{number}" for number in range(len(self.staged.table.keys)))
         return self._fill(_ORDER, percent=sql.Literal(percent), mine=self.mine(kind), key=_commas(key))
+
+    def from_first(self, statement: sql.Composed, kind: NetKind) -> sql.Composed:
+        """The `statement` that finds rows for staged changes of `kind`, told where the first of them can be.
+
+        What comes before it in the target's index cannot match, but a merge join would read all of that, and
+        the rows, to get there.
+        """
+        column = self.staged.table.keys[0]
+        if column.less is None:
+            return statement
+        first = self._fill(
+            _NOT_BEFORE,
+            key=_column("t", column.name),
+            less=sql.SQL("{}.{}").format(sql.Identifier(column.less.schema), sql.SQL(column.less.name)),
+            mine=self.mine(kind),
+        )
+        return sql.SQL("{} and {}").format(statement, first)
 
     def delete(self, kind: NetKind) -> sql.Composed:
         """Delete matched rows."""
