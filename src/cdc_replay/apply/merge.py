@@ -8,7 +8,8 @@ The order makes conflicts visible and collisions impossible:
     3. take out   where rows exchange keys or values of a unique constraint among themselves, the updated
                   rows leave the table instead, whole, overlaid with what was sent
     4. clear      what stands where the window inserted and deleted a row is in the way, and what stands where
-                  it moved a row to and away again
+                  it moved a row to and away again; keys that were not staged are, before all steps, where the
+                  target can have them (`apply.gone`)
     5. put back   rows that were taken out; a row with their new key is in the way
     6. insert     new rows; columns not sent get their default (R8.2); a row with their key is in the way
 
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psycopg
+import pyarrow as pa
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -40,7 +42,7 @@ from cdc_replay.apply.conflicts import (
     key_text,
     taken_elsewhere,
 )
-from cdc_replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged
+from cdc_replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged, csv_of
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
 from cdc_replay.model.change import ConflictKind, NetKind
@@ -95,17 +97,34 @@ class _Merge:
     def run(self) -> None:
         """All steps in order; those that nothing is staged for do nothing."""
         self._take_over_known_conflicts()
+        gone = self.staged.count(NetKind.NOTHING) + self._stage_gone()
         self._execute(self.statements.analyze())
         has_own_key = self.staged.table.has_own_key
         if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
             self._find_rows()
         if self.staged.count(NetKind.DELETE):
             self._delete()
-        self._update(clear=has_own_key and self.staged.count(NetKind.NOTHING) > 0)
+        self._update(clear=has_own_key and gone > 0)
         if self.staged.count(NetKind.INSERT):
             self._insert()
 
     # --- steps
+
+    def _stage_gone(self) -> int:
+        """Stage, of what came and went and is not staged yet, the keys that the target may have; how many."""
+        if not len(gone := self.staged.gone):
+            return 0
+        (greatest,) = self._row(self.statements.greatest())
+        reached = gone[gone <= greatest] if greatest is not None else gone[:0]
+        if len(reached):
+            columns = [
+                pa.repeat(pa.scalar(self.staged.attempts[0], pa.int64()), len(reached)),
+                pa.repeat(pa.scalar(NetKind.NOTHING.value), len(reached)),
+                pa.array(reached),
+            ]
+            with self.connection.cursor() as cursor, cursor.copy(self.statements.copy_gone()) as copy:
+                copy.write(csv_of(columns))
+        return len(reached)
 
     def _find_rows(self) -> None:
         """Where no index of the target leads to them: by whole rows, or by the key of their leaf."""

@@ -30,7 +30,8 @@ from psycopg import sql
 from pyspark import TaskContext
 
 from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
-from cdc_replay.arrays import characters
+from cdc_replay.apply.gone import Gone, are_counted, set_apart
+from cdc_replay.arrays import Int64s, characters
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.errors import UnknownValue
 from cdc_replay.failpoints import failpoint
@@ -52,6 +53,8 @@ _PART_COLUMNS: Final = (
     ("unsent", "array<int>", pa.list_(pa.int32())),
     ("omitted", "array<string>", pa.list_(pa.string())),
     ("conflicts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
+    ("gone", "bigint", pa.int64()),
+    ("gone_steps", "binary", pa.binary()),
     ("failure", "array<string>", pa.list_(pa.string())),
 )
 PARTS_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
@@ -125,7 +128,8 @@ class StagedPart:
 
     `counts` are rows by `NetKind` value, besides `MOVED`, `UNSURE` and `GONE_UNSURE`. `unsent` are positions
     of values that some UPDATE did not send, `omitted` the distinct texts with `-` where an INSERT leaves a
-    column to its default and a blank elsewhere.
+    column to its default and a blank elsewhere. `gone` are the keys of rows that came and went and are not
+    staged; `counts` does not count them.
     """
 
     target: int
@@ -134,6 +138,7 @@ class StagedPart:
     unsent: frozenset[int]
     omitted: frozenset[str]
     conflicts: Mapping[str, int]
+    gone: Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,11 @@ class Staged:
         for part in self.parts:
             total.update(part.conflicts)
         return total
+
+    @property
+    def gone(self) -> Int64s:
+        """The keys of rows that came and went and are not staged, in no order."""
+        return np.concatenate([part.gone.keys for part in self.parts])
 
 
 def stage_table(subscription: str, run: str, table: SubscribedTable, target: TargetTable) -> StageTable:
@@ -218,6 +228,7 @@ def staged_parts(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[
             frozenset(row["unsent"]),
             frozenset(row["omitted"]),
             row["conflicts"],
+            Gone(row["gone"], row["gone_steps"]),
         )
         staged.setdefault(part.target, []).append(part)
     return {target: Staged(tables[target], tuple(staged[target])) for target in sorted(staged)}
@@ -242,7 +253,12 @@ def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> l
     Their tables may differ in their names and types only, so that all write the same text.
     """
     context = TaskContext.get()
-    encoding = _Encoding(stagers[0].tables, 0 if context is None else context.taskAttemptId())
+    counted = frozenset(
+        target
+        for target in stagers[0].tables
+        if all(are_counted(stager.tables[target]) for stager in stagers)
+    )
+    encoding = _Encoding(stagers[0].tables, counted, 0 if context is None else context.taskAttemptId())
     try:
         texts: Iterable[_Text] = encoding.texts(batches)
         if len(stagers) > 1:
@@ -292,6 +308,7 @@ class _Tally:
     unsent: set[int] = field(default_factory=set)
     omitted: set[str] = field(default_factory=set)
     conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
+    gone: list[Int64s] = field(default_factory=lambda: [np.zeros(0, np.int64)])
 
 
 _Text: TypeAlias = tuple[int, memoryview]
@@ -300,9 +317,13 @@ _Text: TypeAlias = tuple[int, memoryview]
 
 @dataclass(slots=True)
 class _Encoding:
-    """Makes the text of what a task attempt stages, and counts it by target."""
+    """Makes the text of what a task attempt stages, and counts it by target.
+
+    Of the targets in `counted` what came and went is not staged (`apply.gone`).
+    """
 
     tables: Mapping[int, StageTable]
+    counted: frozenset[int]
     attempt: int
     _tallies: dict[int, _Tally] = field(default_factory=dict)
 
@@ -314,22 +335,30 @@ class _Encoding:
         """
         for target, rows in _by_target(batches):
             tally = self._tallies.setdefault(target, _Tally())
-            yield target, _csv(rows, self.tables[target], self.attempt, tally)
+            staged = rows
+            if target in self.counted:
+                staged, gone = set_apart(rows)
+                tally.gone.append(gone)
+            # Also of no rows: whoever merges takes it that the staging table is there.
+            yield target, _csv(staged, self.tables[target], self.attempt, tally)
 
     def parts(self) -> list[dict[str, Any]]:
         """What was staged, if all texts were written; rows of `PARTS`."""
-        return [
-            {
-                "target": target,
-                "attempt": self.attempt,
-                "counts": list(tally.counts.items()),
-                "unsent": sorted(tally.unsent),
-                "omitted": sorted(tally.omitted),
-                "conflicts": list(tally.conflicts.items()),
-                "failure": None,
-            }
-            for target, tally in self._tallies.items()
-        ]
+        return [self._part(target, tally) for target, tally in self._tallies.items()]
+
+    def _part(self, target: int, tally: _Tally) -> dict[str, Any]:
+        gone = Gone.of(np.concatenate(tally.gone))
+        return {
+            "target": target,
+            "attempt": self.attempt,
+            "counts": list(tally.counts.items()),
+            "unsent": sorted(tally.unsent),
+            "omitted": sorted(tally.omitted),
+            "conflicts": list(tally.conflicts.items()),
+            "gone": gone.count,
+            "gone_steps": gone.steps,
+            "failure": None,
+        }
 
     def failure(self, failure: Failure) -> dict[str, Any]:
         """The row of `PARTS` that says why it was not."""
@@ -401,6 +430,11 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -
         *(_or_null(keyed, key) for key in keys),
         *values,
     ]
+    return csv_of(columns)
+
+
+def csv_of(columns: Sequence[pa.Array]) -> memoryview:
+    """The columns as rows of COPY's CSV."""
     sink = pa.BufferOutputStream()
     names = [str(number) for number in range(len(columns))]
     pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), sink, _CSV)

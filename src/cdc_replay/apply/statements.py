@@ -176,6 +176,17 @@ class Statements:
         columns = _commas(sql.Identifier(name) for name in ("attempt", "kind", *places))
         return sql.SQL("analyze {} ({})").format(stage.identifier, columns)
 
+    def greatest(self) -> sql.Composed:
+        """The greatest key of the target, which has one column; NULL of an empty one."""
+        [key] = self.staged.table.keys
+        return self._fill("select max({key}) from {target} as t", key=_column("t", key.name))
+
+    def copy_gone(self) -> sql.Composed:
+        """Stage keys of rows that came and went, as rows of CSV: attempt, kind, key."""
+        return sql.SQL("copy {} (attempt, kind, b0) from stdin (format csv)").format(
+            self.staged.table.identifier
+        )
+
     def pair(self) -> list[sql.Composed]:
         """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.
 

@@ -360,3 +360,40 @@ def refuse() -> None:
 
 def staging_tables(target: Target) -> list[tuple[object, ...]]:
     return target.rows("select relname from pg_class where relname like 'stage%'")
+
+
+@pytest.mark.parametrize("policy", ConflictPolicy)
+@pytest.mark.parametrize("key_type", ["smallint", "int", "bigint", "numeric", "text"])
+def test_a_row_that_stands_where_another_came_and_went_is_a_conflict(
+    spark: SparkSession, subscriber: Database, key_type: str, policy: ConflictPolicy
+) -> None:
+    """R8.5: its INSERT finds the key taken. Where it is not the end, its DELETE takes what stands there."""
+    subscriber.run(f"create table t (id {key_type} primary key, a int); insert into t values (2, 2), (4, 4)")
+    target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, policy)
+    changes = target.window()
+    for number in (1, 2, 3, 5, 6):  # 2 stands there; 5 and 6 are greater than all that do
+        changes.insert("t", number, 0)
+        changes.delete("t", number)
+    changes.insert("t", 6, 60)
+    if policy is ConflictPolicy.ERROR:
+        with pytest.raises(ApplyConflict, match="insert_exists") as caught:
+            target.apply(changes)
+        assert "(id)=(2)" in str(caught.value)
+        assert target.rows("select id::text, a from t order by 1") == [("2", 2), ("4", 4)]
+        return
+    applied = target.apply(changes)
+    assert applied.conflicts == {"insert_exists": 1}
+    assert target.rows("select id::text, a from t order by 1") == [("4", 4), ("6", 60)]
+
+
+def test_what_came_and_went_in_an_empty_table_is_no_conflict(
+    spark: SparkSession, subscriber: Database
+) -> None:
+    subscriber.run("create table t (id int primary key, a int)")
+    target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, ConflictPolicy.ERROR)
+    changes = target.window()
+    changes.insert("t", 1, 0)
+    changes.delete("t", 1)
+    applied = target.apply(changes)
+    assert applied.conflicts == {}
+    assert target.rows("select * from t") == []

@@ -1,0 +1,59 @@
+"""Which rows that came and went need not be staged, and their keys on the way to the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_replay.apply.gone import Gone, set_apart
+from cdc_replay.compact.runs import OUTPUT
+
+KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))
+
+
+def net(kind: str, *key: str | None, **more: Any) -> dict[str, Any]:
+    nothing = dict.fromkeys(OUTPUT.names)
+    counts = {"target": 0, "update_missing": 0, "delete_missing": 0, "last_lsn": 1}
+    return nothing | counts | {"kind": kind, "base_key": list(key)} | more
+
+
+@given(KEYS)
+def test_keys_arrive_as_they_were_sent(keys: list[int]) -> None:
+    sent = Gone.of(np.array(keys, dtype=np.int64))
+    assert Gone(sent.count, sent.steps).keys.tolist() == sorted(keys)
+
+
+def test_new_keys_take_two_bytes_at_most() -> None:
+    keys = np.arange(10**9, 10**9 + 300_000, 3)
+    assert len(Gone.of(keys).steps) < 2 * len(keys)
+
+
+def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
+    rows = [
+        net("N", "7"),
+        net("I", "8", values=["8"], kinds="t"),
+        net("N", "-9", delete_missing=1),
+        net("N", "10", update_missing=2),
+        net("N", "11", conflicts='{"insert_exists": 1}'),
+        net("N", None),
+        net("U", "12", values=["12"], kinds="t"),
+        net("N", "-13"),
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+    staged, keys = set_apart(batch)
+    assert keys.tolist() == [7, -13]
+    assert staged.to_pylist() == rows[1:7]
+
+
+@pytest.mark.parametrize("text", ["1.0", "x", "", str(2**63)])
+def test_texts_that_are_no_integers_are_staged(text: str) -> None:
+    """The publisher's column has another type: what its text means is the subscriber's business (R8.1)."""
+    batch = pa.RecordBatch.from_pylist([net("N", "7"), net("N", text)], schema=OUTPUT)
+    staged, keys = set_apart(batch)
+    assert staged.equals(batch)
+    assert keys.tolist() == []
