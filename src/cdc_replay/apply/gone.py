@@ -17,11 +17,14 @@ import pyarrow.compute as pc
 
 from cdc_replay.arrays import Int64s, booleans, numbers, present
 from cdc_replay.model.change import NetKind
+from cdc_replay.subscriber.tables import Operator
 
 if TYPE_CHECKING:
     from cdc_replay.apply.staging import StageTable
 
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
+_EQUAL: Final = Operator("pg_catalog", "=")
+_LESS: Final = Operator("pg_catalog", "<")
 _CODEC: Final = "zstd"
 
 
@@ -48,11 +51,11 @@ class Gone:
 
 
 def are_counted(table: StageTable) -> bool:
-    """Whether the keys of the target are integers, one of which is the greatest."""
+    """Whether the keys of the target are integers, which its index takes for what they are."""
     if not table.has_own_key or len(table.keys) != 1:
         return False
     [key] = table.keys
-    return key.base_type_sql in _INTEGERS and key.less is not None
+    return key.base_type_sql in _INTEGERS and (key.equality, key.less) == (_EQUAL, _LESS)
 
 
 def set_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:

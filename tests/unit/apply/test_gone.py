@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_replay.apply.gone import Gone, set_apart
+from cdc_replay.apply.gone import Gone, are_counted, set_apart
+from cdc_replay.apply.staging import StageTable
 from cdc_replay.compact.runs import OUTPUT
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.subscriber.tables import Operator, TargetColumn
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))
 
@@ -57,3 +60,32 @@ def test_texts_that_are_no_integers_are_staged(text: str) -> None:
     staged, keys = set_apart(batch)
     assert staged.equals(batch)
     assert keys.tolist() == []
+
+
+EQUAL, LESS = Operator("pg_catalog", "="), Operator("pg_catalog", "<")
+
+
+def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | None = LESS) -> TargetColumn:
+    return TargetColumn("id", type_sql, type_sql, None, True, None, False, "", False, equality, less)
+
+
+@pytest.mark.parametrize(
+    ("keys", "has_own_key", "expected"),
+    [
+        ((key("smallint"),), True, True),
+        ((key(),), True, True),
+        ((key("bigint"),), True, True),
+        ((key("numeric"),), True, False),
+        ((key(less=None),), True, False),
+        ((key(equality=Operator("public", "=")),), True, False),
+        ((key(less=Operator("public", "<")),), True, False),
+        ((key(), key()), True, False),
+        ((key(),), False, False),
+    ],
+)
+def test_keys_are_counted_where_the_index_of_the_target_orders_integers_as_numbers(
+    keys: tuple[TargetColumn, ...], has_own_key: bool, expected: bool
+) -> None:
+    places = tuple(range(len(keys)))
+    table = StageTable(0, QualifiedName("public", "t"), "stage", keys, keys, places, True, has_own_key, False)
+    assert are_counted(table) is expected
