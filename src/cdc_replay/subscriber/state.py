@@ -107,7 +107,29 @@ _INSTALL: Final = (
         primary key (subscription, schema_name, table_name)
     )
     """,
+    # What has come since: a schema of an earlier version is brought up to date by whoever writes first.
+    """
+    alter table cdc_replay.subscription
+        add column if not exists publisher_database_oid oid,
+        add column if not exists publisher_database_name text,
+        add column if not exists null_accepted_at pg_lsn
+    """,
+    """
+    alter table cdc_replay.subscription_table
+        add column if not exists relation oid,
+        add column if not exists rewritten_at pg_lsn,
+        add column if not exists null_accepted_at pg_lsn
+    """,
 )
+
+_IS_INSTALLED: Final = """
+    select exists (
+        select from pg_catalog.pg_attribute
+        where attrelid = pg_catalog.to_regclass('cdc_replay.subscription_table')
+            and attname = 'null_accepted_at' and not attisdropped
+    )
+"""
+"""The column that the last statement of `_INSTALL` adds."""
 
 _SET_TABLE_STATE: Final = """
     insert into cdc_replay.subscription_table
@@ -195,8 +217,8 @@ def install(connection: Connection) -> None:
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether this database has the schema with all its tables."""
-    row = connection.execute("select to_regclass('cdc_replay.copy_progress') is not null").fetchone()
+    """Whether this database has the schema with all its tables, as this version has them."""
+    row = connection.execute(_IS_INSTALLED).fetchone()
     return row is not None and bool(row[0])
 
 
