@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
-from cdc_replay.commands.results import Json, Result
+from cdc_replay.commands.results import Json, PruneResult, Result
 from cdc_replay.config import Config, load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
@@ -42,6 +42,7 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configurati
 LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 ToLsnOption = Annotated[str | None, typer.Option("--to-lsn", help="WAL position, such as 0/16B3748.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; without a terminal nothing is asked.")]
 PublisherArgument = Annotated[str, typer.Argument(metavar="PUBLISHER")]
 SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 SubscriptionsArgument = Annotated[list[str], typer.Argument(metavar="SUBSCRIPTION...")]
@@ -95,6 +96,16 @@ def _set_log_level(log_level: str) -> None:
     if log_level not in _LEVELS:
         raise InvalidConfiguration(f'log level "{log_level}" is not one of {", ".join(_LEVELS)}')
     logging.getLogger("cdc_replay").setLevel(log_level.upper())
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal before something is deleted; elsewhere, and with `--yes`, nobody is asked.
+
+    Raises:
+        typer.Abort: if the answer is no.
+    """
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm(question, abort=True, err=True)
 
 
 def _lsn(text: str | None) -> Lsn | None:
@@ -323,15 +334,24 @@ def _prune(
         float | None, typer.Option("--keep-hours", help="Keep what was committed in the last hours.", min=0)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    yes: YesOption = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
 ) -> Outcome:
-    """Drop the part of the change log that no subscription needs any more."""
+    """Drop what no subscription needs any more and is older than `keep`, or than these options say."""
     from cdc_replay.commands.prune import prune
 
+    def confirm(going: PruneResult) -> None:
+        history = f"what was committed from {going.from_time} to {going.to_time}"
+        _confirm(
+            f"This drops {history}: the changes in ({going.from_lsn}, {going.to_lsn}] of {publisher},"
+            f" {going.segments} segments, {going.bytes} bytes. Go on?",
+            yes=yes,
+        )
+
     loaded = _prepare(config, log_level)
-    result = prune(loaded, publisher, before=before, keep_hours=keep_hours, dry_run=dry_run)
+    result = prune(loaded, publisher, before=before, keep_hours=keep_hours, dry_run=dry_run, confirm=confirm)
     return _one(result, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ up when a connection is opened, never when the file is read.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from pydantic import (
 )
 
 from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.model.duration import parse_duration
 from cdc_replay.model.size import parse_size
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, Subscription
 from cdc_replay.postgres.airflow_connection import (
@@ -42,6 +44,7 @@ from cdc_replay.postgres.airflow_connection import (
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
+DEFAULT_KEEP: Final = dt.timedelta(days=7)
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OBJECT_STORE: Final = re.compile(r"[a-z0-9]+://")
@@ -60,6 +63,7 @@ SlotName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+$", min_length=1, max_length=LONGEST_SLOT_NAME)
 ]
 Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
+Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
 
@@ -136,6 +140,7 @@ class _Publisher(_Endpoint):
     max_changes_per_pull: Annotated[int, Field(ge=1)] = 2_000_000
     max_retained_wal: Size | None = None
     event_trigger: bool = True
+    keep: Duration = DEFAULT_KEEP
 
 
 class _Subscription(_Endpoint):
@@ -180,6 +185,8 @@ class PublisherConfig:
     """In bytes; None: as much as the server lets it."""
     event_trigger: bool = True
     """Whether `setup` installs event triggers on the publisher, where it may."""
+    keep: dt.timedelta = DEFAULT_KEEP
+    """How long ago a transaction was committed that `prune` may drop, where nobody needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +488,7 @@ def _publisher(name: str, given: _Publisher, file: Path) -> PublisherConfig:
         max_changes_per_pull=given.max_changes_per_pull,
         max_retained_wal=given.max_retained_wal,
         event_trigger=given.event_trigger,
+        keep=given.keep,
     )
 
 

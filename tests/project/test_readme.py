@@ -26,6 +26,7 @@ from cdc_replay.cli import app
 from cdc_replay.commands.results import ReplayResult
 from cdc_replay.failpoints import FAILPOINTS
 from cdc_replay.model.change import CHANGES, LOG, NET, ROUTED, Frame
+from cdc_replay.model.duration import parse_duration
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
 from cdc_replay.model.subscription import Subscription
@@ -161,6 +162,7 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
         (found,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
         plain = getattr(found, "value", found)
         expected = "cdc_replay_name" if name == "slot" else yaml.safe_load(default)
+        expected = parse_duration(default) if name == "keep" else expected
         assert plain == expected, key
     assert (group.name, group.schedule) == ("NAME", None)
 

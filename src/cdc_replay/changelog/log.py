@@ -44,7 +44,7 @@ from cdc_replay.changelog.content import (
 )
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prepared import PreparedTransactions
-from cdc_replay.changelog.prune import prunable, prune, start_application
+from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
 from cdc_replay.changelog.remains import folders_without_log, remove_folders, remove_orphans
 from cdc_replay.changelog.row_groups import regrouped
 from cdc_replay.changelog.segment import (
@@ -397,6 +397,14 @@ class ChangeLog:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
         """
         return prunable(self._changes, upto, committed_by)
+
+    def commit_times(self, segments: Sequence[Segment]) -> tuple[int, int] | None:
+        """When the first and the last transaction of these segments were committed, in microseconds.
+
+        Raises:
+            ChangeLogDamaged: if a segment has to be read for that, and cannot be.
+        """
+        return commit_times(self._changes, segments)
 
     def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
         """Take segments that `prunable` gave out of the log, and move its start behind them, durably.

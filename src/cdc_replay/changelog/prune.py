@@ -54,11 +54,26 @@ def _prefix(table: DurableTable, upto: Lsn, committed_by: int | None) -> Iterato
         yield segment
 
 
+def commit_times(table: DurableTable, segments: Sequence[Segment]) -> tuple[int, int] | None:
+    """About when the first and the last transaction of `segments` were committed, as `committed_by` is.
+
+    Raises:
+        ChangeLogDamaged: if the first or the last segment cannot be read.
+    """
+    ends = (segments[0], segments[-1]) if segments else ()
+    times = [time for segment in ends for time in _commit_times(table, segment)]
+    return (min(times), max(times)) if times else None
+
+
 def _last_commit_time(table: DurableTable, segment: Segment) -> int:
-    """The greatest commit time; that of a message outside of any transaction is not known (R9.13)."""
-    groups = plan_row_groups(table.location / segment.name, _EVERYTHING)
-    times = (pc.max(read_columns(group, ("commit_time",), _EVERYTHING)["commit_time"]) for group in groups)
-    return max((time.as_py() for time in times if time.is_valid), default=0)
+    return max(_commit_times(table, segment), default=0)
+
+
+def _commit_times(table: DurableTable, segment: Segment) -> Iterator[int]:
+    """The bounds of each row group; that of a message outside of any transaction is not known (R9.13)."""
+    for group in plan_row_groups(table.location / segment.name, _EVERYTHING):
+        bounds = pc.min_max(read_columns(group, ("commit_time",), _EVERYTHING)["commit_time"])
+        yield from (bound for bound in bounds.as_py().values() if bound is not None)
 
 
 def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_files: bool) -> int:

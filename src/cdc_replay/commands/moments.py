@@ -1,4 +1,4 @@
-"""Timestamps that users give."""
+"""Timestamps that users give, and are given."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def moment_of(text: str) -> int:
         ) from None
     aware = found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
     return round(aware.timestamp() * 1_000_000)
+
+
+def moment_text(microseconds: int) -> str:
+    """The timestamp of microseconds since 1970, to the second."""
+    return dt.datetime.fromtimestamp(microseconds // 1_000_000, dt.UTC).isoformat()

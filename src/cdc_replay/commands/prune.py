@@ -8,8 +8,9 @@
 |                              | that may have taken it already, nobody can tell, and nothing is pruned    |
 | behind the log's start       | its next snapshot                                                         |
 
-`--before` and `--keep-hours` only ever keep more, for backfills. Where one subscription cannot be asked,
-nothing is pruned. The publisher need not answer: a full disk is when it may not.
+What was committed within the publisher's `keep` stays too, or what `--before` and `--keep-hours` say instead:
+for backfills, and for a subscriber that is restored. Where one subscription cannot be asked, nothing is
+pruned. The publisher need not answer: a full disk is when it may not.
 
 Files of pruned segments are deleted once the commit is durable. A replay that runs meanwhile needs none of
 them; a backfill may, so while a job of a subscription runs they stay for a day, and a later run deletes them.
@@ -17,21 +18,25 @@ them; a backfill may, so while a job of a subscription runs they stay for a day,
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.compaction import compacted
-from cdc_replay.commands.moments import moment_of
+from cdc_replay.commands.moments import moment_of, moment_text
 from cdc_replay.commands.results import PruneResult
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import (
     CdcReplayError,
+    ChangeLogDamaged,
     InvalidConfiguration,
     InvalidLsn,
     RetentionUnknown,
@@ -41,6 +46,9 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
+
+if TYPE_CHECKING:
+    from cdc_replay.changelog.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +64,84 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class _Retention:
+    """What is kept beside what subscriptions need; without `before` and `keep_hours`, the publisher's `keep`.
+
+    `before` is a WAL position or a timestamp: what commits after it is kept. `keep_hours`: what was committed
+    in the last so many hours.
+    """
+
+    before: str | None = None
+    keep_hours: float | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Somebody has said what is kept."""
+        return self.before is not None or self.keep_hours is not None
+
+    def limit(self, publisher: PublisherConfig, needed: Lsn) -> _Limit:
+        """Up to where may be pruned of what is not `needed`."""
+        upto, moments = needed, []
+        hours = self.keep_hours
+        if not self.is_given:
+            hours = publisher.keep.total_seconds() / 3600
+        if hours:
+            moments.append(round(max(0.0, time.time() - hours * 3600) * 1_000_000))
+        if self.before is not None:
+            try:
+                upto = min(needed, Lsn.parse(self.before))
+            except InvalidLsn:
+                moments.append(moment_of(self.before))
+        return _Limit(upto, min(moments, default=None))
+
+
+@dataclass(frozen=True, slots=True)
 class _Limit:
     """Up to where may be pruned: by position, and by time in microseconds since 1970."""
 
     upto: Lsn
     committed_by: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What would go, and who still needs what of the log."""
+
+    change_log: ChangeLog
+    needs: tuple[Need, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def neediest(self) -> Need | None:
+        """The subscription that needs most."""
+        return min(self.needs, key=lambda need: need.lsn, default=None)
+
+    @property
+    def needed(self) -> Lsn:
+        """From where on the log is needed."""
+        return self.change_log.end_lsn if self.neediest is None else self.neediest.lsn
+
+    def result(self, publisher: PublisherConfig) -> PruneResult:
+        """What a dry run tells."""
+        from_time, to_time = _times(self.change_log, self.segments)
+        return PruneResult(
+            publisher=publisher.name,
+            from_lsn=self.change_log.start_lsn,
+            to_lsn=Lsn(
+                max((s.max_commit_lsn for s in self.segments), default=self.change_log.start_lsn.value)
+            ),
+            seconds=0.0,
+            needed_lsn=self.needed,
+            needed_by=None if self.neediest is None else self.neediest.subscription,
+            segments=len(self.segments),
+            messages=sum(segment.rows for segment in self.segments),
+            bytes=sum(segment.size_bytes for segment in self.segments),
+            from_time=from_time,
+            to_time=to_time,
+            files=0,
+            merged=0,
+            dry_run=True,
+        )
 
 
 def prune(
@@ -70,22 +151,25 @@ def prune(
     before: str | None = None,
     keep_hours: float | None = None,
     dry_run: bool = False,
+    confirm: Callable[[PruneResult], None] | None = None,
 ) -> PruneResult:
     """Drop what no subscription of the configuration needs; merge small segments of the rest.
 
     Args:
         config: the configuration, which must name all subscriptions that use the log.
-        publisher: whose log.
-        before: keep what commits after this WAL position or timestamp, too.
-        keep_hours: keep what was committed in the last so many hours, too.
+        publisher: whose log; what was committed within its `keep` stays, unless the next two say otherwise.
+        before: keep what commits after this WAL position or timestamp.
+        keep_hours: keep what was committed in the last so many hours.
         dry_run: only tell.
+        confirm: is told what is to go, before anything does; an exception of it ends the command.
 
     Raises:
         ChangeLogMissing: before `setup`.
         RetentionUnknown: if a subscription cannot be asked what it needs; nothing is pruned.
-        InvalidConfiguration: if there is no subscription, and nothing else says what to keep; or if that
-            cannot be understood.
+        InvalidConfiguration: if there is no subscription, and the caller does not say what to keep; or if
+            that cannot be understood.
         ChangeLogConflict: if another process prunes the log.
+        ChangeLogDamaged: if a segment has to be read to know when it was committed, and cannot be.
     """
     began = time.monotonic()
     if keep_hours is not None and not 0 <= keep_hours < math.inf:
@@ -93,57 +177,60 @@ def prune(
             f"{keep_hours:g} hours cannot be kept", hint="Give `--keep-hours` a number, 0 or more."
         )
     found = config.publisher(publisher)
+    retention = _Retention(before, keep_hours)
+    plan = _plan(config, found, retention)
+    result = plan.result(found)
+    _log("would prune", result)
+    if not dry_run:
+        if plan.segments and confirm is not None:
+            confirm(result)
+            # The answer may have taken a while: what was shown goes, as far as nobody needs it meanwhile.
+            shown = set(plan.segments)
+            again = _plan(config, found, retention)
+            plan = dataclasses.replace(again, segments=tuple(s for s in again.segments if s in shown))
+            result = plan.result(found)
+        result = _pruned(plan, result, found)
+        _log("pruned", result)
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
+
+
+def _plan(config: Config, publisher: PublisherConfig, retention: _Retention) -> _Plan:
     # Before the subscribers are asked: what they begin to copy from now on does not reach below its end.
-    change_log = ChangeLog.open(found.change_log)
-    needs = _needs(config, found, change_log)
-    if not needs and before is None and keep_hours is None:
+    change_log = ChangeLog.open(publisher.change_log)
+    needs = _needs(config, publisher, change_log)
+    if not needs and not retention.is_given:
         raise InvalidConfiguration(
-            f'publisher "{publisher}" has no subscription, so nothing says what of its change log is needed',
+            f'publisher "{publisher.name}" has no subscription, so nothing says what of its log is needed',
             hint="Say what to keep with `--before` or `--keep-hours`.",
         )
-    neediest = min(needs, key=lambda need: need.lsn, default=None)
-    needed = change_log.end_lsn if neediest is None else neediest.lsn
-    limit = _limit(needed, before, keep_hours)
+    known = _Plan(change_log, needs, ())
+    limit = retention.limit(publisher, known.needed)
     segments = change_log.prunable(limit.upto, committed_by=limit.committed_by)
-    start = Lsn(max((segment.max_commit_lsn for segment in segments), default=change_log.start_lsn.value))
-    files = merged = 0
-    from_lsn = change_log.start_lsn
-    if not dry_run:
-        files = change_log.prune(segments, keep_files=any(need.is_busy for need in needs))
-        files += change_log.delete_removed()
-        merged = compacted(found).removed
-    result = PruneResult(
-        publisher=publisher,
-        from_lsn=from_lsn,
-        to_lsn=start,
-        seconds=time.monotonic() - began,
-        needed_lsn=needed,
-        needed_by=None if neediest is None else neediest.subscription,
-        segments=len(segments),
-        messages=sum(segment.rows for segment in segments),
-        bytes=sum(segment.size_bytes for segment in segments),
-        files=files,
-        merged=merged,
-        dry_run=dry_run,
-    )
+    return dataclasses.replace(known, segments=segments)
+
+
+def _pruned(plan: _Plan, told: PruneResult, publisher: PublisherConfig) -> PruneResult:
+    files = plan.change_log.prune(plan.segments, keep_files=any(need.is_busy for need in plan.needs))
+    files += plan.change_log.delete_removed()
+    return dataclasses.replace(told, files=files, merged=compacted(publisher).removed, dry_run=False)
+
+
+def _times(change_log: ChangeLog, segments: Sequence[Segment]) -> tuple[str | None, str | None]:
+    # Where nobody needs to know the times, a segment that cannot be read may go.
+    with contextlib.suppress(ChangeLogDamaged):
+        if (times := change_log.commit_times(segments)) is not None:
+            return moment_text(times[0]), moment_text(times[1])
+    return None, None
+
+
+def _log(what: str, result: PruneResult) -> None:
     log.info(
-        "%s the change log of %s (%s, %s]: %d segments, %d messages, %d bytes, needed from %s by %s, %.2f s",
-        "would prune" if dry_run else "pruned", publisher, from_lsn, start, result.segments, result.messages,
-        result.bytes, needed, result.needed_by or "no subscription", result.seconds,
+        "%s the change log of %s (%s, %s]: %d segments, %d messages, %d bytes, committed from %s to %s;"
+        " needed from %s by %s",
+        what, result.publisher, result.from_lsn, result.to_lsn,
+        result.segments, result.messages, result.bytes, result.from_time or "-", result.to_time or "-",
+        result.needed_lsn, result.needed_by or "no subscription",
     )  # fmt: skip
-    return result
-
-
-def _limit(needed: Lsn, before: str | None, keep_hours: float | None) -> _Limit:
-    upto, moments = needed, []
-    if keep_hours is not None:
-        moments.append(round(max(0.0, time.time() - keep_hours * 3600) * 1_000_000))
-    if before is not None:
-        try:
-            upto = min(needed, Lsn.parse(before))
-        except InvalidLsn:
-            moments.append(moment_of(before))
-    return _Limit(upto, min(moments, default=None))
 
 
 def _needs(config: Config, publisher: PublisherConfig, change_log: ChangeLog) -> tuple[Need, ...]:

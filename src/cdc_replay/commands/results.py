@@ -314,8 +314,9 @@ class PruneResult(Result):
     """What left the change log, which starts at `to_lsn` now; in a dry run, what would leave.
 
     `needed_lsn` is what the subscriptions still need the log from, `needed_by` the one that needs most;
-    `segments`, `messages` and `bytes` are what was pruned, `files` how many files were deleted, `merged` how
-    many small segments were merged.
+    `segments`, `messages` and `bytes` are what was pruned, `from_time` and `to_time` when the first and the
+    last of it were committed, `files` how many files were deleted, `merged` how many small segments were
+    merged.
     """
 
     publisher: str
@@ -327,6 +328,8 @@ class PruneResult(Result):
     segments: int
     messages: int
     bytes: int
+    from_time: str | None
+    to_time: str | None
     files: int
     merged: int
     dry_run: bool

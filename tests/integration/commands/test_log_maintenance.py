@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import itertools
 import os
+import pty
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +57,7 @@ class History:
         self._cluster = cluster
         self._dsns: dict[str, str] = {}
         self._databases: list[Database] = []
-        self._publisher_options: dict[str, object] = {}
+        self.publisher_options: dict[str, object] = {"keep": 0}
         publisher.run(f"{TABLES}; create publication p for table t")
         self._dsns["first"] = self.database().dsn
         setup(self.config, "pub")
@@ -102,6 +105,7 @@ class History:
             "slot": f"kept_{self.publisher.name}",
             "change_log": self.uri,
             "event_trigger": False,  # their messages would be in the segments that are counted
+            **self.publisher_options,
         }
         subscriptions = {
             name: {"publisher": "pub", "publications": ["p"], "dsn": dsn} for name, dsn in self._dsns.items()
@@ -216,6 +220,82 @@ def test_a_dry_run_only_tells(history: History) -> None:
     assert (history.kept(), history.files) == ([0, 1, 2, 3], 4)
     done = history.prune()
     assert (done.to_lsn, done.segments, done.bytes) == (told.to_lsn, told.segments, told.bytes)
+
+
+def test_what_is_younger_than_keep_stays_unless_the_operator_says_otherwise(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default seven days, also of what no subscription needs."""
+    at = history.positions
+    history.subscriber("s", Ready(at[4]))
+    history.publisher_options = {}
+    in_six_days = time.time() + 6 * 86400
+    monkeypatch.setattr("cdc_replay.commands.prune.time.time", lambda: in_six_days)
+    assert history.prune().segments == 0
+    history.publisher_options = {"keep": "144h"}
+    assert history.prune(dry_run=True).segments == 4
+    history.publisher_options = {"keep": "8d"}
+    assert history.prune(before=str(at[1])).segments == 1
+    assert history.prune(keep_hours=0, before=history.times[1]).segments == 1
+    assert history.prune().segments == 0
+    assert history.kept() == [2, 3]
+    assert history.prune(keep_hours=0).segments == 2
+
+
+def test_what_goes_is_told_before_it_goes(history: History) -> None:
+    """Whoever is asked may say no by an exception; what became needed meanwhile stays after a yes."""
+    at = history.positions
+    database = history.subscriber("s", Ready(at[4]))
+    told: list[PruneResult] = []
+
+    def refuse(going: PruneResult) -> None:
+        told.append(going)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        history.prune(confirm=refuse)
+    (going,) = told
+    assert (going.segments, going.to_lsn, going.dry_run) == (4, history.log.end_lsn, True)
+    first, last = (dt.datetime.fromisoformat(text) for text in (going.from_time or "", going.to_time or ""))
+    assert first <= last <= dt.datetime.fromisoformat(history.now())
+    assert (history.kept(), history.files) == ([0, 1, 2, 3], 4)
+
+    def set_back(_: PruneResult) -> None:
+        with database.connect() as connection:
+            state.set_table_state(connection, "s", QualifiedName("public", "t0"), Ready(at[2]))
+
+    assert history.prune(confirm=set_back).segments == 2
+    assert history.kept() == [2, 3]
+    assert history.prune(confirm=refuse).segments == 0  # nothing goes, nobody is asked
+
+
+def on_a_terminal(history: History, *options: str, answer: str) -> tuple[int, str]:
+    """Exit code and screen of a `prune` that is run by hand."""
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ["CDC_REPLAY_CONFIG"] = str(history.file)
+        os.execv(sys.executable, [sys.executable, "-m", "cdc_replay.cli", "prune", "pub", *options])
+    os.write(terminal, answer.encode())
+    screen = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(terminal, 10_000):
+            screen += part
+    _, status = os.waitpid(process, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), screen.decode()
+
+
+def test_on_a_terminal_it_asks(history: History) -> None:
+    history.subscriber("s", Ready(history.positions[3]))
+    code, screen = on_a_terminal(history, answer="n\n")
+    assert (code, history.kept()) == (1, [0, 1, 2, 3])
+    assert f"{history.positions[0]}, {history.positions[3]}] of pub, 3 segments" in " ".join(screen.split())
+    code, screen = on_a_terminal(history, "--dry-run", answer="n\n")
+    assert (code, "Go on?" in screen, history.kept()) == (0, False, [0, 1, 2, 3])
+    code, _ = on_a_terminal(history, "--before", str(history.positions[1]), answer="y\n")
+    assert (code, history.kept()) == (0, [1, 2, 3])
+    code, screen = on_a_terminal(history, "--yes", answer="")
+    assert (code, "Go on?" in screen, history.kept()) == (0, False, [3])
 
 
 def test_without_subscriptions_the_operator_says_what_stays(history: History) -> None:
@@ -390,7 +470,8 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
     content[60] ^= 1
     file.write_bytes(content)
     cli.fails(1, "verify-log", "pub", says=[file.name, "Row group 0"])
-    done = cli.run("prune", "pub")
+    cli.fails(1, "prune", "pub", says=[file.name])  # nobody knows how old it is
+    done = cli.run("prune", "pub", "--keep-hours", "0")
     assert (done.returncode, file.exists()) == (0, False)
     assert "pruned the change log of pub" in done.stderr
 
@@ -418,14 +499,14 @@ def test_subscriptions_go_on_over_a_log_that_is_pruned_under_them(twin: Twin) ->
     twin.publish("update t set a = 20 where id = 2")
     twin.sync_ours("fast")
 
-    result = prune(twin.config, "pub")
+    result = prune(twin.config, "pub", keep_hours=0)
 
     # One has the definitions that `setup` has written, the other one the first row.
     assert (result.segments, result.needed_by) == (2, "slow")
     (slow,) = replay(twin.config, ["slow"])
     assert (slow.error, slow.transactions) == (None, 2)
     assert twin.pairs["slow"].ours.rows("table t order by id") == [(1, 1), (2, 20)]
-    assert prune(twin.config, "pub").segments == 2
+    assert prune(twin.config, "pub", keep_hours=0).segments == 2
     with pytest.raises(ChangeLogPruned):
         backfill(twin.config, "fast", str(begin), str(twin.position()))
     with pytest.raises(ChangeLogPruned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from pathlib import Path
 
@@ -249,4 +250,20 @@ def test_a_size_is_read_as_postgresql_writes_it(text: str, size_bytes: int, tmp_
 def test_what_is_no_size_is_refused_with_its_line(text: str, tmp_path: Path) -> None:
     given = MINIMAL.replace("./log", f"./log\n    max_retained_wal: {text}")
     with pytest.raises(InvalidConfiguration, match=r"line 5: publishers\.shop\.max_retained_wal: "):
+        load_config(write(tmp_path, given))
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("7d", 168), ("36h", 36), ("90min", 1.5), ('"2 d"', 48), ("0", 0), ("0h", 0)],
+)
+def test_keep_is_a_duration(tmp_path: Path, text: str, hours: float) -> None:
+    given = MINIMAL.replace("./log", f"./log\n    keep: {text}")
+    assert load_config(write(tmp_path, given)).publisher("shop").keep == dt.timedelta(hours=hours)
+
+
+@pytest.mark.parametrize("text", ["7", "-1d", "1.5d", "7 days", "1w", "true", "[7d]", "'7d 3h'", "9999999d"])
+def test_what_is_no_duration_is_refused(tmp_path: Path, text: str) -> None:
+    given = MINIMAL.replace("./log", f"./log\n    keep: {text}")
+    with pytest.raises(InvalidConfiguration, match=r"line 5: publishers\.shop\.keep: not a duration"):
         load_config(write(tmp_path, given))
