@@ -36,6 +36,7 @@ from cdc_replay.model.publication import (
 )
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.server_version import check_version
 
 CatalogRow: TypeAlias = Sequence[Any]
 """A tuple of the reader, or a JSON array of a catalog message, which has the same elements."""
@@ -149,8 +150,10 @@ def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool 
     it is the WAL flush position at the time of the reading.
 
     Raises:
+        PublisherNotReady: if the server has a version that was not tested (R2.18).
         MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
     """
+    check_version(connection)
     with translated_errors("cannot read the publisher's catalog"), one_snapshot(connection):
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()

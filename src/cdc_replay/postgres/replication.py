@@ -33,6 +33,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.server_version import version_problem
 
 PLUGIN: Final = "pgoutput"
 
@@ -62,11 +63,8 @@ SYSTEM_IDENTITY: Final = """
     from pg_control_system()
 """
 
-OLDEST_SERVER: Final = 150000
-
 READINESS: Final = """
-    select current_setting('server_version_num')::int, current_setting('server_version'),
-           current_setting('wal_level'), pg_is_in_recovery(), current_user::text,
+    select current_setting('wal_level'), pg_is_in_recovery(), current_user::text,
            (select rolreplication or rolsuper from pg_roles where rolname = current_user)
 """
 
@@ -171,12 +169,11 @@ def check_slot(connection: Connection, slot: str) -> SlotStatus:
 
 
 def server_problems(connection: Connection) -> tuple[CdcReplayError, ...]:
-    """What keeps this role from decoding on this server, empty if nothing does (R1.33)."""
-    number, version, wal_level, in_recovery, role, may_replicate = _one_row(connection.execute(READINESS))
+    """What keeps this role from decoding on this server, empty if nothing does (R1.33, R2.18)."""
+    wal_level, in_recovery, role, may_replicate = _one_row(connection.execute(READINESS))
     problems: list[CdcReplayError] = []
-    if number < OLDEST_SERVER:
-        hint = "Upgrade it to 15 or later."
-        problems.append(PublisherNotReady(f"the publisher is PostgreSQL {version}", hint=hint))
+    if (of_version := version_problem(connection)) is not None:
+        problems.append(of_version)
     if wal_level != "logical":
         hint = "Set wal_level to logical and restart the server."
         problems.append(PublisherNotReady(f'wal_level of the publisher is "{wal_level}"', hint=hint))
