@@ -4,7 +4,9 @@ It is `publication.capture_set` in the catalogs' own terms, as far as it adds:
 
 | CTE                            | is                                                                  |
 |--------------------------------|---------------------------------------------------------------------|
+| `listed`                       | memberships that are no exceptions (R2.18)                          |
 | `published`                    | the capture publications that must hold what a subscribed one holds |
+| `excepted`                     | what all of these leave out, by capture publication                 |
 | `partitioned`                  | what is contained in a subscribed publication via root (R2.4)       |
 | `wanted_table`, `wanted_schema`| members by capture publication, root publications included (R2.14)  |
 | `widened`                      | capture publications that must be FOR ALL TABLES from now on        |
@@ -47,22 +49,38 @@ begin
             cross join lateral (values {actions}) action (capture, is_published)
             where is_published
         ),
+        listed as materialized (
+            select m.* from pg_publication_rel m
+            where not coalesce((to_jsonb(m) ->> 'prexcept')::boolean, false)
+        ),
+        exception as materialized (
+            select m.* from pg_publication_rel m
+            where coalesce((to_jsonb(m) ->> 'prexcept')::boolean, false)
+        ),
+        excepted (capture, rel) as (
+            select capture, m.prrelid from published join exception m on m.prpubid = pub
+            group by capture, m.prrelid
+            having count(*) = (select count(*) from published every where every.capture = published.capture)
+        ),
         partitioned as materialized (
             select p.oid as pub, c.oid as rel, p.pubviaroot, p.pubtruncate,
                 array(select a::oid from pg_partition_ancestors(c.oid) a where a <> c.oid) as above
             from subscribed p
             join pg_class c on c.relkind = 'p' and c.relpersistence = 'p' and (
                 p.puballtables
-                or exists (select from pg_publication_rel m where (m.prpubid, m.prrelid) = (p.oid, c.oid))
+                or exists (select from listed m where (m.prpubid, m.prrelid) = (p.oid, c.oid))
                 or exists (
                     select from pg_publication_namespace m
                     where (m.pnpubid, m.pnnspid) = (p.oid, c.relnamespace)
                 )
             )
-            where p.pubviaroot
+            where p.pubviaroot and not exists (
+                select from exception m
+                where m.prpubid = p.oid and m.prrelid in (select pg_partition_ancestors(c.oid))
+            )
         ),
         wanted_table (capture, rel) as (
-            select capture, m.prrelid from published join pg_publication_rel m on m.prpubid = pub
+            select capture, m.prrelid from published join listed m on m.prpubid = pub
             union
             select {root} || cardinality(x.above), x.rel from partitioned x
             where cardinality(x.above) < {depths}
@@ -78,7 +96,7 @@ begin
             join pg_class c on c.oid = rel
             join pg_namespace n on n.oid = c.relnamespace
             join pg_publication k on k.pubname = capture and not k.puballtables
-            where not exists (select from pg_publication_rel m where (m.prpubid, m.prrelid) = (k.oid, rel))
+            where not exists (select from listed m where (m.prpubid, m.prrelid) = (k.oid, rel))
             union all
             select capture, format('tables in schema %I', n.nspname)
             from wanted_schema
@@ -91,7 +109,11 @@ begin
         widened as (
             select distinct k.* from published
             join subscribed p on p.oid = pub and p.puballtables
-            join pg_publication k on k.pubname = capture and not k.puballtables
+            join pg_publication k on k.pubname = capture
+            where not k.puballtables or exists (
+                select from exception m
+                where m.prpubid = k.oid and (capture, m.prrelid) not in (table excepted)
+            )
         )
         select format('alter publication %I add %s', capture, string_agg(text, ', ' order by text))
         from member where capture not in (select pubname from widened)
@@ -100,7 +122,15 @@ begin
         select unnest(array[
             format('drop publication %I', k.pubname),
             format(
-                'create publication %I for all tables with (publish = %L%s)', k.pubname,
+                'create publication %I for all tables%s with (publish = %L%s)', k.pubname,
+                (
+                    select format(
+                        ' except (table %s)', string_agg(format('only %I.%I', n.nspname, c.relname), ', ')
+                    )
+                    from excepted join pg_class c on c.oid = rel join pg_namespace n on n.oid = c.relnamespace
+                    where capture = k.pubname
+                    having count(*) > 0
+                ),
                 concat_ws(', ',
                     case when k.pubinsert then 'insert' end, case when k.pubupdate then 'update' end,
                     case when k.pubdelete then 'delete' end, case when k.pubtruncate then 'truncate' end),

@@ -86,7 +86,7 @@ def plan_capture_publications(
     for wanted in _all_wanted(catalog, publications):
         current = catalog.publications[wanted.name] if wanted.name in comments else None
         statements = _changes(catalog, current, wanted)
-        if current is None or _must_recreate(current, wanted):
+        if current is None or _must_recreate(catalog, current, wanted):
             comment = comments.get(wanted.name, comment_text(slot))
             statements = (*statements, comment_on(wanted.name, comment))
         plans.append(PublicationPlan(wanted.name, statements))
@@ -168,14 +168,17 @@ def _changes(
 ) -> tuple[sql.Composed, ...]:
     if current is None:
         return (_create(wanted),)
-    if _must_recreate(current, wanted):
+    if _must_recreate(catalog, current, wanted):
         return (sql.SQL("drop publication {}").format(sql.Identifier(wanted.name)), _create(wanted))
     settings = () if _has_settings(current, wanted) else (_set(wanted),)
     return (*settings, *_membership_changes(catalog, current, wanted))
 
 
-def _must_recreate(current: Publication, wanted: _Wanted) -> bool:
-    return current.all_tables != wanted.members.all_tables
+def _must_recreate(catalog: PublisherCatalog, current: Publication, wanted: _Wanted) -> bool:
+    if not current.all_tables or not wanted.members.all_tables:
+        return current.all_tables != wanted.members.all_tables
+    exceptions = {catalog.tables[relation].name for relation in current.exceptions}
+    return exceptions != set(wanted.members.exceptions)
 
 
 def _has_settings(current: Publication, wanted: _Wanted) -> bool:
@@ -217,7 +220,10 @@ def _settings(wanted: _Wanted) -> sql.Composed:
 
 def _members(members: CaptureMembers) -> sql.Composed:
     if members.all_tables:
-        return sql.SQL(" for all tables").format()
+        if not members.exceptions:
+            return sql.SQL(" for all tables").format()
+        # As documented for 19 (R2.18).
+        return sql.SQL(" for all tables except (table {})").format(_only(members.exceptions))
     objects = _objects(members.schemas, members.tables)
     return sql.SQL(" for {}").format(objects) if members.schemas or members.tables else sql.SQL("").format()
 
@@ -225,10 +231,14 @@ def _members(members: CaptureMembers) -> sql.Composed:
 def _objects(schemas: frozenset[str], tables: Sequence[QualifiedName]) -> sql.Composed:
     parts = [sql.SQL("tables in schema {}").format(sql.Identifier(schema)) for schema in sorted(schemas)]
     # ONLY: inheritance children are members of their own (R2.16); a partitioned table's leaves come with it.
-    parts += [
-        sql.SQL("table only {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables)
-    ]
+    parts += [sql.SQL("table {}").format(_only([table])) for table in sorted(tables)]
     return sql.SQL(", ").join(parts)
+
+
+def _only(tables: Sequence[QualifiedName]) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("only {}").format(sql.Identifier(table.schema, table.name)) for table in tables
+    )
 
 
 def _membership_changes(

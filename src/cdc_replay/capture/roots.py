@@ -41,7 +41,7 @@ from cdc_replay.model.publication import Publication, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, peek
-from cdc_replay.publication.partition_root import contains
+from cdc_replay.publication.partition_root import contains, excepts
 
 logger = logging.getLogger(__name__)
 
@@ -211,13 +211,19 @@ def _members(catalog: PublisherCatalog, name: str) -> tuple[Table, ...]:
     if publication is None or _is_empty(publication):
         return ()
     return tuple(
-        table for table in catalog.tables.values() if table.is_partitioned and contains(publication, table)
+        table
+        for table in catalog.tables.values()
+        if table.is_partitioned and _is_member(catalog, name, table)
     )
 
 
 def _is_member(catalog: PublisherCatalog, name: str, table: Table) -> bool:
     publication = catalog.publications.get(name)
-    return publication is not None and contains(publication, table)
+    return (
+        publication is not None
+        and contains(publication, table)
+        and not excepts(publication, table, catalog.ancestors(table.id))
+    )
 
 
 def _is_empty(publication: Publication) -> bool:

@@ -358,7 +358,7 @@ def _has_identity(table: Table) -> bool:
 
 
 def _covers(catalog: PublisherCatalog, members: CaptureMembers, table: Table) -> bool:
-    return members.all_tables or any(
-        one.name in members.tables or one.name.schema in members.schemas
-        for one in (table, *catalog.ancestors(table.id))
-    )
+    family = (table, *catalog.ancestors(table.id))
+    if members.all_tables:
+        return not any(one.name in members.exceptions for one in family)
+    return any(one.name in members.tables or one.name.schema in members.schemas for one in family)

@@ -257,9 +257,10 @@ def _relations(oids: Iterable[Any]) -> frozenset[RelationId]:
 
 def _membership(row: CatalogRow) -> CatalogRow:
     """The row, checked now: its values are made when the columns of its table are known."""
-    publication, relation, node_tree, text, attnums = row
+    publication, relation, node_tree, text, attnums = row[:5]
+    (is_exception,) = row[5:] or (False,)
     columns = None if attnums is None else [int(attnum) for attnum in attnums]
-    return (int(publication), int(relation), node_tree, text, columns)
+    return (int(publication), int(relation), node_tree, text, columns, is_exception is True)
 
 
 def _object(content: bytes | str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ order of name. So equal catalogs have equal texts.
     {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
      "publications": [
         {"oid", "name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
-         "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […]}]}],
+         "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […],
+                          "is_exception": true}]}],      the last one only where it is one
      "tables": [
         {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
          "primary_key", "dropped_columns", "is_publishable",
@@ -125,6 +126,7 @@ def _membership_json(membership: Membership) -> _Json:
             None if row_filter is None else {"node_tree": row_filter.node_tree, "sql": row_filter.sql}
         ),
         "columns": None if membership.columns is None else sorted(membership.columns),
+        **({"is_exception": True} if membership.is_exception else {}),
     }
 
 
@@ -133,6 +135,7 @@ def _membership(read: _Json) -> Membership:
         relation=RelationId(read["relation"]),
         row_filter=None if read["row_filter"] is None else RowFilter(**read["row_filter"]),
         columns=None if read["columns"] is None else frozenset(read["columns"]),
+        is_exception=read.get("is_exception", False) is True,
     )
 
 

@@ -4,8 +4,8 @@ The queries are values (`CatalogRows`), because the publisher's event triggers a
 objects of a DDL command (`capture.event_trigger`), and `delta` makes the same values of their rows.
 
 Five statements under one snapshot, whatever the number of tables. They read what 15 to 18 have in common;
-the one column that only 18 has (`pg_publication.pubgencols`) is reached through `to_jsonb`, which has no
-opinion about absent columns.
+columns that only later versions have (18: `pg_publication.pubgencols`; 19: `pg_publication_rel.prexcept`) are
+reached through `to_jsonb`, which has no opinion about absent columns.
 
 The catalog rows come from the snapshot, but `pg_get_expr` and `format_type` look at the newest definitions,
 as all such functions of PostgreSQL do. Concurrent DDL can therefore show in the printed form of an
@@ -130,12 +130,13 @@ PUBLICATIONS: Final = CatalogRows(
 """Publications `p`."""
 
 MEMBERSHIPS: Final = CatalogRows(
-    row="m.prpubid::bigint, m.prrelid::bigint, m.prqual::text, {text}, m.prattrs::int2[]",
+    row="""m.prpubid::bigint, m.prrelid::bigint, m.prqual::text, {text}, m.prattrs::int2[],
+        coalesce((to_jsonb(m) ->> 'prexcept')::boolean, false)""",
     source="from pg_publication_rel m where {only}",
     order="m.prpubid, m.prrelid",
     text="pg_get_expr(m.prqual, m.prrelid)",
 )
-"""Tables `m` that publications list."""
+"""Tables `m` that publications list, or leave out (R2.18)."""
 
 _EVERYTHING: Final = sql.SQL("true")
 
@@ -267,9 +268,12 @@ def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]
 def memberships_of(
     rows: Iterable[CatalogRow], tables: Mapping[RelationId, Table]
 ) -> dict[int, dict[RelationId, Membership]]:
-    """Rows of `MEMBERSHIPS` by the publication's oid and the table; those of unknown tables are left out."""
+    """Rows of `MEMBERSHIPS` by the publication's oid and the table; those of unknown tables are left out.
+
+    A row of an earlier release's messages does not end with whether it is an exception: none is.
+    """
     found: dict[int, dict[RelationId, Membership]] = {}
-    for publication, relation, node_tree, text, attnums in rows:
+    for publication, relation, node_tree, text, attnums, *is_exception in rows:
         if relation not in tables:
             continue
         if node_tree is not None and text is None:
@@ -280,5 +284,6 @@ def memberships_of(
             row_filter=None if node_tree is None else RowFilter(node_tree, text),
             # A message of a transaction with an old snapshot may know a column here, and not in the table.
             columns=None if attnums is None else frozenset(names[each] for each in attnums if each in names),
+            is_exception=any(is_exception),
         )
     return found

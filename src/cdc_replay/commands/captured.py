@@ -9,7 +9,7 @@ from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
-from cdc_replay.publication.partition_root import contains
+from cdc_replay.publication.partition_root import publishes
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.publication.restrictions import missing_publications
 
@@ -17,8 +17,7 @@ from cdc_replay.publication.restrictions import missing_publications
 def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
     """Whether the log gets the action's changes of a leaf."""
     publication = catalog.publications.get(CAPTURE_PUBLICATIONS[action])
-    family = (table, *catalog.ancestors(table.id))
-    return publication is not None and any(contains(publication, each) for each in family)
+    return publication is not None and publishes(publication, table, catalog.ancestors(table.id))
 
 
 def not_captured(

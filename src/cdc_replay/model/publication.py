@@ -45,6 +45,8 @@ class Membership:
     relation: RelationId
     row_filter: RowFilter | None
     columns: frozenset[str] | None
+    is_exception: bool = False
+    """19: the table, and what is a partition of it, is *not* in this publication FOR ALL TABLES (R2.18)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Publication:
     memberships: Mapping[RelationId, Membership]
     publish_generated: bool = False
     """18: publish_generated_columns = stored (R6.9)."""
+
+    @property
+    def exceptions(self) -> frozenset[RelationId]:
+        """The tables that FOR ALL TABLES leaves out, by identity; of a partition tree its root (R2.18)."""
+        return frozenset(each.relation for each in self.memberships.values() if each.is_exception)
 
 
 class Generated(enum.Enum):

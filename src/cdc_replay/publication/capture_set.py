@@ -8,6 +8,7 @@ hold that publish this action:
 | a subscribed publication that publishes the action | adds to the action's capture publication             |
 |----------------------------------------------------|------------------------------------------------------|
 | FOR ALL TABLES                                     | everything                                           |
+| FOR ALL TABLES EXCEPT … (R2.18)                    | everything but what no subscribed one publishes      |
 | FOR TABLES IN SCHEMA s                             | schema s, tables created in it later included        |
 | FOR TABLE t                                        | t; for a partitioned table its leaves with it (R2.3) |
 
@@ -34,8 +35,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, Table
-from cdc_replay.model.relation import QualifiedName
-from cdc_replay.publication.partition_root import contains
+from cdc_replay.model.relation import QualifiedName, RelationId
+from cdc_replay.publication.partition_root import contains, excepts, publishes
 
 ROOT_DEPTHS: Final = 4
 """How many root publications there are: for roots, their partitions, and two levels below."""
@@ -54,13 +55,16 @@ CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
 class CaptureMembers:
     """What one capture publication holds; with `all_tables`, `schemas` and `tables` are empty.
 
-    `tables` are to be added with ONLY: inheritance children are members of their own (R2.16).
+    `tables` are to be added with ONLY: inheritance children are members of their own (R2.16). `exceptions`
+    are what ALL TABLES leaves out.
     """
 
     all_tables: bool
     schemas: frozenset[str]
     tables: tuple[QualifiedName, ...]
     """In order of name, without repetition."""
+    exceptions: tuple[QualifiedName, ...] = ()
+    """In order of name, without repetition (R2.18)."""
 
 
 def capture_set(
@@ -80,12 +84,36 @@ def capture_set(
 
 def _members(catalog: PublisherCatalog, publications: Sequence[Publication]) -> CaptureMembers:
     if any(publication.all_tables for publication in publications):
-        return CaptureMembers(all_tables=True, schemas=frozenset(), tables=())
+        return CaptureMembers(
+            all_tables=True, schemas=frozenset(), tables=(), exceptions=_exceptions(catalog, publications)
+        )
     listed = {relation for publication in publications for relation in publication.memberships}
     return CaptureMembers(
         all_tables=False,
         schemas=frozenset().union(*(publication.schemas for publication in publications)),
         tables=tuple(sorted(catalog.tables[relation].name for relation in listed)),
+    )
+
+
+def _exceptions(catalog: PublisherCatalog, publications: Sequence[Publication]) -> tuple[QualifiedName, ...]:
+    """What ALL TABLES may leave out: what none of `publications` publishes, partitions included (R2.18)."""
+    excepted = {relation for publication in publications for relation in publication.exceptions}
+    return tuple(
+        sorted(
+            catalog.tables[relation].name
+            for relation in excepted
+            if not any(_publishes_of(catalog, publication, relation) for publication in publications)
+        )
+    )
+
+
+def _publishes_of(catalog: PublisherCatalog, publication: Publication, relation: RelationId) -> bool:
+    """Whether the publication publishes the table, or a table of its partition tree."""
+    families = ((table, catalog.ancestors(table.id)) for table in catalog.tables.values())
+    return any(
+        publishes(publication, table, ancestors)
+        for table, ancestors in families
+        if relation in {each.id for each in (table, *ancestors)}
     )
 
 
@@ -97,6 +125,7 @@ def root_set(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[Ca
     roots = tuple(_published_roots(catalog, publications))
     truncating = _truncating(catalog, publications)
     all_tables = any(publication.all_tables for publication in truncating)
+    exceptions = _exceptions(catalog, truncating) if all_tables else ()
     schemas = frozenset().union(*(publication.schemas for publication in truncating))
     listed = [
         sorted(table.name for table in roots if len(catalog.ancestors(table.id)) == depth)
@@ -104,7 +133,7 @@ def root_set(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[Ca
     ]
     topmost = [] if all_tables else [name for name in listed[0] if name.schema not in schemas]
     return (
-        CaptureMembers(all_tables, frozenset() if all_tables else schemas, tuple(topmost)),
+        CaptureMembers(all_tables, frozenset() if all_tables else schemas, tuple(topmost), exceptions),
         *(CaptureMembers(all_tables=False, schemas=frozenset(), tables=tuple(names)) for names in listed[1:]),
     )
 
@@ -124,12 +153,12 @@ def _published_roots(catalog: PublisherCatalog, publications: Sequence[str]) -> 
             continue
         ancestors = catalog.ancestors(table.id)
         is_topmost = any(
-            contains(publication, table) and not any(contains(publication, each) for each in ancestors)
+            contains(publication, table)
+            and not any(contains(publication, each) for each in ancestors)
+            and not excepts(publication, table, ancestors)
             for publication in via_root
         )
-        if is_topmost and any(
-            contains(publication, each) for publication in truncating for each in (table, *ancestors)
-        ):
+        if is_topmost and any(publishes(publication, table, ancestors) for publication in truncating):
             yield table
 
 

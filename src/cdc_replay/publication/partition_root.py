@@ -53,20 +53,39 @@ def actions_of(publications: Iterable[Publication]) -> frozenset[PublishAction]:
 def contains(publication: Publication, table: Table) -> bool:
     """Whether the publication lists the table, lists its own schema, or is FOR ALL TABLES (R2.2).
 
+    Of a partition of a table that is left out of ALL TABLES only `excepts` knows that it is, too (R2.18).
+
     The tables in which this project keeps the state of a subscriber are to it what system catalogs are to
     PostgreSQL: whoever publishes all tables of one does not mean them.
     """
-    if table.id in publication.memberships or table.name.schema in publication.schemas:
+    if (membership := publication.memberships.get(table.id)) is not None:
+        return not membership.is_exception
+    if table.name.schema in publication.schemas:
         return True
     return publication.all_tables and table.name.schema != STATE_SCHEMA
 
 
+def excepts(publication: Publication, table: Table, ancestors: Iterable[Table]) -> bool:
+    """Whether ALL TABLES leaves the table out, or the root of the tree that it is a partition of (R2.18).
+
+    Then the publication does not publish it, under whatever identity.
+    """
+    found = (publication.memberships.get(each.id) for each in (table, *ancestors))
+    return any(membership is not None and membership.is_exception for membership in found)
+
+
+def publishes(publication: Publication, table: Table, ancestors: Sequence[Table]) -> bool:
+    """Whether the publication contains the table or one of its ancestors (R2.3), and excepts none (R2.18)."""
+    is_contained = any(contains(publication, each) for each in (table, *ancestors))
+    return is_contained and not excepts(publication, table, ancestors)
+
+
 def level_in(publication: Publication, table: Table, ancestors: Sequence[Table]) -> int | None:
-    """The level at which the publication publishes the table, None if it does not (R2.3, R2.4, R2.11).
+    """The level at which the publication publishes the table, None if it does not (R2.3, R2.4, R2.11, R2.18).
 
     `ancestors` are in order from the parent to the root.
     """
-    if table.is_partitioned and not publication.via_root:
+    if (table.is_partitioned and not publication.via_root) or excepts(publication, table, ancestors):
         return None
     levels = [
         level for level, candidate in enumerate((table, *ancestors)) if contains(publication, candidate)

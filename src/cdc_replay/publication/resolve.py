@@ -22,7 +22,7 @@ from cdc_replay.model.publication import Publication, PublishAction, PublisherCa
 from cdc_replay.model.relation import RelationId
 from cdc_replay.publication.column_list import in_order, published_columns, unlisted_columns
 from cdc_replay.publication.effective_filter import ROW_ACTIONS, any_of, effective_filters, filter_in
-from cdc_replay.publication.partition_root import contains, partition_root
+from cdc_replay.publication.partition_root import contains, excepts, partition_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,13 @@ def synced_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tup
 
 
 def listed_tables(catalog: PublisherCatalog, publication: Publication) -> frozenset[RelationId]:
-    """The tables that a subscription to this publication alone would list (R7.1)."""
+    """The tables that a subscription to this publication alone would list (R7.1, R2.18)."""
     is_listed = _is_listed_via_root if publication.via_root else _is_listed_as_leaf
+    families = ((table, catalog.ancestors(table.id)) for table in catalog.tables.values())
     return frozenset(
         table.id
-        for table in catalog.tables.values()
-        if is_listed(publication, table, catalog.ancestors(table.id))
+        for table, ancestors in families
+        if is_listed(publication, table, ancestors) and not excepts(publication, table, ancestors)
     )
 
 

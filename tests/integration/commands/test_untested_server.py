@@ -1,4 +1,4 @@
-"""A publisher of a major version that was not tested is refused, by whatever would read its catalog (R2.18)."""
+"""A publisher of a major version that was not tested is refused by whatever reads its catalog (R2.18)."""
 
 from __future__ import annotations
 

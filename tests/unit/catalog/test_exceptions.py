@@ -1,0 +1,105 @@
+"""Catalogs of 19, whose publications FOR ALL TABLES have exceptions: rows, messages, JSON form (R2.18)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cdc_replay.catalog.delta import apply_delta, parse_delta
+from cdc_replay.catalog.difference import differences
+from cdc_replay.catalog.history import catalog_from_json, catalog_to_json
+from cdc_replay.catalog.reader import memberships_of, publication_of, tables_of
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import QualifiedName, RelationId
+from cdc_replay.publication.resolve import resolve, synced_tables
+from fixtures.catalogs import catalog, excepted, publication, table
+
+KEPT, SECRET = 1, 2
+
+TABLES = [[oid, "s", f"t{oid}", False, True, None, "d", [1], [1], 1] for oid in (KEPT, SECRET)]
+COLUMNS = [[oid, 1, "id", 23, -1, "integer", None, "", None] for oid in (KEPT, SECRET)]
+EXCEPTION = [90, SECRET, None, None, None, True]
+"""As the reader's query gives it: `prexcept` comes last."""
+LISTED_BEFORE_19 = [90, SECRET, None, None, None]
+
+
+def publication_row(*, all_tables: bool) -> list[Any]:
+    return [90, "p", all_tables, False, True, True, True, True, [], False]
+
+
+def catalog_of(*memberships: list[Any], all_tables: bool = True) -> PublisherCatalog:
+    tables = tables_of(TABLES, COLUMNS)
+    members = memberships_of(memberships, tables)
+    found = publication_of(publication_row(all_tables=all_tables), members.get(90, {}))
+    return catalog(*tables.values(), publications=[found], server_version=190000)
+
+
+def published(found: PublisherCatalog) -> list[int]:
+    copied = [int(each.table.id) for each in synced_tables(found, ["p"])]
+    streamed = [int(oid) for oid in sorted(found.tables) if resolve(found, ["p"], oid) is not None]
+    assert sorted(copied) == streamed
+    return streamed
+
+
+def test_a_row_that_is_an_exception_is_no_member() -> None:
+    assert published(catalog_of(EXCEPTION)) == [KEPT]
+    assert published(catalog_of()) == [KEPT, SECRET]
+    assert published(catalog_of([*LISTED_BEFORE_19, False], all_tables=False)) == [SECRET]
+    assert published(catalog_of(LISTED_BEFORE_19, all_tables=False)) == [SECRET]
+
+
+def message(**content: Any) -> str:
+    names = ("tables", "columns", "publications", "memberships", "touched_tables", "touched_publications")
+    return json.dumps({"format": 1, **dict.fromkeys(names, ()), **content})
+
+
+def after(known: PublisherCatalog, **content: Any) -> PublisherCatalog:
+    return apply_delta(known, parse_delta(message(**content)))
+
+
+def test_a_message_brings_and_removes_an_exception() -> None:
+    before = catalog_of()
+    narrowed = after(before, memberships=[EXCEPTION])
+    assert published(narrowed) == [KEPT]
+    assert differences(before, narrowed) == ('publication "p"',)
+    assert published(after(narrowed, removed_memberships=[[90, SECRET]])) == [KEPT, SECRET]
+
+
+def test_a_new_publication_and_a_whole_message_have_theirs() -> None:
+    told = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
+    nothing = catalog(*tables_of(TABLES, COLUMNS).values())
+    assert published(after(nothing, touched_publications=[90], **told)) == [KEPT]
+    assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **told)) == [KEPT]
+
+
+def test_an_exception_follows_the_identity_of_its_table() -> None:
+    """Renamed, moved to another schema, or altered: it stays out. Made anew under the name it is in."""
+    renamed = [SECRET, "other", "name", False, True, None, "d", [1], [1], 1]
+    moved = after(
+        catalog_of(EXCEPTION), touched_tables=[SECRET], tables=[renamed], columns=COLUMNS[1:],
+        memberships=[EXCEPTION],
+    )  # fmt: skip
+    assert moved.tables[RelationId(SECRET)].name == QualifiedName("other", "name")
+    assert published(moved) == [KEPT]
+    anew = [7, "s", "t2", False, True, None, "d", [1], [1], 1]
+    column = [[7, 1, "id", 23, -1, "integer", None, "", None]]
+    dropped = after(catalog_of(EXCEPTION), touched_tables=[SECRET, 7], tables=[anew], columns=column)
+    assert published(dropped) == [KEPT, 7]
+
+
+def test_the_messages_of_earlier_triggers_have_members_only() -> None:
+    """Their rows end before `prexcept`."""
+    found = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
+    assert published(found) == [SECRET]
+    with pytest.raises(InvalidMessage):
+        after(catalog_of(), memberships=[[*EXCEPTION, True]])
+
+
+def test_the_json_form_keeps_exceptions_and_is_as_before_without() -> None:
+    known = catalog(table(1, "a.t"), publications=[publication("p", excepted(1), all_tables=True)])
+    assert catalog_from_json(catalog_to_json(known)) == known
+    assert '"is_exception":true' in catalog_to_json(known)
+    assert "is_exception" not in catalog_to_json(catalog_of(LISTED_BEFORE_19, all_tables=False))
