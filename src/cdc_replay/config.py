@@ -438,6 +438,7 @@ def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...]
     """What no single key can say: key path and message."""
     yield from _slots_without_name(parsed)
     yield from _shared_change_logs(file, parsed)
+    yield from _shared_slots(parsed)
     publisher_of_group: dict[str, str] = {}
     for name, given in parsed.subscriptions.items():
         if given.publisher not in parsed.publishers:
@@ -465,6 +466,16 @@ def _shared_change_logs(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, 
         if owner != name:
             message = f'publisher "{owner}" has the same change log: give each its own'
             yield ("publishers", name, "change_log"), message
+
+
+def _shared_slots(parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is read by one is missing in the log of the other; `setup` and `capture` see more of this."""
+    owners: dict[tuple[str | None, str | None, str], str] = {}
+    for name, given in parsed.publishers.items():
+        owner = owners.setdefault((given.conn_id, given.dsn, given.slot or _default_slot(name)), name)
+        if owner != name:
+            message = f'publisher "{owner}" reads the same replication slot: give each its own'
+            yield ("publishers", name, "slot"), message
 
 
 def _default_slot(publisher: str) -> str:

@@ -149,11 +149,15 @@ class RetentionUnknown(CdcReplayError):
 
 
 class ChangeLogMismatch(CdcReplayError):
-    """The change log belongs to another cluster, timeline or slot."""
+    """The change log belongs to another cluster, database, timeline or slot."""
 
 
 class SubscriberNotReady(CdcReplayError):
     """The subscriber lacks tables or columns, or its tables cannot receive the changes."""
+
+
+class AnotherPublisher(SubscriberNotReady):
+    """The subscriber's rows come from another database than the change log of the configuration."""
 
 
 class TargetMismatch(SubscriberNotReady):

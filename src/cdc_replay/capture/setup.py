@@ -290,7 +290,7 @@ def _slot_and_log(
         # Before there is a log: a setup that dies here is completed by the next one.
         tell_everything(connection)
     identity = system_identity(connection)
-    header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start)
+    header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start, identity.database)
     ChangeLog.create(request.change_log, header)
     logger.info("created the change log of publisher %s at %s", request.publisher, start)
     return start, warnings

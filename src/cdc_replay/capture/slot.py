@@ -11,6 +11,7 @@ The log and the server must have one history. A system identifier tells clusters
 | the server is                         | which shows in                                                    |
 |---------------------------------------|-------------------------------------------------------------------|
 | another cluster                       | its system identifier                                             |
+| another database, or one made anew    | its oid, which stays when it is renamed                           |
 | a promoted standby, a restored backup | a new timeline; it must have the log's up to the log's end        |
 | a primary that was replaced           | a timeline that does not come from the log's                      |
 | an older copy, on the same timeline   | WAL that ends before the log, or a slot that is behind and sends  |
@@ -24,6 +25,7 @@ original's slot is behind, and what it sends differs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotActive, 
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.replication import (
+    REBUILD_ALL,
     RESYNCHRONIZE,
     RESYNCHRONIZE_ALL,
     SlotStatus,
@@ -123,7 +126,7 @@ def check_continuity(connection: Connection, log: ChangeLog, slot: str) -> SlotS
 
 
 def check_header(connection: Connection, log: ChangeLog, slot: str) -> SystemIdentity:
-    """Check that the log is of this slot, this cluster, and of a history that the server goes on with.
+    """Check that the log is of this slot, this database, and of a history that the server goes on with.
 
     Raises:
         ChangeLogMismatch: saying what differs.
@@ -138,12 +141,14 @@ def check_header(connection: Connection, log: ChangeLog, slot: str) -> SystemIde
         )
         if ours != theirs
     ]
+    if header.database is not None and header.database.oid != identity.database.oid:
+        differences.append(f"database {header.database}, not {identity.database}")
     if differences:
         raise ChangeLogMismatch(
             f'change log "{log.uri}" is not of this publisher',
             detail=f"It is of {', '.join(differences)}.",
-            hint="Correct `dsn`, `slot` or `change_log` in the configuration. If the server was replaced: "
-            + RESYNCHRONIZE_ALL,
+            hint="Correct `dsn`, `slot` or `change_log` in the configuration. To go on with another"
+            " database: " + REBUILD_ALL,
             rule="R1.33",
         )
     if identity.timeline != header.timeline:
@@ -167,8 +172,10 @@ def check_no_gap(connection: Connection, log: ChangeLog, slot: str) -> SlotStatu
         raise SlotLost(
             f'replication slot "{slot}" is past the end of its change log',
             detail=f"The slot is at {status.confirmed_flush}, the log ends at {log.end_lsn}:"
-            " the changes in between are not in the log and cannot be read again.",
-            hint=RESYNCHRONIZE,
+            " the changes in between are not in the log and cannot be read again. Somebody else has read"
+            " them: another deployment with the same slot, a copy of this log, or another program.",
+            hint="Let nobody else read the slot; if it is another deployment's, choose another one. Then: "
+            + RESYNCHRONIZE,
             rule="R1.29",
         )
     return status
@@ -231,21 +238,24 @@ def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus) -> None
 
     What a slot that is behind the log's end sends again must be what the log holds; then the slot is moved
     there, unless prepared transactions wait: the next peek may need the outcome of one. A log of a timeline
-    that the server has left goes on with the server's. A crash in between repeats all this, which changes
-    nothing.
+    that the server has left goes on with the server's, one of a database that was renamed with its name. A
+    crash in between repeats all this, which changes nothing.
 
     Raises:
         ChangeLogMismatch: if the server sends other transactions than the log holds.
     """
     if status.confirmed_flush < log.end_lsn:
         compare(connection, log, status, move=not _waits(log))
-    timeline = system_identity(connection).timeline
-    if timeline != log.header.timeline:
+    identity = system_identity(connection)
+    header = dataclasses.replace(log.header, timeline=identity.timeline, database=identity.database)
+    if header == log.header:
+        return
+    if header.timeline != log.header.timeline:
         logger.warning(
             "change log %s goes on from timeline %d to %d at %s",
-            log.uri, log.header.timeline, timeline, log.end_lsn,
+            log.uri, log.header.timeline, header.timeline, log.end_lsn,
         )  # fmt: skip
-        log.continue_on(timeline)
+    log.record(header)
 
 
 def _waits(log: ChangeLog) -> bool:

@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from cdc_replay.changelog.segment import RESTORE
 from cdc_replay.errors import ChangeLogDamaged
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 
 FORMAT: Final = "1"
@@ -18,12 +19,16 @@ _PREFIX: Final = "cdc_replay."
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """Which changes the log holds: those of one slot of one history of one cluster, after `start_lsn`."""
+    """Which changes the log holds: those of one slot of one history of one database, after `start_lsn`.
+
+    A log of an earlier release does not say of which `database`, before the next capture.
+    """
 
     system_identifier: str
     timeline: int
     slot: str
     start_lsn: Lsn
+    database: Database | None = None
 
     def to_configuration(self) -> dict[str, str]:
         """The header as properties of the table."""
@@ -34,6 +39,8 @@ class LogHeader:
             "slot": self.slot,
             "start_lsn": str(self.start_lsn),
         }
+        if self.database is not None:
+            values |= {"database_oid": str(self.database.oid), "database_name": self.database.name}
         return {_PREFIX + name: value for name, value in values.items()}
 
     @classmethod
@@ -49,6 +56,7 @@ class LogHeader:
                 timeline=int(configuration[_PREFIX + "timeline"]),
                 slot=configuration[_PREFIX + "slot"],
                 start_lsn=Lsn.parse(configuration[_PREFIX + "start_lsn"]),
+                database=_database(configuration),
             )
         except KeyError as error:
             raise ChangeLogDamaged(
@@ -62,3 +70,9 @@ class LogHeader:
                 hint="Use the version of cdc-replay that wrote it.",
             )
         return header
+
+
+def _database(configuration: Mapping[str, str]) -> Database | None:
+    if (oid := configuration.get(_PREFIX + "database_oid")) is None:
+        return None
+    return Database(int(oid), configuration[_PREFIX + "database_name"])

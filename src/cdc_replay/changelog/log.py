@@ -14,7 +14,6 @@ log and see it as of that moment; segments are never changed, so they need no lo
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
@@ -246,14 +245,15 @@ class ChangeLog:
         with writing(self.uri):
             self._changes.commit(segments, Position(self.header.slot, end_lsn.value))
 
-    def continue_on(self, timeline: int) -> None:
-        """Record, durably, that what comes next is of another timeline, which has all that the log holds.
+    def record(self, header: LogHeader) -> None:
+        """Record, durably, of whom what comes next is, who has all that the log holds.
+
+        Another timeline of the server, or another name of its database.
 
         Raises:
             ChangeLogConflict: if another writer has committed since this object saw the log.
             ChangeLogNotWritable: if the commit cannot be written.
         """
-        header = dataclasses.replace(self.header, timeline=timeline)
         with writing(self.uri):
             self._changes.configure(header.to_configuration())
         self.header = header

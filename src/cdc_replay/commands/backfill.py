@@ -236,7 +236,8 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
             )
         state.install(connection)
         with state.lock(connection, name):
-            state.remember_subscription(connection, name, identifier, policy.publications)
+            database = change_log.header.database
+            state.remember_subscription(connection, name, identifier, policy.publications, database)
             try:
                 yield _Destination(dataclasses.replace(policy, name=name), into)
             finally:

@@ -35,6 +35,7 @@ from cdc_replay.commands.moments import moment_of, moment_text
 from cdc_replay.commands.results import PruneResult
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import (
+    AnotherPublisher,
     CdcReplayError,
     ChangeLogDamaged,
     InvalidConfiguration,
@@ -246,6 +247,7 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> N
     name = found.name
     try:
         with connect(config.dsn_of(found), purpose=f"prune {name}") as connection:
+            state.bring_up_to_date(connection)
             _check_publisher(connection, name, change_log)
             is_busy = _is_busy(connection, name)
             states = state.table_states(connection, name)
@@ -267,15 +269,13 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> N
 
 
 def _check_publisher(connection: Connection, name: str, change_log: ChangeLog) -> None:
-    record = state.subscription_record(connection, name)
-    ours = change_log.header.system_identifier
-    if record is not None and record.publisher_system_identifier != ours:
+    header = change_log.header
+    try:
+        state.check_publisher(connection, name, header.system_identifier, header.database)
+    except AnotherPublisher as error:
         raise RetentionUnknown(
-            f'subscription "{name}" belongs to another publisher, so nothing is pruned',
-            detail=f"Its rows come from the cluster with system identifier"
-            f" {record.publisher_system_identifier}, the change log from {ours}.",
-            hint="Correct the configuration.",
-        )
+            f"{error.message}, so nothing is pruned", detail=error.detail, hint="Correct the configuration."
+        ) from error
 
 
 def _is_busy(connection: Connection, name: str) -> bool:

@@ -30,6 +30,7 @@ from cdc_replay.commands.unsent_windows import Source
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
+    AnotherPublisher,
     CdcReplayError,
     ChangeLogMissing,
     InvalidConfiguration,
@@ -125,7 +126,7 @@ def replay_through(
         for upto in ends:
             work = _Work(pipeline.sources, ChangeLog.open(publisher.change_log), upto)
             for each in results.going_on(subscriptions):
-                results.add(each, work.past_parking(each))
+                results.add(each, work.bound(each) or work.past_parking(each))
             at_work = results.going_on(subscriptions)
             pipeline.advance(work.change_log, at_work, upto)
             for each in at_work:
@@ -183,6 +184,17 @@ class _Work:
     change_log: ChangeLog
     upto: Lsn
 
+    def bound(self, at_work: Opened) -> Outcome | None:
+        """The failure, where the subscriber's rows do not come from the database that the log is of."""
+        began, header = time.monotonic(), self.change_log.header
+        try:
+            state.check_publisher(
+                at_work.connection, at_work.subscription.name, header.system_identifier, header.database
+            )
+        except (CdcReplayError, psycopg.Error) as error:
+            return failed(at_work, Window(self.upto, self.upto), began, error)
+        return None
+
     def past_parking(self, at_work: Opened) -> Outcome:
         """Try again what the subscription is parked before, as far as that is reached."""
         began = time.monotonic()
@@ -233,14 +245,18 @@ class _Work:
 
 
 def _reported(at_work: Opened, outcome: Outcome) -> ReplayResult:
-    """The result; if it is a failure it is recorded where `status` and Airflow read it."""
+    """The result; if it is a failure it is recorded where `status` and Airflow read it.
+
+    Not where the subscription is another deployment's.
+    """
     result = outcome.result
     if outcome.failed is not None:
         name = at_work.subscription.name
         window = Window(outcome.failed.from_lsn, outcome.failed.to_lsn)
         log.warning("subscription %s: window %s was not applied: %s", name, window, outcome.error)
-        with contextlib.suppress(psycopg.Error):
-            state.record_result(at_work.connection, name, "replay", result.to_dict())
+        if not isinstance(outcome.error, AnotherPublisher):
+            with contextlib.suppress(psycopg.Error):
+                state.record_result(at_work.connection, name, "replay", result.to_dict())
     return result
 
 

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
+from cdc_replay.capture.slot import check_header
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import not_captured
@@ -34,7 +35,7 @@ from cdc_replay.commands.opened import (
 from cdc_replay.commands.results import SnapshotResult, TableCopied
 from cdc_replay.commands.resumed_copy import history_of, read_log_of
 from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.config import Config
+from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -44,6 +45,7 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
+from cdc_replay.postgres.replication import check_server
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.publication.restrictions import check_publications
 from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
@@ -127,6 +129,7 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult.nothing(at_work.subscription.name, time.monotonic() - began)
+    _check_server(config, publisher, change_log)
     if not tables and not at_work.subscription.copy_data:
         lsn = _started(config, at_work, _Work(wish, states, change_log, read_log))
         return SnapshotResult(at_work.subscription.name, lsn, lsn, time.monotonic() - began, 0, 0, ())
@@ -157,6 +160,17 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     )
 
 
+def _check_server(config: Config, publisher: PublisherConfig, change_log: ChangeLog) -> None:
+    """Check that the rows are those of the database whose changes are in the log.
+
+    Raises:
+        ChangeLogMismatch: if they are not.
+    """
+    with connect(config.dsn_of(publisher), purpose="snapshot") as connection:
+        check_server(connection)
+        check_header(connection, change_log, publisher.slot)
+
+
 def remembered(config: Config, at_work: Opened) -> ChangeLog:
     """The publisher's change log, after the subscription is bound to it and to its publications.
 
@@ -170,6 +184,7 @@ def remembered(config: Config, at_work: Opened) -> ChangeLog:
         at_work.subscription.name,
         change_log.header.system_identifier,
         at_work.subscription.publications,
+        change_log.header.database,
     )
     return change_log
 

@@ -31,6 +31,7 @@ from cdc_replay.errors import (
     SlotLost,
     SlotMissing,
 )
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.server_version import version_problem
@@ -48,6 +49,12 @@ RESYNCHRONIZE_ALL: Final = (
 )
 """The remedy when the server has another history than the log: positions cannot be compared any more."""
 
+REBUILD_ALL: Final = (
+    "move the change log away, run `cdc-replay setup`, and rebuild each of its subscriptions: run"
+    " `cdc-replay teardown` for it, empty its tables, and run `cdc-replay sync`."
+)
+"""The remedy when the server has another database than the log: nothing that is there has come from it."""
+
 SLOT_STATUS: Final = """
     select plugin::text, database::text, active_pid, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
            safe_wal_size, two_phase, to_jsonb(s) ->> 'invalidation_reason',
@@ -59,8 +66,10 @@ SLOT_STATUS: Final = """
 
 SYSTEM_IDENTITY: Final = """
     select system_identifier::text,
-           ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
-    from pg_control_system()
+           ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int,
+           database.oid::bigint, datname::text
+    from pg_control_system(), pg_database as database
+    where datname = current_database()
 """
 
 READINESS: Final = """
@@ -107,10 +116,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """Which cluster, and which history of it."""
+    """Which cluster, which history of it, and which of its databases."""
 
     system_identifier: str
     timeline: int
+    database: Database
 
 
 def slot_exists(connection: Connection, slot: str) -> bool:
@@ -257,8 +267,9 @@ def drop_slot(connection: Connection, slot: str) -> bool:
 
 
 def system_identity(connection: Connection) -> SystemIdentity:
-    """The cluster's system identifier and the timeline that it writes now. Not during recovery."""
-    return SystemIdentity(*_one_row(connection.execute(SYSTEM_IDENTITY)))
+    """Of the session: the cluster, the timeline that it writes now, the database. Not during recovery."""
+    system_identifier, timeline, oid, name = _one_row(connection.execute(SYSTEM_IDENTITY))
+    return SystemIdentity(system_identifier, timeline, Database(oid, name))
 
 
 def _one_row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:

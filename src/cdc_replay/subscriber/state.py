@@ -27,7 +27,8 @@ from typing import Final, assert_never
 import psycopg
 from psycopg.types.json import Jsonb
 
-from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
+from cdc_replay.errors import AnotherPublisher, SubscriptionBusy
+from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
@@ -149,11 +150,16 @@ _ADVANCE_TABLES: Final = """
 """
 
 _REMEMBER: Final = """
-    insert into cdc_replay.subscription (name, publisher_system_identifier, publications)
-    values (%s, %s, %s)
+    insert into cdc_replay.subscription (
+        name, publisher_system_identifier, publications, publisher_database_oid, publisher_database_name
+    )
+    values (%s, %s, %s, %s, %s)
     on conflict (name) do update set publications = excluded.publications
-    where subscription.publisher_system_identifier = excluded.publisher_system_identifier
-    returning name
+"""
+
+_SET_DATABASE: Final = """
+    update cdc_replay.subscription set publisher_database_oid = %s, publisher_database_name = %s
+    where name = %s
 """
 
 _FORGET_OLD_RESULTS: Final = """
@@ -190,6 +196,15 @@ class SubscriptionRecord:
     parked_reason: str | None
     created: datetime
     parked_transaction: Lsn | None = None
+    publisher_database: Database | None = None
+    """None until the log says it, which one of an earlier release does not before its next capture."""
+
+    def is_of(self, publisher_system_identifier: str, database: Database | None) -> bool:
+        """Whether its rows come from that database, as far as it is known."""
+        known = self.publisher_database
+        if self.publisher_system_identifier != publisher_system_identifier:
+            return False
+        return known is None or database is None or known.oid == database.oid
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +229,17 @@ def install(connection: Connection) -> None:
         connection.execute("select pg_advisory_xact_lock(%s)", (_advisory_key("install", ""),))
         for statement in _INSTALL:
             connection.execute(statement)
+
+
+def bring_up_to_date(connection: Connection) -> None:
+    """Give a schema of an earlier release what it lacks; without it nothing is known to be there.
+
+    Raises:
+        MissingPrivilege: if the role may not.
+    """
+    ((exists,),) = connection.execute("select pg_catalog.to_regclass('cdc_replay.subscription') is not null")
+    if exists:
+        install(connection)
 
 
 def is_installed(connection: Connection) -> bool:
@@ -258,24 +284,59 @@ def unlocked(connection: Connection, subscription: str) -> Iterator[None]:
 
 
 def remember_subscription(
-    connection: Connection, subscription: str, publisher_system_identifier: str, publications: Iterable[str]
+    connection: Connection,
+    subscription: str,
+    publisher_system_identifier: str,
+    publications: Iterable[str],
+    database: Database | None = None,
 ) -> None:
     """Bind the subscription to its publisher, or take over its changed list of publications.
 
     Raises:
-        SubscriberNotReady: if the subscription is bound to another publisher cluster.
+        AnotherPublisher: if the subscription is bound to another cluster, or another database of it.
     """
-    values = (subscription, publisher_system_identifier, list(publications))
-    if connection.execute(_REMEMBER, values).fetchone() is not None:
+    check_publisher(connection, subscription, publisher_system_identifier, database)
+    oid, name = (None, None) if database is None else (database.oid, database.name)
+    values = (subscription, publisher_system_identifier, list(publications), oid, name)
+    connection.execute(_REMEMBER, values)
+
+
+def check_publisher(
+    connection: Connection, subscription: str, publisher_system_identifier: str, database: Database | None
+) -> None:
+    """Check that the subscription, if it is known, is bound to that database of that cluster.
+
+    Its name is brought up to date, and taken over where it is not known yet.
+
+    Raises:
+        AnotherPublisher: if it is bound to another one, which has brought its rows.
+    """
+    record = subscription_record(connection, subscription)
+    if record is None:
         return
-    known = subscription_record(connection, subscription)
-    raise SubscriberNotReady(
-        f'subscription "{subscription}" belongs to another publisher',
-        detail=f"The subscriber's rows come from the cluster with system identifier"
-        f" {known.publisher_system_identifier if known else 'unknown'},"
-        f" the configuration leads to {publisher_system_identifier}.",
-        hint=f"Correct the configuration, or run `cdc-replay teardown {subscription}` and start again.",
+    if not record.is_of(publisher_system_identifier, database):
+        raise _another_publisher(record, publisher_system_identifier, database)
+    if database is not None and record.publisher_database != database:
+        connection.execute(_SET_DATABASE, (database.oid, database.name, subscription))
+
+
+def _another_publisher(
+    record: SubscriptionRecord, system_identifier: str, database: Database | None
+) -> AnotherPublisher:
+    return AnotherPublisher(
+        f'subscription "{record.name}" belongs to another publisher',
+        detail="The subscriber's rows come from"
+        f" {_place(record.publisher_system_identifier, record.publisher_database)},"
+        f" the change log of the configuration is of {_place(system_identifier, database)}.",
+        hint="Correct the configuration; two deployments with one subscriber need different names of"
+        " subscriptions. To feed it from another database, run"
+        f" `cdc-replay teardown {record.name}`, empty its tables, and start again.",
     )
+
+
+def _place(system_identifier: str, database: Database | None) -> str:
+    cluster = f"the cluster with system identifier {system_identifier}"
+    return cluster if database is None else f"database {database} of {cluster}"
 
 
 def subscription_record(connection: Connection, subscription: str) -> SubscriptionRecord | None:
@@ -284,12 +345,13 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
         return None
     row = connection.execute(
         "select name, publisher_system_identifier, publications, parked_at::text, parked_reason, created,"
-        " parked_transaction::text from cdc_replay.subscription where name = %s",
+        " parked_transaction::text, publisher_database_oid, publisher_database_name"
+        " from cdc_replay.subscription where name = %s",
         (subscription,),
     ).fetchone()
     if row is None:
         return None
-    name, system_identifier, publications, parked_at, parked_reason, created, transaction = row
+    name, system_identifier, publications, parked_at, parked_reason, created, transaction, *database = row
     return SubscriptionRecord(
         name,
         system_identifier,
@@ -298,6 +360,7 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
         parked_reason,
         created,
         None if transaction is None else Lsn.parse(transaction),
+        None if database[0] is None else Database(*database),
     )
 
 

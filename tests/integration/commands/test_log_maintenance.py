@@ -322,6 +322,14 @@ def test_a_subscriber_of_another_publisher_keeps_everything(history: History) ->
     assert history.kept() == [0, 1, 2, 3]
 
 
+def test_a_subscriber_of_an_earlier_release_is_asked_too(history: History) -> None:
+    """Its schema lacks columns: what it needs is known all the same."""
+    database = history.subscriber("s", Ready(history.positions[2]))
+    database.run("alter table cdc_replay.subscription_table drop column null_accepted_at")
+    assert history.prune().needed_lsn == history.positions[2]
+    assert history.kept() == [2, 3]
+
+
 def test_a_job_that_may_be_about_to_copy_keeps_everything(history: History) -> None:
     """Its snapshot may be taken already, behind the log's end, without being in its state yet."""
     database = history.subscriber("s", Pending(), Ready(history.positions[4]))
