@@ -89,14 +89,14 @@ def unanswered(error: Exception) -> Lag:
     return Lag(f"the subscriber does not answer: {str(error).strip()}")
 
 
-def due_replays(config: Config, publisher: str) -> Mapping[str, Lag]:
-    """The subscriptions of the publisher for which a replay is due, by name.
+def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping[str, Lag]:
+    """Those of these subscriptions of one publisher for which a replay is due.
 
     Raises:
         CdcReplayError: if there is no change log, or it cannot be read.
     """
     ChangeLog.open(config.publisher(publisher).change_log)
-    subscriptions = config.subscriptions_of(publisher)
+    subscriptions = [config.subscription(name) for name in names]
     lags = ask_all(functools.partial(_ask, config), subscriptions)
     due = {}
     for subscription, lag in zip(subscriptions, lags, strict=True):

@@ -39,7 +39,7 @@ def told(twin: Twin, name: str = "s") -> SubscriptionStatus:
 
 
 def due(twin: Twin) -> list[str]:
-    return list(due_replays(twin.config, "pub"))
+    return list(due_replays(twin.config, "pub", twin.pairs))
 
 
 def test_a_subscription_is_behind_since_the_oldest_transaction_that_it_lacks(twin: Twin) -> None:
