@@ -101,7 +101,7 @@ def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping
     due = {}
     for subscription, lag in zip(subscriptions, lags, strict=True):
         if lag is not None:
-            since = "" if lag.since is None else f" since {lag.since}"
+            since = "" if lag.since is None else f" since {utc_text(lag.since)}"
             log.info("subscription %s is behind%s: %s", subscription.name, since, lag.reason)
             if lag.is_replay_due:
                 due[subscription.name] = lag
@@ -165,8 +165,13 @@ def _standstill(connection: Connection, subscription: str, since: datetime) -> L
         return Lag("no replay has run yet", since, is_replay_due=True)
     if error := last.result.get("error"):
         is_due = is_patience_over or last.result.get("retry") != Retry.NEVER.value
-        return Lag(f"the last replay failed at {last.finished}: {error}", since, is_due)
-    return Lag(f"no replay since {last.finished}", since, is_replay_due=True)
+        return Lag(f"the last replay failed at {utc_text(last.finished)}: {error}", since, is_due)
+    return Lag(f"no replay since {utc_text(last.finished)}", since, is_replay_due=True)
+
+
+def utc_text(moment: datetime) -> str:
+    """The moment in ISO 8601, in whole seconds of UTC."""
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _left_out(tables: Mapping[QualifiedName, TableState]) -> str:

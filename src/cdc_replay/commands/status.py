@@ -16,7 +16,7 @@ import psycopg
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.lag import Lag, ask_all, connect_to_ask, lag_of, oldest_missing, unanswered
+from cdc_replay.commands.lag import Lag, ask_all, connect_to_ask, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
@@ -228,7 +228,7 @@ def _subscription(
         last_replay=None if replayed is None else _in_words(replayed.result),
         last_validation=None if validated is None else _in_words(validated.result),
         error=error,
-        behind_since=None if lag is None or lag.since is None else lag.since.isoformat(timespec="seconds"),
+        behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
         behind_reason=None if lag is None else lag.reason,
     )
     tables = (
