@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
-from cdc_replay_airflow.operators import DEFAULT_ARGS, CaptureOperator, SetupOperator
+from cdc_replay_airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator
 from cdc_replay_airflow.params import capture_params
 from cdc_replay_airflow.schedules import START, capture_schedule
 
@@ -22,7 +22,7 @@ for publisher in load_config().publishers:
         start_date=START,
         catchup=False,
         max_active_runs=1,
-        default_args=DEFAULT_ARGS,
+        default_args=FOLLOWING_ARGS,
         params=capture_params(),
         tags=["cdc-replay", publisher],
     ):

@@ -1,8 +1,9 @@
 """`replay__<group>`: one Spark application applies the change log to all subscriptions of the group.
 
-Runs when the change log has new transactions, or on the group's schedule. Changes that arrive while a run
-is active are applied by the next one, together. Every subscription has a task that reports its result: it
-is red while its subscription is failed or parked, whatever the others do.
+Runs when the change log has new transactions, and when `watch__<publisher>` finds a subscription behind it;
+or else on the group's schedule. Changes that arrive while a run is active are applied by the next one,
+together. Every subscription has a task that reports its result: it is red while its subscription is failed
+or parked, whatever the others do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from airflow.sdk import DAG, TriggerRule
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import change_log
-from cdc_replay_airflow.operators import DEFAULT_ARGS, ReplayOperator, ReportOperator
+from cdc_replay_airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator
 from cdc_replay_airflow.params import replay_params
 from cdc_replay_airflow.schedules import START
 
@@ -25,7 +26,7 @@ for group in config.groups.values():
         start_date=START,
         catchup=False,
         max_active_runs=1,
-        default_args=DEFAULT_ARGS,
+        default_args=FOLLOWING_ARGS,
         params=replay_params(),
         tags=["cdc-replay", group.publisher],
     ):

@@ -13,8 +13,10 @@ import os
 from collections.abc import Iterable, Iterator
 
 from airflow.sdk import BaseHook, Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from cdc_replay.config import Config, load_config
+from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.postgres.airflow_connection import AirflowConnection, check_type
 
 
@@ -27,9 +29,12 @@ def dsn(conn_id: str) -> str:
     """The libpq URI of an Airflow connection. A secret: never log it.
 
     Raises:
-        InvalidConfiguration: if the connection is of another type.
+        InvalidConfiguration: if Airflow does not have the connection, or it is of another type.
     """
-    connection = BaseHook.get_connection(conn_id)
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as error:
+        raise InvalidConfiguration(f'connection "{conn_id}" is not known', detail=str(error)) from None
     check_type(conn_id, connection.conn_type)
     return libpq_uri(connection)
 

@@ -1,6 +1,6 @@
 """The pipeline's tasks: each is one command of the library.
 
-Light commands (setup, capture, report, validate) run in the task's process. Spark commands run through
+Light commands (setup, capture, watch, report, validate) run in the task's process. Spark commands run through
 `jobs/*.py` on the group's Spark connection.
 
 Retries. An error whose class says that nothing will change by itself (`Retry.NEVER`) fails the task at
@@ -25,7 +25,9 @@ run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -33,11 +35,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from cdc_replay.config import Config
-from cdc_replay.errors import CdcReplayError, NotConsistent, Retry
+from cdc_replay.config import Config, GroupConfig
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, NotConsistent, Retry
 from cdc_replay.exit_codes import ExitCode
 from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Lsn, Window
@@ -60,7 +63,20 @@ DEFAULT_ARGS: Final[dict[str, Any]] = {
     "retry_exponential_backoff": 3,
     "max_retry_delay": timedelta(minutes=10),
 }
-"""For every DAG: tries after 10, 30 and 90 seconds."""
+"""For the DAGs that a person starts: tries after 10, 30 and 90 seconds, or up to twice that."""
+
+FOLLOWING_ARGS: Final[dict[str, Any]] = DEFAULT_ARGS | {"max_retry_delay": timedelta(seconds=30)}
+"""For the DAGs that follow the publisher: a server that is back is not kept waiting for a retry."""
+
+WATCH_ARGS: Final[dict[str, Any]] = {
+    "owner": DEFAULT_ARGS["owner"],
+    "retries": 0,
+    "execution_timeout": timedelta(minutes=10),
+}
+"""For the DAG that runs again soon, whatever becomes of a run."""
+
+SETTLE_SECONDS: Final = 5
+"""How long a capture that has just ended may take to get its replay run."""
 
 EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
 """Where the hook of the Spark provider tells how `spark-submit` ended; it has no other place for it."""
@@ -163,17 +179,61 @@ class CaptureOperator(CommandOperator):
         return captured.to_dict()
 
 
+class WatchOperator(BaseBranchOperator):
+    """Have those groups replayed of which a subscription is behind the log, and can be replayed now.
+
+    Of the tasks downstream, `replay.<group>` runs for these groups; the others are skipped. A group whose
+    replay DAG is paused, or has a run already, is left out. Events of the change log are not enough: one that
+    a run could not deal with does not come again.
+
+    :param publisher: name of the publisher in the configuration
+    :param groups: those of its groups whose replay DAG follows the change log
+    """
+
+    def __init__(self, *, publisher: str, groups: Sequence[GroupConfig], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.members = {group.name: tuple(group.subscriptions) for group in groups}
+
+    def choose_branch(self, context: Context) -> list[str]:
+        due = self._due_groups()
+        if due:
+            time.sleep(SETTLE_SECONDS)
+        return [f"replay.{group}" for group in due if self._is_idle(group, context)]
+
+    def _due_groups(self) -> list[str]:
+        from cdc_replay.commands.lag import due_replays
+
+        names = itertools.chain.from_iterable(self.members.values())
+        try:
+            due = due_replays(airflow_config(), self.publisher, names)
+        except ChangeLogMissing as missing:
+            self.log.info("nothing is captured yet: %s", missing)
+            return []
+        return [group for group, members in self.members.items() if not due.keys().isdisjoint(members)]
+
+    @staticmethod
+    def _is_idle(group: str, context: Context) -> bool:
+        """Whether the group's replay DAG is not paused, and has no run that will replay it anyway."""
+        dag_id = f"replay__{group}"
+        task: Any = context["ti"]
+        if task.get_dag(dag_id).is_paused:
+            return False
+        return not task.get_dr_count(dag_id, states=["queued", "running"])
+
+
 class ReportOperator(CommandOperator):
     """Report what the replay of this run did for one subscription, and announce its new position.
 
-    Fails if the subscription failed or is parked, or if it has no result of this run.
+    Fails if the subscription failed or is parked, or if it has no result of this run. Where the subscriber is
+    gone the run ends soon: the next one cannot start before that.
 
     :param subscription: name of the subscription in the configuration
     :param replay_task_id: the run's `ReplayOperator`
     """
 
     def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, "max_retry_delay": DEFAULT_ARGS["retry_delay"]})
         self.subscription = subscription
         self.replay_task_id = replay_task_id
         self.asset = assets.subscription(subscription)

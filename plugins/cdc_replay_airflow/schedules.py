@@ -7,18 +7,31 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 CAPTURE_SCHEDULE: Final = "CDC_REPLAY_CAPTURE_SCHEDULE"
-EVERY_MINUTE: Final = "60"
+CAPTURE_SECONDS: Final = 60
+WATCH_SCHEDULE: Final = "CDC_REPLAY_WATCH_SCHEDULE"
+WATCH_SECONDS: Final = 30
+"""With a run of some seconds, what is behind is replayed within a minute."""
 
 START: Final = datetime(2020, 1, 1, tzinfo=UTC)
 """Before any run; without catch-up only the latest interval counts."""
 
 
 def capture_schedule() -> str | timedelta | None:
-    """How often the slots are read: seconds, a cron expression, a preset or, for `none`, None.
+    """How often the slots are read."""
+    return _schedule(CAPTURE_SCHEDULE, CAPTURE_SECONDS)
+
+
+def watch_schedule() -> str | timedelta | None:
+    """How often subscriptions are asked whether they are behind."""
+    return _schedule(WATCH_SCHEDULE, WATCH_SECONDS)
+
+
+def _schedule(variable: str, default_seconds: int) -> str | timedelta | None:
+    """What the environment says: seconds, a cron expression, a preset or, for `none`, None.
 
     A cron expression that is none is refused by Airflow, as an import error of the DAG.
     """
-    text = os.environ.get(CAPTURE_SCHEDULE, "").strip() or EVERY_MINUTE
+    text = os.environ.get(variable, "").strip() or str(default_seconds)
     if text == "none":
         return None
     return timedelta(seconds=int(text)) if text.isdigit() else text

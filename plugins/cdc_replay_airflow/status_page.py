@@ -4,6 +4,8 @@ Airflow does not protect the applications of plugins. Every route here asks for 
 a valid token, as a header or as the UI's cookie, of a user who may read DAGs.
 
 The status is asked from the servers themselves, at most once every few seconds however many people look.
+Beside it is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
+subscribers.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from airflow.api_fastapi.core_api.security import requires_access_dag
+from airflow.models.dagrun import DagRun
+from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse
+from sqlalchemy import Select, select
 
+from cdc_replay.config import Config
 from cdc_replay_airflow.connections import airflow_config
 
 FRESH_SECONDS: Final = 5.0
@@ -47,14 +53,36 @@ class CurrentStatus:
         self._found: dict[str, Any] = {}
 
     def get(self) -> dict[str, Any]:
-        """`StatusResult` as JSON values."""
+        """`StatusResult` as JSON values, and `replay_runs`."""
         from cdc_replay.commands.status import status
 
         with self._lock:
             if time.monotonic() - self._asked > FRESH_SECONDS:
-                self._found = status(airflow_config()).to_dict()
+                config = airflow_config()
+                self._found = status(config).to_dict() | {"replay_runs": last_replay_runs(config)}
                 self._asked = time.monotonic()
             return self._found
+
+
+def last_replay_runs(config: Config) -> list[dict[str, Any]]:
+    """The newest run of each group's replay DAG, as Airflow's database has it."""
+    with create_session() as session:
+        runs = [session.scalar(_newest_run(f"replay__{group}")) for group in config.groups]
+        return [
+            {
+                "group": group,
+                "state": run.state,
+                "run_id": run.run_id,
+                "started": None if run.start_date is None else run.start_date.isoformat(timespec="seconds"),
+                "ended": None if run.end_date is None else run.end_date.isoformat(timespec="seconds"),
+            }
+            for group, run in zip(config.groups, runs, strict=True)
+            if run is not None
+        ]
+
+
+def _newest_run(dag_id: str) -> Select[DagRun]:
+    return select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.run_after.desc()).limit(1)
 
 
 def create_app() -> FastAPI:

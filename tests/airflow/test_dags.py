@@ -25,6 +25,7 @@ answer = {
         dag_id: {
             "schedule": str(dag.schedule),
             "assets": [asset.uri for asset in dag.schedule] if isinstance(dag.schedule, list) else [],
+            "is_paused": dag.is_paused_upon_creation,
             "max_active_runs": dag.max_active_runs,
             "catchup": dag.catchup,
             "params": sorted(dag.params),
@@ -34,7 +35,10 @@ answer = {
                     "outlets": [asset.uri for asset in task.outlets],
                     "retries": task.retries,
                     "backoff": task.retry_exponential_backoff,
+                    "max_retry_delay": task.max_retry_delay and task.max_retry_delay.total_seconds(),
                     "trigger_rule": task.trigger_rule.value,
+                    "groups": getattr(task, "members", None),
+                    "triggers": getattr(task, "trigger_dag_id", None),
                     "conn_id": getattr(task, "_conn_id", None),
                     "conf": getattr(task, "conf", None),
                     "application": getattr(task, "application", None),
@@ -57,7 +61,7 @@ def parsed(run_in_airflow: RunInAirflow) -> dict[str, Any]:
 
 def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     """The files are parsed again and again for as long as Airflow runs, each in a process of its own."""
-    assert len(parsed["seconds"]) == 6
+    assert len(parsed["seconds"]) == 7
     assert max(parsed["seconds"].values()) < 1
     loaded = set(parsed["loaded"])
     assert not loaded & set(HEAVY)
@@ -65,7 +69,8 @@ def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> Non
 
 
 def test_the_configuration_says_which_dags_there_are(parsed: dict[str, Any]) -> None:
-    expected = {"capture__shop", "capture__depot", "replay__shop", "replay__depot", "replay__nightly"}
+    expected = {"capture__shop", "capture__depot", "watch__shop", "watch__depot"}
+    expected |= {"replay__shop", "replay__depot", "replay__nightly"}
     for verb in ("snapshot", "validate", "backfill", "refresh"):
         expected |= {f"{verb}__{name}" for name in SUBSCRIPTIONS}
     assert set(parsed["dags"]) == expected
@@ -123,10 +128,37 @@ def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
 
 
 def test_every_task_is_tried_again_with_growing_delays(parsed: dict[str, Any]) -> None:
-    for dag in parsed["dags"].values():
+    for dag_id, dag in parsed["dags"].items():
         for task in dag["tasks"].values():
-            assert task["retries"] == 3
-            assert task["backoff"] == 3
+            is_watch = dag_id.startswith("watch__")  # which runs again soon
+            assert (task["retries"], task["backoff"]) == ((0, 0) if is_watch else (3, 3))
+
+
+def test_a_server_that_is_back_is_not_kept_waiting_for_a_retry(parsed: dict[str, Any]) -> None:
+    """A run of replay ends before the next one, which has what was missed, can start."""
+    pauses = {
+        f"{dag_id}.{task_id}": task["max_retry_delay"]
+        for dag_id, dag in parsed["dags"].items()
+        for task_id, task in dag["tasks"].items()
+    }
+    for name in ("capture__shop.setup", "capture__shop.capture", "replay__shop.replay"):
+        assert pauses[name] == 30
+    assert pauses["replay__shop.report.nsw"] == 10
+    assert pauses["snapshot__nsw.snapshot"] == 600
+
+
+def test_the_watch_of_a_publisher_is_on_its_guard_as_soon_as_it_is_new(parsed: dict[str, Any]) -> None:
+    """Nobody has to unpause it. A group that has a schedule of its own is left to that."""
+    for name in ("shop", "depot"):
+        dag = parsed["dags"][f"watch__{name}"]
+        assert dag["is_paused"] is False
+        assert dag["schedule"] == "0:00:30"
+        assert (dag["max_active_runs"], dag["catchup"]) == (1, False)
+        assert dag["tasks"][f"replay.{name}"]["upstream"] == ["watch"]
+        assert dag["tasks"][f"replay.{name}"]["triggers"] == f"replay__{name}"
+    assert set(parsed["dags"]["watch__shop"]["tasks"]) == {"watch", "replay.shop"}
+    assert parsed["dags"]["watch__shop"]["tasks"]["watch"]["groups"] == {"shop": ["nsw", "act"]}
+    assert parsed["dags"]["capture__shop"]["is_paused"] is None
 
 
 def test_every_spark_job_is_a_file_of_the_project(parsed: dict[str, Any]) -> None:
@@ -144,17 +176,18 @@ def test_every_spark_job_is_a_file_of_the_project(parsed: dict[str, Any]) -> Non
     ("setting", "schedule"),
     [("", "0:01:00"), ("15", "0:00:15"), ("*/5 * * * *", "*/5 * * * *"), ("none", "None")],
 )
-def test_the_environment_says_how_often_slots_are_read(
+def test_the_environment_says_how_often_slots_and_subscriptions_are_asked(
     run_in_airflow: RunInAirflow, setting: str, schedule: str
 ) -> None:
-    answer = run_in_airflow(PARSE, CDC_REPLAY_CAPTURE_SCHEDULE=setting)
+    answer = run_in_airflow(PARSE, CDC_REPLAY_CAPTURE_SCHEDULE=setting, CDC_REPLAY_WATCH_SCHEDULE=setting)
     assert answer["dags"]["capture__shop"]["schedule"] == schedule
+    assert answer["dags"]["watch__shop"]["schedule"] == (schedule if setting else "0:00:30")
 
 
 def test_a_wrong_configuration_is_an_import_error_that_names_the_key(run_in_airflow: RunInAirflow) -> None:
     answer = run_in_airflow(PARSE, config=EXAMPLE.replace("publications: [p1, p2]", "publication: [p1]"))
     assert answer["dags"] == {}
-    assert len(answer["errors"]) == 6
+    assert len(answer["errors"]) == 7
     assert all("publication" in error and "line 6" in error for error in answer["errors"].values())
 
 

@@ -172,3 +172,21 @@ def test_a_connection_of_another_type_is_refused_by_name(run_in_airflow: RunInAi
     )
     assert 'connection "dwh" is of type "mysql"' in answer
     assert "secret" not in answer
+
+
+def test_a_connection_that_airflow_does_not_have_is_refused_by_name(run_in_airflow: RunInAirflow) -> None:
+    """As an error of ours it is a line of the status page, not its end."""
+    answer = run_in_airflow(
+        """
+        from cdc_replay_airflow.connections import airflow_config
+        from cdc_replay.commands.status import status
+
+        answer = status(airflow_config()).to_dict()
+        """,
+        AIRFLOW_CONN_DWH="postgres://me:secret@127.0.0.1:1/x",
+        AIRFLOW__DATABASE__SQL_ALCHEMY_CONN="sqlite://",
+    )
+    errors = {each["subscription"]: each["error"] for each in answer["subscriptions"]}
+    assert "cannot connect" in errors["nsw"]
+    (publisher,) = (each for each in answer["publishers"] if each["publisher"] == "shop")
+    assert 'connection "shop_publisher" is not known' in publisher["error"]

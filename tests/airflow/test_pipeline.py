@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from embedded.airflow import USER, Refused, Run, wait_for
+from embedded.postgres import Cluster
 from fixtures.airflow import PASSWORDS, Pipeline
 
 if TYPE_CHECKING:
@@ -132,13 +133,71 @@ def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(p
     assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
 
 
+def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
+    pipeline: Pipeline, subscriber_cluster: Cluster
+) -> None:
+    """No retry is left, the publisher is idle, and nobody triggers anything."""
+    known = pipeline.settle("replay__shop")
+    pipeline.publisher.run("insert into orders values (41, 'nsw', 400, 'missed')")
+    subscriber_cluster.stop()
+    try:
+        pipeline.succeed("capture__shop")
+        wait_for(lambda: "up_for_retry" in states_of(pipeline, known), "the first try", 120)
+        (run,) = runs_besides(pipeline, known)
+        pipeline.client.fail(run)
+        status = pipeline.client.request("GET", "/cdc-replay/data")
+        for each in status["subscriptions"]:
+            assert each["behind_reason"].startswith("the subscriber does not answer: "), each
+            assert each["error"] is not None
+        states = {each["group"]: each["state"] for each in status["replay_runs"]}
+        assert states["shop"] == "failed"
+        watched = pipeline.succeed("watch__shop")
+        assert pipeline.client.task_states(watched) == {
+            "watch": "success",
+            "replay.shop": "skipped",
+            "replay.far": "skipped",
+        }
+        assert runs_besides(pipeline, known) == [pipeline.client.run(run.dag_id, run.run_id)]
+    finally:
+        subscriber_cluster.start()
+    wait_for(lambda: pipeline.nsw.rows("select from orders where id = 41"), "the missed row", 180)
+    wait_for(lambda: pipeline.big.rows("select from orders where id = 41"), "the missed row", 180)
+    _, replay = pipeline.settle("replay__shop")[len(known) :]
+    assert (replay.state, replay.run_type) == ("success", "operator_triggered"), pipeline.describe(replay)
+
+
+def test_what_was_captured_while_replay_was_paused_is_replayed_afterwards(
+    pipeline: Pipeline, publisher_cluster: Cluster
+) -> None:
+    """The event of the capture is lost: Airflow makes no run of a paused DAG for it.
+
+    The publisher is gone meanwhile: what is in the log does not need it.
+    """
+    client = pipeline.client
+    known = pipeline.settle("replay__shop")
+    client.pause("replay__shop")
+    pipeline.publisher.run("insert into orders values (42, 'nsw', 400, 'paused')")
+    pipeline.succeed("capture__shop")
+    pipeline.succeed("watch__shop")
+    assert runs_besides(pipeline, known) == []
+    publisher_cluster.stop()
+    try:
+        client.unpause("replay__shop")
+        assert pipeline.next_run("replay__shop", known).state == "success"
+    finally:
+        publisher_cluster.start()
+    assert pipeline.nsw.rows("select note from orders where id = 42") == [("paused",)]
+
+
+def runs_besides(pipeline: Pipeline, known: tuple[Run, ...]) -> list[Run]:
+    """The replays that are not `known`."""
+    ids = {each.run_id for each in known}
+    return [run for run in pipeline.client.runs("replay__shop") if run.run_id not in ids]
+
+
 def states_of(pipeline: Pipeline, known: tuple[Run, ...]) -> list[str | None]:
     """The states of the tasks of replays that are not `known`."""
-    runs = [
-        run
-        for run in pipeline.client.runs("replay__shop")
-        if run.run_id not in {each.run_id for each in known}
-    ]
+    runs = runs_besides(pipeline, known)
     return [state for run in runs for state in pipeline.client.task_states(run).values()]
 
 

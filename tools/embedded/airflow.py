@@ -259,6 +259,14 @@ class Client:
         for dag_id in dag_ids:
             self.request("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
 
+    def pause(self, dag_id: str) -> None:
+        """Let the scheduler start no run of this DAG."""
+        self.request("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": True})
+
+    def fail(self, run: Run) -> None:
+        """Give up a run, as Airflow does when no retry is left."""
+        self.request("PATCH", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}", {"state": "failed"})
+
     def trigger(self, dag_id: str, **params: object) -> Run:
         """Start a run with these Params.
 

@@ -341,6 +341,17 @@ class ChangeLog:
         """
         return logged_commits(self.segments(window), window)
 
+    def first_commit(self, window: Window) -> LoggedCommit | None:
+        """The first transaction of `window`; reads no further than to it.
+
+        Raises:
+            ChangeLogPruned, ChangeLogDamaged: as for `segments`.
+        """
+        self.check_holds(window)
+        segments = self._changes.segments(window)
+        groups = (group for segment in segments for group in self._row_groups(segment, window))
+        return next(logged_commits(groups, window), None)
+
     def relation_versions(self, window: Window) -> frozenset[int]:
         """The relation versions of the row changes of `window`; reads a small column.
 

@@ -16,7 +16,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
-from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect
+from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state
 
@@ -121,10 +121,7 @@ def copying(at_work: Opened) -> Iterator[None]:
 
 
 def _check_writable(connection: Connection, name: str) -> None:
-    ((is_read_only,),) = connection.execute(
-        "select pg_catalog.current_setting('transaction_read_only')::bool"
-    )
-    if is_read_only:
+    if is_read_only(connection):
         raise SubscriberNotWritable(
             f'the subscriber of subscription "{name}" is read-only', hint=READ_ONLY_REMEDY
         )

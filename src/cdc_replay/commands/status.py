@@ -1,10 +1,12 @@
 """`status`: slots, change logs and subscriptions, each as its own server says.
 
-A server that does not answer is a line of the report, not its end.
+A server that does not answer is a line of the report, not its end. All are asked side by side, and none is
+waited for longer than a few seconds (`lag.ANSWER_SECONDS`).
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,11 +16,12 @@ import psycopg
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
+from cdc_replay.commands.lag import Lag, ask_all, connect_to_ask, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SlotMissing, SubscriptionParked
-from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, describe
 from cdc_replay.postgres.connection import Connection, connect
@@ -62,7 +65,8 @@ class TableStatus:
 class SubscriptionStatus:
     """A subscription's position; lag is what the publisher's position is ahead of it.
 
-    `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none. Why a
+    `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none;
+    `behind_since` is when that was committed, `behind_reason` why it is not applied (`commands.lag`). Why a
     subscription is parked is its `error`, or what it does not get though it needs it.
     """
 
@@ -74,6 +78,8 @@ class SubscriptionStatus:
     last_replay: str | None = None
     last_validation: str | None = None
     error: str | None = None
+    behind_since: str | None = None
+    behind_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +113,15 @@ class StatusResult(Result):
 
 def status(config: Config) -> StatusResult:
     """The state of every publisher and subscription of the configuration."""
-    publishers = {name: _publisher(config, found) for name, found in config.publishers.items()}
-    subscriptions, tables, copies = [], [], []
-    for found in config.subscriptions.values():
-        one, its_tables = _subscription(config, found, publishers[found.subscription.publisher])
-        subscriptions.append(one)
-        tables.extend(its_tables)
-        copies.extend(_copies(config, found))
-    return StatusResult(tuple(publishers.values()), tuple(subscriptions), tuple(tables), tuple(copies))
+    told = ask_all(functools.partial(_publisher, config), config.publishers.values())
+    publishers = {each.publisher: each for each in told}
+    asked = ask_all(functools.partial(_subscription, config, publishers), config.subscriptions.values())
+    return StatusResult(
+        tuple(publishers.values()),
+        tuple(each.subscription for each in asked),
+        tuple(table for each in asked for table in each.tables),
+        tuple(copy for each in asked for copy in each.copies),
+    )
 
 
 def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
@@ -143,7 +150,7 @@ def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
     position = log_start = log_end = None
     try:
         log_start, log_end = _log_range(found)
-        with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
+        with connect_to_ask(config.dsn_of(found), f"status {found.name}") as connection:
             ((text,),) = connection.execute(_POSITION).fetchall()
             position = Lsn.parse(text)
             slot = slot_status(connection, found.slot)
@@ -179,28 +186,40 @@ def _log_range(found: PublisherConfig) -> tuple[Lsn | None, Lsn | None]:
     return change_log.start_lsn, change_log.end_lsn
 
 
+@dataclass(frozen=True, slots=True)
+class _SubscriberStatus:
+    """What one subscriber says of one subscription."""
+
+    subscription: SubscriptionStatus
+    tables: tuple[TableStatus, ...] = ()
+    copies: tuple[CopyStatus, ...] = ()
+
+
 def _subscription(
-    config: Config, found: SubscriptionConfig, publisher: PublisherStatus
-) -> tuple[SubscriptionStatus, list[TableStatus]]:
-    name = found.name
+    config: Config, publishers: Mapping[str, PublisherStatus], found: SubscriptionConfig
+) -> _SubscriberStatus:
+    name, publisher = found.name, publishers[found.subscription.publisher]
     try:
-        with connect(config.dsn_of(found), purpose=f"status {name}") as connection:
+        with connect_to_ask(config.dsn_of(found), f"status {name}") as connection:
             states = state.table_states(connection, name)
             record = state.subscription_record(connection, name)
             replayed = state.last_result(connection, name, "replay")
             validated = state.last_result(connection, name, "validate")
             notices = _notices(config, found, connection)
+            lag_seconds, lag, error = _lag(config.publisher(publisher.publisher), connection, name)
+            copies = _copies(connection, name)
     except (CdcReplayError, psycopg.Error) as failure:
-        return SubscriptionStatus(name, publisher.publisher, error=str(failure)), []
+        reason = unanswered(failure).reason
+        status = SubscriptionStatus(name, publisher.publisher, error=str(failure), behind_reason=reason)
+        return _SubscriberStatus(status)
     applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
-    lag_seconds, error = _lag_seconds(config.publisher(publisher.publisher), applied)
     error = error or _left_out(config, found, states)
     if record is not None and record.parked_at is not None:
         before = (
             "" if record.parked_transaction is None else f", before transaction {record.parked_transaction}"
         )
         error = f"parked at {record.parked_at}{before}: {record.parked_reason}"
-    return SubscriptionStatus(
+    status = SubscriptionStatus(
         subscription=name,
         publisher=publisher.publisher,
         applied_lsn=applied,
@@ -209,19 +228,20 @@ def _subscription(
         last_replay=None if replayed is None else _in_words(replayed.result),
         last_validation=None if validated is None else _in_words(validated.result),
         error=error,
-    ), [TableStatus(name, str(table), describe(each), notices.get(table)) for table, each in states.items()]
+        behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
+        behind_reason=None if lag is None else lag.reason,
+    )
+    tables = (
+        TableStatus(name, str(table), describe(each), notices.get(table)) for table, each in states.items()
+    )
+    return _SubscriberStatus(status, tuple(tables), copies)
 
 
-def _copies(config: Config, found: SubscriptionConfig) -> list[CopyStatus]:
-    """The copies of the subscription; none if its subscriber does not answer, which its own line says."""
-    try:
-        with connect(config.dsn_of(found), purpose=f"status {found.name}") as connection:
-            reported = reported_progress(connection, found.name)
-    except (CdcReplayError, psycopg.Error):
-        return []
-    return [
+def _copies(connection: Connection, subscription: str) -> tuple[CopyStatus, ...]:
+    """The copies of the subscription that run now."""
+    return tuple(
         CopyStatus(
-            subscription=found.name,
+            subscription=subscription,
             table=str(each.progress.table),
             rows=each.progress.rows,
             bytes=each.progress.bytes,
@@ -230,8 +250,8 @@ def _copies(config: Config, found: SubscriptionConfig) -> list[CopyStatus]:
             seconds_left=each.progress.seconds_left,
             reported_seconds_ago=each.seconds_ago,
         )
-        for each in reported
-    ]
+        for each in reported_progress(connection, subscription)
+    )
 
 
 def _notices(
@@ -270,13 +290,18 @@ def _lag_bytes(position: Lsn | None, applied: Lsn | None) -> int | None:
     return None if position is None or applied is None else max(0, position.value - applied.value)
 
 
-def _lag_seconds(found: PublisherConfig, applied: Lsn | None) -> tuple[float | None, str | None]:
-    """The lag, or why the log cannot tell it."""
-    if applied is None:
-        return None, None
+def _lag(
+    found: PublisherConfig, connection: Connection, subscription: str
+) -> tuple[float | None, Lag | None, str | None]:
+    """Seconds of lag of the tables that are replayed, why they lag, or why the log cannot tell it."""
+    tables = [
+        table for table in state.table_states(connection, subscription).values() if isinstance(table, Ready)
+    ]
     try:
-        change_log = ChangeLog.open(found.change_log)
-        first = next(iter(change_log.commits(Window(applied, change_log.end_lsn))), None)
+        lag = lag_of(connection, subscription, found.change_log)
+        if not tables:
+            return None, lag, None
+        since = oldest_missing(ChangeLog.open(found.change_log), tables)
     except CdcReplayError as error:
-        return None, str(error)
-    return (0.0 if first is None else max(0.0, time.time() - first.commit_time / 1e6)), None
+        return None, None, str(error) if tables else None
+    return (0.0 if since is None else max(0.0, time.time() - since.timestamp())), lag, None

@@ -66,10 +66,18 @@ CONNECT_SECONDS: Final = 10
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
-def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: bool = False) -> Connection:
+def connect(
+    dsn: str,
+    *,
+    purpose: str,
+    autocommit: bool = True,
+    replication: bool = False,
+    answer_seconds: int | None = None,
+) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
 
-    `replication` opens a walsender for the database, which understands the replication commands.
+    `replication` opens a walsender for the database, which understands the replication commands. With
+    `answer_seconds` neither a host, whatever the DSN says, nor a statement is waited for longer than that.
 
     Raises:
         InvalidConfiguration: if libpq cannot read the DSN, or takes a part of its password for another one.
@@ -80,6 +88,8 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
     given = _parts(dsn, purpose)
     defaults = {**KEEPALIVES, "connect_timeout": CONNECT_SECONDS}
     options |= {name: value for name, value in defaults.items() if name not in given}
+    if answer_seconds is not None:
+        options |= {"connect_timeout": answer_seconds, "tcp_user_timeout": answer_seconds * 1000}
     with translated_errors(f"cannot connect for {purpose}"):
         connection = psycopg.connect(
             dsn,
@@ -89,7 +99,7 @@ def connect(dsn: str, *, purpose: str, autocommit: bool = True, replication: boo
             **options,
         )
         try:
-            connection.execute(_pin(connection.info.server_version))
+            connection.execute(_pin(connection.info.server_version, answer_seconds))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
@@ -125,11 +135,19 @@ def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
     return scheme in _SCHEMES and (server.count("@") > 1 or "@" in database)
 
 
-def _pin(server_version: int) -> psycopg.sql.Composed:
+def _pin(server_version: int, answer_seconds: int | None) -> psycopg.sql.Composed:
     settings = dict(PINNED_SETTINGS)
+    if answer_seconds is not None:
+        settings["statement_timeout"] = f"{answer_seconds}s"
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
     return setting_statement(settings)
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Whether transactions of this session cannot write, unless they ask to."""
+    ((answer,),) = connection.execute("select pg_catalog.current_setting('transaction_read_only')::bool")
+    return bool(answer)
 
 
 def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:

@@ -388,6 +388,8 @@ def enter_tables(connection: Connection, subscription: str, names: Iterable[Qual
 
 def has_tables_listed(connection: Connection, subscription: str) -> bool:
     """Whether its tables were entered; a subscription whose publications list none has none then."""
+    if not is_installed(connection):
+        return False
     query = "select has_tables_listed from cdc_replay.subscription where name = %s"
     row = connection.execute(query, (subscription,)).fetchone()
     return row is not None and bool(row[0])
@@ -495,6 +497,11 @@ def stable_hash(subscription: str) -> int:
 def _advisory_key(purpose: str, name: str) -> int:
     digest = hashlib.sha256(f"cdc_replay {purpose} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def lock_holder(connection: Connection, subscription: str) -> str | None:
+    """Which session holds the subscription, in words; None if nobody does."""
+    return _lock_holder(connection, _advisory_key("subscription", subscription))
 
 
 def _lock_holder(connection: Connection, key: int) -> str | None:

@@ -136,6 +136,17 @@ def test_summary_and_commits_count_transactions_across_row_groups(
     assert log.summary(Window(Lsn(110), Lsn(120))).messages == 2
 
 
+def test_the_first_commit_of_a_window_is_found_without_reading_what_follows(log: ChangeLog, uri: str) -> None:
+    append(log, 110, transaction(110))
+    append(log, 130, transaction(120), transaction(130))
+    append(log, 140, transaction(140))
+    (*_, last) = sorted(Path(uri, "changes").glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+    last.write_bytes(b"")  # reading it would fail
+    found = [log.first_commit(Window(Lsn(after), Lsn(140))) for after in (0, 110, 120)]
+    assert [commit and commit.commit_lsn for commit in found] == [Lsn(110), Lsn(120), Lsn(130)]
+    assert log.first_commit(Window(Lsn(140), Lsn(150))) is None
+
+
 def test_relations_are_kept_once_per_version(log: ChangeLog, uri: str) -> None:
     columns = (RelationColumn("id", 23, -1, True), RelationColumn("ä", 25, 7, False))
     relation = Relation(RelationId(5), -9, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, columns)

@@ -78,7 +78,10 @@ def test_what_was_pruned_is_refused_to_every_reader(small: SmallLog, after: int)
     small.log.prune(small.log.prunable(Lsn(130)))
     log = small.reopened()
     window = Window(Lsn(after), Lsn(160))
-    readers = (log.segments, log.summary, log.relation_versions, lambda window: list(log.commits(window)))
+    readers = (
+        *(log.segments, log.summary, log.relation_versions, log.first_commit),
+        lambda window: list(log.commits(window)),
+    )
     for read in readers:
         with pytest.raises(ChangeLogPruned, match="any more") as refused:
             read(window)
