@@ -49,7 +49,9 @@ from cdc_replay.capture.trigger_functions import (
     SCHEMA,
     SECRET,
     TELL_EVERYTHING,
+    TriggerFunction,
     create_functions,
+    trigger_functions,
 )
 from cdc_replay.catalog.history import same_definitions
 from cdc_replay.catalog.reader import read_catalog
@@ -101,6 +103,10 @@ _FIND: Final = """
     order by evtname
 """
 
+_BODIES: Final = """
+    select proname::text, prosrc from pg_proc where pronamespace = to_regnamespace(%s)
+"""
+
 _HAS_MORE: Final = """
     select exists (
         select from pg_depend d
@@ -129,10 +135,12 @@ def plan_event_triggers(
     """
     found = _found(connection)
     ((role,),) = connection.execute("select current_user").fetchall()
-    wanted = _statements(publications, role)
+    functions = trigger_functions(publications)
+    wanted = _statements(functions, role)
     digest = hashlib.sha256("\n".join(each.as_string(None) for each in wanted).encode()).hexdigest()[:16]
     comment = f"{_mark(slot)}{digest}"
     is_there = found == tuple(_Found(name, comment, is_enabled=True) for name in EVENT_TRIGGERS)
+    is_there = is_there and _have_their_bodies(connection, functions)
     if is_there or not _are_ours(found, slot):
         return ()
     removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found]
@@ -241,11 +249,16 @@ def tell_everything(connection: Connection) -> None:
         known = now
 
 
-def _statements(publications: Sequence[str], role: str) -> tuple[sql.Composed, ...]:
+def _have_their_bodies(connection: Connection, functions: Sequence[TriggerFunction]) -> bool:
+    wanted = {function.name: function.body.as_string(connection) for function in functions}
+    return dict(connection.execute(_BODIES, (SCHEMA,)).fetchall()) == wanted
+
+
+def _statements(functions: Sequence[TriggerFunction], role: str) -> tuple[sql.Composed, ...]:
     """Schema, functions and event triggers, without comments."""
     return (
         sql.SQL("create schema if not exists {}").format(sql.Identifier(SCHEMA)),
-        *create_functions(publications, role),
+        *create_functions(functions, role),
         *(statement for trigger in _TRIGGERS for statement in _event_trigger(trigger)),
     )
 

@@ -15,6 +15,7 @@ lock. Of what merely mentions an object that was altered, such as a type, only t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, LiteralString
 
 from psycopg import sql
@@ -316,8 +317,62 @@ end
 """
 
 
-def create_functions(publications: Sequence[str], role: str) -> tuple[sql.Composed, ...]:
-    """The statements that create the functions, or replace them; `publications` are those subscribed to.
+@dataclass(frozen=True, slots=True)
+class TriggerFunction:
+    """A function that runs as its owner, with a fixed search path; `body` is its `pg_proc.prosrc`."""
+
+    name: str
+    body: sql.Composed
+    signature: LiteralString = "() returns event_trigger"
+    language: LiteralString = "plpgsql security definer"
+
+    @property
+    def statement(self) -> sql.Composed:
+        """Creates it, or replaces it."""
+        settings = sql.SQL(" ").join(
+            sql.SQL("set {} = {}").format(
+                sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value
+            )
+            for setting, value in _PINNED.items()
+        )
+        return sql.SQL("create or replace function {}{} language {} {} as $cdc_replay${}$cdc_replay$").format(
+            sql.Identifier(SCHEMA, self.name),
+            sql.SQL(self.signature),
+            sql.SQL(self.language),
+            settings,
+            self.body,
+        )
+
+
+def trigger_functions(publications: Sequence[str]) -> tuple[TriggerFunction, ...]:
+    """The functions for event triggers; `publications` are those subscribed to."""
+    named = {"prefix": CATALOG_PREFIX, "format": DELTA_FORMAT, "emit": _EMIT_FUNCTION}
+    rewrite = {**named, "prefix": REWRITE_PREFIX}
+    return (
+        TriggerFunction(
+            "emit",
+            sql.SQL(_EMIT).format(secret=SECRET, ordinal=f"{SCHEMA}.ordinal"),
+            signature="(prefix text, content json) returns void",
+        ),
+        TriggerFunction("tell_definitions", _tell_definitions()),
+        TriggerFunction("tell_rewrite", sql.SQL(_TELL_REWRITE).format(**rewrite)),
+        TriggerFunction(
+            "tell_everything",
+            sql.SQL(_TELL_EVERYTHING).format(**named, rows=_rows({})),
+            signature="() returns void",
+        ),
+        TriggerFunction(
+            "subscribed",
+            sql.SQL("select {}::name[]").format(sorted(publications)),
+            signature="() returns name[]",
+            language="sql stable",
+        ),
+        TriggerFunction("follow", follow(sql.Identifier(SCHEMA, "subscribed"))),
+    )
+
+
+def create_functions(functions: Sequence[TriggerFunction], role: str) -> tuple[sql.Composed, ...]:
+    """The statements that create the functions, or replace them, and what they sign their messages with.
 
     `role` is the one that captures: beside the owner, nobody else may read the secret, or tell everything.
     """
@@ -328,31 +383,10 @@ def create_functions(publications: Sequence[str], role: str) -> tuple[sql.Compos
         "tell_everything": _TELL_EVERYTHING_FUNCTION,
         "role": sql.Identifier(role),
     }
-    subscribed = sql.SQL("() returns name[] language sql stable return {}::name[]").format(
-        sorted(publications)
-    )
     return (
         sql.SQL("create sequence if not exists {ordinal}").format(**names),
         sql.SQL(_SIGNING_VIEW).format(**names),
-        _function(
-            "emit",
-            sql.SQL(_EMIT).format(secret=SECRET, ordinal=f"{SCHEMA}.ordinal"),
-            signature="(prefix text, content json) returns void",
-        ),
-        _function("tell_definitions", _tell_definitions()),
-        _function(
-            "tell_rewrite",
-            sql.SQL(_TELL_REWRITE).format(format=DELTA_FORMAT, prefix=REWRITE_PREFIX, emit=_EMIT_FUNCTION),
-        ),
-        _function(
-            "tell_everything",
-            sql.SQL(_TELL_EVERYTHING).format(
-                prefix=CATALOG_PREFIX, format=DELTA_FORMAT, rows=_rows({}), emit=_EMIT_FUNCTION
-            ),
-            signature="() returns void",
-        ),
-        sql.SQL("create or replace function {}{}").format(sql.Identifier(SCHEMA, "subscribed"), subscribed),
-        _function("follow", follow(sql.Identifier(SCHEMA, "subscribed"))),
+        *(function.statement for function in functions),
         *(sql.SQL(grant).format(**names) for grant in _GRANTS),
     )
 
@@ -366,19 +400,6 @@ def _tell_definitions() -> sql.Composed:
         rows=_rows(_TOUCHED),
         emit=_EMIT_FUNCTION,
     )
-
-
-def _function(
-    name: str, body: sql.Composed, *, signature: LiteralString = "() returns event_trigger"
-) -> sql.Composed:
-    """A function that runs as its owner, with a fixed search path, and that nobody else may call."""
-    settings = sql.SQL(" ").join(
-        sql.SQL("set {} = {}").format(sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value)
-        for setting, value in _PINNED.items()
-    )
-    return sql.SQL(
-        "create or replace function {}{} language plpgsql security definer {} as $cdc_replay${}$cdc_replay$"
-    ).format(sql.Identifier(SCHEMA, name), sql.SQL(signature), settings, body)
 
 
 def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
