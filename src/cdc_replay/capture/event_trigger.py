@@ -42,15 +42,15 @@ from typing import Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_replay.capture.publications import comment_text
+from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.trigger_functions import (
     FUNCTIONS,
     RELATIONS,
     SCHEMA,
     SECRET,
     TELL_EVERYTHING,
-    TriggerFunction,
     create_functions,
+    grant_to,
     trigger_functions,
 )
 from cdc_replay.catalog.history import same_definitions
@@ -107,6 +107,16 @@ _BODIES: Final = """
     select proname::text, prosrc from pg_proc where pronamespace = to_regnamespace(%s)
 """
 
+_MAY_READ: Final = "select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)"
+
+# The role of the session, and that of a setup which had made the capture publications before.
+_CAPTURING: Final = """
+    select current_user::text
+    union
+    select pg_get_userbyid(pubowner)::text from pg_publication where pubname = %s
+    order by 1
+"""
+
 _HAS_MORE: Final = """
     select exists (
         select from pg_depend d
@@ -134,13 +144,11 @@ def plan_event_triggers(
     names is not of `slot` there are none: it stays as it is.
     """
     found = _found(connection)
-    ((role,),) = connection.execute("select current_user").fetchall()
-    functions = trigger_functions(publications)
-    wanted = _statements(functions, role)
+    wanted = _statements(publications)
     digest = hashlib.sha256("\n".join(each.as_string(None) for each in wanted).encode()).hexdigest()[:16]
     comment = f"{_mark(slot)}{digest}"
     is_there = found == tuple(_Found(name, comment, is_enabled=True) for name in EVENT_TRIGGERS)
-    is_there = is_there and _have_their_bodies(connection, functions)
+    is_there = is_there and _have_their_bodies(connection) and _may_read_secret(connection)
     if is_there or not _are_ours(found, slot):
         return ()
     removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found]
@@ -148,7 +156,8 @@ def plan_event_triggers(
         sql.SQL("comment on event trigger {} is {}").format(sql.Identifier(name), comment)
         for name in EVENT_TRIGGERS
     ]
-    return (*removal, *wanted, *marks, TELL_EVERYTHING)
+    roles = [role for (role,) in connection.execute(_CAPTURING, (MARKED_PUBLICATION,))]
+    return (*removal, *wanted, *grant_to(roles), *marks, TELL_EVERYTHING)
 
 
 def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
@@ -249,16 +258,22 @@ def tell_everything(connection: Connection) -> None:
         known = now
 
 
-def _have_their_bodies(connection: Connection, functions: Sequence[TriggerFunction]) -> bool:
-    wanted = {function.name: function.body.as_string(connection) for function in functions}
-    return dict(connection.execute(_BODIES, (SCHEMA,)).fetchall()) == wanted
+def _have_their_bodies(connection: Connection) -> bool:
+    wanted = {function.name: function.body.as_string(connection) for function in trigger_functions()}
+    found = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
+    return wanted.items() <= found.items()
 
 
-def _statements(functions: Sequence[TriggerFunction], role: str) -> tuple[sql.Composed, ...]:
+def _may_read_secret(connection: Connection) -> bool:
+    ((may_read,),) = connection.execute(_MAY_READ, (SECRET.as_string(connection),)).fetchall()
+    return bool(may_read)
+
+
+def _statements(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
     """Schema, functions and event triggers, without comments."""
     return (
         sql.SQL("create schema if not exists {}").format(sql.Identifier(SCHEMA)),
-        *create_functions(functions, role),
+        *create_functions(publications),
         *(statement for trigger in _TRIGGERS for statement in _event_trigger(trigger)),
     )
 

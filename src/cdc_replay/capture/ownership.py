@@ -9,9 +9,11 @@ captured. So every command that reads or writes there checks first:
 |-------------------------------------|-----------------------------------------------------------------|
 | schema `cdc_replay_capture`, and    | the owner of our event triggers (nobody else can create these), |
 | everything in it                    | a superuser, or the role itself                                 |
-| capture publications                | likewise, or the owner of the database                          |
+| capture publications                | likewise, or the owner of the database, or a role that may      |
+|                                     | replicate: it can read everything anyway                        |
 
-and that nobody else may create in that schema, call `emit`, or read the secret.
+and that nobody else may create in that schema or call `emit`, and that only roles that may replicate read the
+secret.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ _UNTRUSTED: Final = """
         union
         select evtowner from pg_catalog.pg_event_trigger where evtname = any(%(triggers)s)
     ),
+    replicating (oid) as (
+        select oid from pg_catalog.pg_roles where rolreplication
+    ),
     schema as (
         select oid, nspname, nspowner, nspacl from pg_catalog.pg_namespace where nspname = %(schema)s
     ),
@@ -45,6 +50,7 @@ _UNTRUSTED: Final = """
         from pg_catalog.pg_publication
         where pubname = any(%(publications)s)
             and pubowner <> (select datdba from pg_catalog.pg_database where datname = current_database())
+            and pubowner not in (table replicating)
     ),
     privileges (object, grantee, privilege) as (
         select pg_catalog.format('schema "%%s"', nspname), acl.grantee, acl.privilege_type
@@ -59,6 +65,7 @@ _UNTRUSTED: Final = """
         select pg_catalog.format('relation %%s', c.oid::pg_catalog.regclass), acl.grantee, acl.privilege_type
         from pg_catalog.pg_class c join schema on schema.oid = c.relnamespace,
             pg_catalog.aclexplode(c.relacl) acl
+        where acl.privilege_type <> 'SELECT' or acl.grantee not in (table replicating)
     )
     select pg_catalog.format('%%s is owned by role "%%s"', object, pg_catalog.pg_get_userbyid(owner))
     from owned where owner not in (table trusted)

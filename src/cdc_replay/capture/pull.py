@@ -60,6 +60,11 @@ logger = logging.getLogger(__name__)
 _XIDS_NAMED: Final = 5
 """How many transactions a warning names."""
 
+_WHY_REFUSED: Final = {
+    False: "they do not carry their code, so somebody else has written them",
+    True: "the event triggers are not installed, so nothing shows who has written them",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
@@ -283,9 +288,9 @@ def _warn_of_refused(publisher: str, messages: MessageFilter) -> None:
     xids = sorted(messages.refused)
     named = ", ".join(map(str, xids[:_XIDS_NAMED])) + (", …" if len(xids) > _XIDS_NAMED else "")
     logger.warning(
-        "publisher %s: ignored %d logical messages that have the prefix of the event triggers and not their"
-        " code (transactions %s): somebody else has written them",
-        *(publisher, messages.refused.total(), named),
+        "publisher %s: ignored %d logical messages that have the prefix of the event triggers"
+        " (transactions %s): %s",
+        *(publisher, messages.refused.total(), named, _WHY_REFUSED[messages.secret is None]),
     )
 
 

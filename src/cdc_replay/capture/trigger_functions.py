@@ -226,14 +226,17 @@ _SIGNING_VIEW: Final = """
 """
 
 # `emit` would sign whatever it is told.
-_GRANTS: Final[tuple[LiteralString, ...]] = (
+_REVOKES: Final[tuple[LiteralString, ...]] = (
     "revoke all on schema {schema} from public",
     "revoke all on {secret} from public",
     "revoke all on sequence {ordinal} from public",
     "revoke all on all functions in schema {schema} from public",
-    "grant usage on schema {schema} to {role}",
-    "grant select on {secret} to {role}",
-    "grant execute on function {tell_everything}() to {role}",
+)
+
+_GRANTS: Final[tuple[LiteralString, ...]] = (
+    "grant usage on schema {schema} to {roles}",
+    "grant select on {secret} to {roles}",
+    "grant execute on function {tell_everything}() to {roles}",
 )
 
 _EMIT: Final = """
@@ -324,7 +327,6 @@ class TriggerFunction:
     name: str
     body: sql.Composed
     signature: LiteralString = "() returns event_trigger"
-    language: LiteralString = "plpgsql security definer"
 
     @property
     def statement(self) -> sql.Composed:
@@ -335,17 +337,14 @@ class TriggerFunction:
             )
             for setting, value in _PINNED.items()
         )
-        return sql.SQL("create or replace function {}{} language {} {} as $cdc_replay${}$cdc_replay$").format(
-            sql.Identifier(SCHEMA, self.name),
-            sql.SQL(self.signature),
-            sql.SQL(self.language),
-            settings,
-            self.body,
-        )
+        return sql.SQL(
+            "create or replace function {}{} language plpgsql security definer {}"
+            " as $cdc_replay${}$cdc_replay$"
+        ).format(sql.Identifier(SCHEMA, self.name), sql.SQL(self.signature), settings, self.body)
 
 
-def trigger_functions(publications: Sequence[str]) -> tuple[TriggerFunction, ...]:
-    """The functions for event triggers; `publications` are those subscribed to."""
+def trigger_functions() -> tuple[TriggerFunction, ...]:
+    """The functions for event triggers."""
     named = {"prefix": CATALOG_PREFIX, "format": DELTA_FORMAT, "emit": _EMIT_FUNCTION}
     rewrite = {**named, "prefix": REWRITE_PREFIX}
     return (
@@ -361,34 +360,38 @@ def trigger_functions(publications: Sequence[str]) -> tuple[TriggerFunction, ...
             sql.SQL(_TELL_EVERYTHING).format(**named, rows=_rows({})),
             signature="() returns void",
         ),
-        TriggerFunction(
-            "subscribed",
-            sql.SQL("select {}::name[]").format(sorted(publications)),
-            signature="() returns name[]",
-            language="sql stable",
-        ),
         TriggerFunction("follow", follow(sql.Identifier(SCHEMA, "subscribed"))),
     )
 
 
-def create_functions(functions: Sequence[TriggerFunction], role: str) -> tuple[sql.Composed, ...]:
+def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
     """The statements that create the functions, or replace them, and what they sign their messages with.
 
-    `role` is the one that captures: beside the owner, nobody else may read the secret, or tell everything.
+    `publications` are those subscribed to. Nobody but the owner may call the functions, or read the secret.
     """
-    names = {
-        "schema": sql.Identifier(SCHEMA),
-        "secret": SECRET,
-        "ordinal": _ORDINAL,
-        "tell_everything": _TELL_EVERYTHING_FUNCTION,
-        "role": sql.Identifier(role),
-    }
+    # Names can hold any quote: the server prints this body itself.
+    subscribed = sql.SQL(
+        "create or replace function {}() returns name[] language sql stable return {}::name[]"
+    ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications))
+    names = {"schema": sql.Identifier(SCHEMA), "secret": SECRET, "ordinal": _ORDINAL}
     return (
         sql.SQL("create sequence if not exists {ordinal}").format(**names),
         sql.SQL(_SIGNING_VIEW).format(**names),
-        *(function.statement for function in functions),
-        *(sql.SQL(grant).format(**names) for grant in _GRANTS),
+        subscribed,
+        *(function.statement for function in trigger_functions()),
+        *(sql.SQL(revoke).format(**names) for revoke in _REVOKES),
     )
+
+
+def grant_to(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
+    """The statements by which roles that capture may read the secret, and tell everything."""
+    names = {
+        "schema": sql.Identifier(SCHEMA),
+        "secret": SECRET,
+        "tell_everything": _TELL_EVERYTHING_FUNCTION,
+        "roles": sql.SQL(", ").join(map(sql.Identifier, roles)),
+    }
+    return tuple(sql.SQL(grant).format(**names) for grant in _GRANTS)
 
 
 def _tell_definitions() -> sql.Composed:

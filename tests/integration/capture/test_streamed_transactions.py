@@ -264,7 +264,7 @@ def test_a_stream_that_the_server_cannot_decode_is_read_without_streaming(
 
 
 def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
-    """TRUNCATE, logical messages, values stored out of line, ON CONFLICT, updates with and without keys."""
+    """TRUNCATE, values stored out of line, ON CONFLICT, updates with and without keys; others' messages."""
     publisher.run(
         TABLE
         + "alter table t alter a set storage external; create table u (id int primary key);"
@@ -289,9 +289,7 @@ def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database,
     rows = twins.settle()
 
     kinds = [row["kind"] for row in rows]
-    assert kinds[0] == "M"
-    assert rows[0]["commit_time"] is None
-    assert (kinds.count("M"), kinds.count("T"), kinds.count("D")) == (2, 1, 101)
+    assert (kinds.count("M"), kinds.count("T"), kinds.count("D")) == (0, 1, 101)
     assert inserted(rows) == LARGE + 20 + 2000
     updates = [decode(row["message"]) for row in rows if row["kind"] == "U"]
     # Only the one that changes the key has an old tuple (R1.6).
