@@ -20,8 +20,8 @@ publish actions, all tables, generated columns, partitioned tables that are publ
 same transaction, so that no change is missed between ALTER PUBLICATION and the next `setup` or `refresh`.
 These also remove, as without it. Its own commands alter no subscribed publication, which ends the recursion.
 
-The functions only read catalogs and run as whoever runs the command, except the one that follows: it runs as
-its owner, with a fixed search path, and all names in its statements are quoted by the server.
+The functions run as their owner, with a fixed search path, and all names in their statements are quoted by
+the server. What they tell carries a code that nobody else can write (`message_code`).
 
 Everything is in the schema `cdc_replay_capture` (`cdc_replay` is the subscriber's, and a database can be
 both), and is only ever changed or removed if the comments of the event triggers name the same slot.
@@ -34,6 +34,7 @@ the same table since then is missing in what it records.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
@@ -41,11 +42,22 @@ from typing import Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc_replay.capture.publications import comment_text
-from cdc_replay.capture.trigger_functions import FUNCTIONS, SCHEMA, TELL_EVERYTHING, create_functions
+from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
+from cdc_replay.capture.trigger_functions import (
+    FUNCTIONS,
+    RELATIONS,
+    SCHEMA,
+    SECRET,
+    TELL_EVERYTHING,
+    create_functions,
+    grant_to,
+    trigger_functions,
+)
 from cdc_replay.catalog.history import same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.postgres.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 _DDL_TAGS: Final = (
     "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO", "ALTER TABLE", "CREATE INDEX", "ALTER INDEX",
@@ -91,6 +103,20 @@ _FIND: Final = """
     order by evtname
 """
 
+_BODIES: Final = """
+    select proname::text, prosrc from pg_proc where pronamespace = to_regnamespace(%s)
+"""
+
+_MAY_READ: Final = "select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)"
+
+# The role of the session, and that of a setup which had made the capture publications before.
+_CAPTURING: Final = """
+    select current_user::text
+    union
+    select pg_get_userbyid(pubowner)::text from pg_publication where pubname = %s
+    order by 1
+"""
+
 _HAS_MORE: Final = """
     select exists (
         select from pg_depend d
@@ -99,6 +125,11 @@ _HAS_MORE: Final = """
                 select from pg_proc p
                 where d.classid = 'pg_proc'::regclass and p.oid = d.objid and p.proname = any(%s)
             )
+            and not exists (
+                select from pg_class c
+                where d.classid = 'pg_class'::regclass and c.oid = d.objid and c.relname = any(%s)
+            )
+            and d.classid <> 'pg_type'::regclass
     )
 """
 
@@ -117,6 +148,7 @@ def plan_event_triggers(
     digest = hashlib.sha256("\n".join(each.as_string(None) for each in wanted).encode()).hexdigest()[:16]
     comment = f"{_mark(slot)}{digest}"
     is_there = found == tuple(_Found(name, comment, is_enabled=True) for name in EVENT_TRIGGERS)
+    is_there = is_there and _have_their_bodies(connection) and _may_read_secret(connection)
     if is_there or not _are_ours(found, slot):
         return ()
     removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found]
@@ -124,7 +156,8 @@ def plan_event_triggers(
         sql.SQL("comment on event trigger {} is {}").format(sql.Identifier(name), comment)
         for name in EVENT_TRIGGERS
     ]
-    return (*removal, *wanted, *marks, TELL_EVERYTHING)
+    roles = [role for (role,) in connection.execute(_CAPTURING, (MARKED_PUBLICATION,))]
+    return (*removal, *wanted, *grant_to(roles), *marks, TELL_EVERYTHING)
 
 
 def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
@@ -135,10 +168,16 @@ def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
     found = _found(connection)
     if not found or not _are_ours(found, slot):
         return ()
-    ((has_more,),) = connection.execute(_HAS_MORE, (SCHEMA, list(FUNCTIONS))).fetchall()
+    names = [function.partition("(")[0] for function in FUNCTIONS]
+    ((has_more,),) = connection.execute(_HAS_MORE, (SCHEMA, names, list(RELATIONS))).fetchall()
     return (
         *(sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found),
-        *(sql.SQL("drop function if exists {}()").format(sql.Identifier(SCHEMA, name)) for name in FUNCTIONS),
+        *(
+            sql.SQL("drop function if exists {}.{}").format(sql.Identifier(SCHEMA), sql.SQL(function))
+            for function in FUNCTIONS
+        ),
+        sql.SQL("drop materialized view if exists {}").format(SECRET),
+        sql.SQL("drop sequence if exists {}").format(sql.Identifier(SCHEMA, "ordinal")),
         *(() if has_more else (sql.SQL("drop schema if exists {}").format(sql.Identifier(SCHEMA)),)),
     )
 
@@ -175,6 +214,26 @@ def is_installed(connection: Connection, slot: str) -> bool:
     return names == EVENT_TRIGGERS and _are_ours(found, slot)
 
 
+def read_secret(connection: Connection, slot: str) -> bytes | None:
+    """With what the messages of the event triggers of `slot` are signed; None if they are not installed.
+
+    Also None, with a warning, where the role may not read it: then no message can be believed.
+    """
+    if not is_installed(connection, slot):
+        return None
+    try:
+        row = connection.execute(sql.SQL("select value from {}").format(SECRET)).fetchone()
+    except psycopg.ProgrammingError as error:
+        logger.warning(
+            "the event triggers are not heard, because what signs their messages cannot be read (%s): let an"
+            " administrator run what `setup --dry-run` prints; until then a changed definition takes effect"
+            " from the beginning of the pull that finds it",
+            error.diag.message_primary,
+        )
+        return None
+    return None if row is None else bytes(row[0])
+
+
 def foreign_event_triggers(connection: Connection, slot: str) -> str | None:
     """Which event triggers of our names are not of `slot`, and whose they are; None if there are none."""
     foreign = [each for each in _found(connection) if not _is_ours(each, slot)]
@@ -197,6 +256,17 @@ def tell_everything(connection: Connection) -> None:
         if same_definitions(known, now):
             return
         known = now
+
+
+def _have_their_bodies(connection: Connection) -> bool:
+    wanted = {function.name: function.body.as_string(connection) for function in trigger_functions()}
+    found = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
+    return wanted.items() <= found.items()
+
+
+def _may_read_secret(connection: Connection) -> bool:
+    ((may_read,),) = connection.execute(_MAY_READ, (SECRET.as_string(connection),)).fetchall()
+    return bool(may_read)
 
 
 def _statements(publications: Sequence[str]) -> tuple[sql.Composed, ...]:

@@ -32,11 +32,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdc_replay.capture.definitions import Definitions
-from cdc_replay.capture.event_trigger import is_installed
+from cdc_replay.capture.event_trigger import EVENT_TRIGGERS, read_secret
+from cdc_replay.capture.message_code import MessageFilter
 from cdc_replay.capture.origins import LocalChanges, may_have_origins, read_local_changes
+from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.roots import Range, SecondPeeks, add_roots
 from cdc_replay.capture.slot import catch_up, check_continuity, check_no_gap, only_reader, reachable
@@ -54,6 +56,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+
+_XIDS_NAMED: Final = 5
+"""How many transactions a warning names."""
+
+_WHY_REFUSED: Final = {
+    False: "they do not carry their code, so somebody else has written them",
+    True: "the event triggers are not installed, so nothing shows who has written them",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +128,15 @@ def capture_changes(
         only_reader(connection, source.slot),
     ):
         check_server(connection)
+        check_ownership(connection, EVENT_TRIGGERS)
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
         catch_up(connection, log, status)
         log.remove_orphans()
-        definitions = Definitions(connection, log, is_exact=is_installed(connection, source.slot))
+        secret = read_secret(connection, source.slot)
+        definitions = Definitions(connection, log, is_exact=secret is not None)
         target = reachable(connection, definitions.target(to_lsn))
-        puller = _Puller(source, connection, log, definitions, two_phase=status.two_phase)
+        puller = _Puller(source, connection, log, definitions, secret, two_phase=status.two_phase)
         first = log.end_lsn
         total, pulls = Tally(), 0
         while log.end_lsn < target:
@@ -151,6 +163,7 @@ class _Puller:
         connection: Connection,
         log: ChangeLog,
         definitions: Definitions,
+        secret: bytes | None,
         *,
         two_phase: bool,
     ) -> None:
@@ -158,6 +171,7 @@ class _Puller:
         self._connection = connection
         self._log = log
         self._definitions = definitions
+        self._secret = secret
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
@@ -209,7 +223,9 @@ class _Puller:
         if (local := self._local_changes(target, limit)) is not None:
             target = min(target, local.upto)
         batches = peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit)
-        with contextlib.closing(batches), Assembler(after, self._log.prepared, local) as assembler:
+        messages = MessageFilter(self._secret)
+        assembler = Assembler(after, self._log.prepared, local, messages=messages)
+        with contextlib.closing(batches), assembler:
             peeked = _Peeked(batches)
             segments = self._log.write(_rows(peeked, assembler))
             failpoint("capture.after_segment")
@@ -237,6 +253,7 @@ class _Puller:
         source = self._source
         confirm(self._connection, source.dsn, source.slot, end, publication=self._options.publications[0])
         failpoint("capture.after_advance")
+        _warn_of_refused(source.publisher, messages)
         tally = assembler.tally + more
         logger.info(
             "captured %s (%s, %s]: %d transactions, %d messages, %d bytes, %.2f s",
@@ -263,6 +280,18 @@ class _Puller:
                 time.monotonic() - began,
             )  # fmt: skip
         return self._local
+
+
+def _warn_of_refused(publisher: str, messages: MessageFilter) -> None:
+    if not messages.refused:
+        return
+    xids = sorted(messages.refused)
+    named = ", ".join(map(str, xids[:_XIDS_NAMED])) + (", …" if len(xids) > _XIDS_NAMED else "")
+    logger.warning(
+        "publisher %s: ignored %d logical messages that have the prefix of the event triggers"
+        " (transactions %s): %s",
+        *(publisher, messages.refused.total(), named, _WHY_REFUSED[messages.secret is None]),
+    )
 
 
 class _Peeked:

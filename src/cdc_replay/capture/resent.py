@@ -6,9 +6,10 @@ there the same positions hold other transactions, and to skip them would lose th
 moved to the log's end, the transactions that it sends up to there must be those of the log, by commit LSN,
 xid and commit time.
 
-| only the server has it | another history; but a K may stand for no change at all (R9.9) |
-| only the log has it    | another history; but TRUNCATE of a partitioned table without   |
-|                        | partitions is shown by a root publication alone (R2.14)        |
+| only the server has it | another history; but a K may stand for no change at all (R9.9),  |
+|                        | and messages of others are not kept (`message_code`)            |
+| only the log has it    | another history; but TRUNCATE of a partitioned table without    |
+|                        | partitions is shown by a root publication alone (R2.14)         |
 
 Where the slot is moved, it is in steps of a bounded number of messages, so that the server holds no more than
 for a pull.
@@ -22,10 +23,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, ROOT_PUBLICATIONS
+from cdc_replay.capture.rows import buffers, kinds_table
 from cdc_replay.changelog.content import LoggedCommit
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMismatch
@@ -39,7 +40,11 @@ from cdc_replay.postgres.replication import RESYNCHRONIZE_ALL, SlotStatus, advan
 
 MESSAGES_PER_STEP: Final = 1_000_000
 
-_ENDS: Final = (Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED)
+_CHANGES: Final = frozenset({Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE})
+_ARE_CHANGES: Final = kinds_table(_CHANGES)
+_ARE_ENDS: Final = kinds_table(
+    frozenset({Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED})
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +75,40 @@ def compare(connection: Connection, log: ChangeLog, status: SlotStatus, *, move:
 def _send_again(connection: Connection, options: PeekOptions, log_end: Lsn, bound: int | None) -> _Sent:
     messages, last = 0, log_end
     commits: dict[LoggedCommit, bool] = {}
+    has_changes = False
     with contextlib.closing(peek(connection, options, upto_lsn=log_end, upto_nchanges=bound)) as batches:
         for raw in batches:
             messages += len(raw.lsn)
-            for end_lsn, commit, has_changes in _ends(raw):
-                last = end_lsn
-                if commit is not None:
-                    commits[commit] = has_changes
+            for position, kind in _telling(raw):
+                if kind in _CHANGES:
+                    has_changes = True
+                    continue
+                last = Lsn(int(raw.lsn[position]))
+                if (commit := _commit(raw, position)) is not None:
+                    commits[commit] = has_changes and kind is Kind.COMMIT
+                has_changes = False
     is_complete = bound is None or messages < bound
     return _Sent(log_end if is_complete else min(last, log_end), commits)
 
 
-def _ends(raw: RawMessages) -> Iterator[tuple[Lsn, LoggedCommit | None, bool]]:
-    """Per end of a transaction: its position (R1.22), the commit if it is one, and whether it has changes."""
-    # Not a constant: the first array of a list has Arrow load pandas, a third of a second of every command.
-    kinds = pa.array([kind.value.encode() for kind in _ENDS], pa.binary())
-    ends = pc.is_in(pc.binary_slice(raw.data, 0, 1), value_set=kinds)
-    for position in pc.indices_nonzero(ends).to_pylist():
-        end_lsn, xid = Lsn(int(raw.lsn[position])), int(raw.xid[position])
-        match decode(raw.data[position].as_py()):
-            case Commit(commit_time=time):
-                yield end_lsn, LoggedCommit(end_lsn, time, xid), True
-            case CommitPrepared(commit_time=time):
-                yield end_lsn, LoggedCommit(end_lsn, time, xid), False
-            case _:
-                yield end_lsn, None, False
+def _telling(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
+    """The ends of transactions (R1.22), and the first of each run of changes, with their positions."""
+    content, offsets = buffers(raw.data)
+    kinds = content[offsets[:-1]]
+    are_changes = _ARE_CHANGES[kinds]
+    begins_run = are_changes.copy()
+    begins_run[1:] &= ~are_changes[:-1]
+    for position in np.flatnonzero(begins_run | _ARE_ENDS[kinds]).tolist():
+        yield position, Kind(chr(kinds[position]))
+
+
+def _commit(raw: RawMessages, position: int) -> LoggedCommit | None:
+    """The commit that the end of a transaction is, if it is one."""
+    match decode(raw.data[position].as_py()):
+        case Commit(commit_time=time) | CommitPrepared(commit_time=time):
+            return LoggedCommit(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
+        case _:
+            return None
 
 
 def _sent_of_roots(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[LoggedCommit]:

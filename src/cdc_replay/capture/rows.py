@@ -12,7 +12,7 @@ streamed or not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -42,15 +42,15 @@ BODY_SCHEMA: Final = pa.schema(
 """A message of a transaction whose end is not known yet; `subxid` is 0 outside of streamed blocks."""
 
 
-def _table_of(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
+def kinds_table(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
     """Which first bytes are of these kinds."""
     known = {kind if isinstance(kind, str) else kind.value for kind in kinds}
     return np.array([chr(byte) in known for byte in range(256)])
 
 
-_DATA: Final = _table_of("IUDTM")
-_ROW_CHANGES: Final = _table_of("IUD")
-_WITH_XID: Final = _table_of(IN_STREAM)
+_DATA: Final = kinds_table("IUDTM")
+_ROW_CHANGES: Final = kinds_table("IUD")
+_WITH_XID: Final = kinds_table(IN_STREAM)
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _STREAM_START: Final = ord(MessageType.STREAM_START.value)
 _STREAM_STOP: Final = ord(MessageType.STREAM_STOP.value)
@@ -151,6 +151,11 @@ class Chunk:
         )
         return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), cut, raw.data))
 
+    def where(self, kept: npt.NDArray[np.bool_]) -> Chunk:
+        """The messages that are `kept`, in order."""
+        data = self.data.filter(pa.array(kept))
+        return Chunk(self.lsn[kept], self.xid[kept], self.subxid[kept], self.kinds[kept], data)
+
     def controls(self) -> Ints:
         """The positions of the messages that are not data, in order."""
         return np.flatnonzero(~_DATA[self.kinds])
@@ -159,10 +164,9 @@ class Chunk:
         """One message."""
         return bytes(self.data[position].as_buffer())
 
-    def has_message(self, start: int, stop: int, accept: Callable[[bytes], bool]) -> bool:
-        """Whether one of the logical messages in `[start, stop)` is accepted."""
-        places = np.flatnonzero(self.kinds[start:stop] == _MESSAGE) + start
-        return any(accept(self.message(place)) for place in places.tolist())
+    def has_message(self, start: int, stop: int) -> bool:
+        """Whether there are logical messages in `[start, stop)`."""
+        return bool((self.kinds[start:stop] == _MESSAGE).any())
 
     def body(self, runs: Sequence[Run]) -> pa.RecordBatch:
         """The messages of `runs` as rows of `BODY_SCHEMA`.

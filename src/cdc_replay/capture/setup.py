@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_replay.capture.event_trigger import (
+    EVENT_TRIGGERS,
     execute_plan,
     foreign_event_triggers,
     is_installed,
@@ -35,6 +36,7 @@ from cdc_replay.capture.event_trigger import (
 )
 from cdc_replay.capture.log_mark import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
 from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
+from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
     ROOT_PUBLICATIONS,
@@ -118,6 +120,7 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
         check_server(connection)
+        check_ownership(connection, EVENT_TRIGGERS)
         catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
         slot_created = not slot_exists(connection, request.slot)
@@ -145,6 +148,7 @@ def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False
         MissingPrivilege: if the role may not change them.
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
+        check_ownership(connection, EVENT_TRIGGERS)
         catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
         return _refresh(connection, catalog, request, dry_run=dry_run)

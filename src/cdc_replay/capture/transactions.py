@@ -9,7 +9,7 @@
 | b … P, S … E p         | kept aside, durably, until its outcome (R9.8), again if it is sent again     |
 | K                      | what was kept is a transaction at K's position; if nothing was, none (R9.9)  |
 | r                      | what was kept is forgotten                                                   |
-| M outside of all these | a row of its own, at the message's end LSN (R9.13)                           |
+| M                      | a row if it is of our event triggers; else it is not there (`message_code`)  |
 | R                      | the shape of the rows behind it; in a stream, of its own until c (R1.16)     |
 | O                      | the transaction's origin (R1.12)                                             |
 | Y                      | nothing: types are known from the catalog                                    |
@@ -34,7 +34,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.catalog_messages import CatalogMessage, catalog_messages, is_of_triggers
+from cdc_replay.capture.catalog_messages import CatalogMessage, catalog_messages
+from cdc_replay.capture.message_code import MessageFilter
 from cdc_replay.capture.open_transaction import OpenTransaction
 from cdc_replay.capture.origins import UNNAMED, LocalChanges
 from cdc_replay.capture.rows import (
@@ -59,7 +60,6 @@ from cdc_replay.pgoutput.reader import decode, relation_of
 from cdc_replay.postgres.peek import RawMessages
 
 _LONG_STREAM_ABORT: Final = 1 + 4 + 4 + 8 + 8
-_MESSAGE: Final = ord(m.MessageType.MESSAGE.value)
 _RELATION: Final = ord(m.MessageType.RELATION.value)
 _LAST_LSN: Final = 2**63 - 1
 """Positions of the log are signed numbers of 64 bits."""
@@ -94,10 +94,18 @@ class Assembler:
     """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
 
     `after` is the end of the log; `prepared` is where prepared transactions wait; `local` tells the changes
-    without an origin, where that matters (R8.20).
+    without an origin, where that matters (R8.20); `messages` which logical messages are of our event
+    triggers.
     """
 
-    def __init__(self, after: Lsn, prepared: PreparedTransactions, local: LocalChanges | None = None) -> None:
+    def __init__(
+        self,
+        after: Lsn,
+        prepared: PreparedTransactions,
+        local: LocalChanges | None = None,
+        *,
+        messages: MessageFilter | None = None,
+    ) -> None:
         self.end_lsn = ZERO
         """The end of the last transaction that is complete, whether it was new or not."""
         self.relations: dict[int, Relation] = {}
@@ -116,6 +124,7 @@ class Assembler:
         self._after = after
         self._prepared = prepared
         self._local = local
+        self._messages = messages or MessageFilter(secret=None)
         self._waiting = {key.xid: key for key in prepared.waiting()}
         self._global = RelationVersions()
         self._open: OpenTransaction | None = None
@@ -140,7 +149,7 @@ class Assembler:
             InvalidMessage: if the messages are not what pgoutput sends.
             DecodingFailed: if a streamed transaction can only be understood without streaming.
         """
-        self._chunk = chunk = Chunk.of(raw, in_stream=self._in_stream)
+        self._chunk = chunk = self._messages.filtered(Chunk.of(raw, in_stream=self._in_stream))
         yield from self._counted(self._taken(chunk))
         for one in self._unfinished():
             one.spill(chunk)
@@ -167,14 +176,9 @@ class Assembler:
         if (one := self._open) is not None:
             one.runs.append(Run(start, stop, one.relations))
             if self._in_stream and not one.tells_of_ddl:
-                one.tells_of_ddl = self._chunk.has_message(start, stop, is_of_triggers)
+                one.tells_of_ddl = self._chunk.has_message(start, stop)
             return
-        for position in range(start, stop):
-            if self._chunk.kinds[position] != _MESSAGE:
-                raise InvalidMessage("a change is outside of any transaction", rule="R9.1")
-            alone = OpenTransaction(int(self._chunk.xid[position]), self._global)
-            alone.runs.append(Run(position, position + 1, self._global))
-            self._complete(alone, Lsn(int(self._chunk.lsn[position])), None)
+        raise InvalidMessage("a change is outside of any transaction", rule="R9.1")
 
     def _take_control(self, position: int) -> None:
         data = self._chunk.message(position)

@@ -15,6 +15,7 @@ lock. Of what merely mentions an object that was altered, such as a type, only t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, LiteralString
 
 from psycopg import sql
@@ -27,7 +28,14 @@ from cdc_replay.postgres.connection import PINNED_SETTINGS
 SCHEMA: Final = "cdc_replay_capture"
 """Of the functions."""
 
-FUNCTIONS: Final = ("tell_definitions", "tell_rewrite", "follow", "subscribed")
+FUNCTIONS: Final = (
+    "tell_definitions()", "tell_rewrite()", "tell_everything()", "emit(text, json)",
+    "follow()", "subscribed()",
+)  # fmt: skip
+"""With the types of their arguments, in an order in which they can be dropped."""
+
+RELATIONS: Final = ("secret", "ordinal")
+"""A materialized view and a sequence beside the functions."""
 
 _PINNED: Final = {
     "search_path": "pg_catalog, pg_temp",
@@ -189,6 +197,13 @@ _TOUCHED_BY_DROP: Final = """
             )
         into touched_tables, touched_publications, removed_memberships, removed_schemas"""
 
+SECRET: Final = sql.Identifier(SCHEMA, "secret")
+"""The relation with the secret, of one row and one column, `value`."""
+
+_ORDINAL: Final = sql.Identifier(SCHEMA, "ordinal")
+_EMIT_FUNCTION: Final = sql.Identifier(SCHEMA, "emit")
+_TELL_EVERYTHING_FUNCTION: Final = sql.Identifier(SCHEMA, "tell_everything")
+
 _ROWS: Final = """
             'tables', ({table_rows}),
             'columns', ({column_rows}),
@@ -196,8 +211,44 @@ _ROWS: Final = """
             'memberships', ({membership_rows})"""
 
 _TELL_EVERYTHING: Final = """
-    select pg_logical_emit_message(true, {prefix}, convert_to(
-        json_build_object('format', {format}, 'whole', true, {rows})::text, 'UTF8'))
+begin
+    perform {emit}({prefix}, json_build_object('format', {format}, 'whole', true, {rows}));
+end
+"""
+
+# Two random numbers of 122 bits each. It survives another version of the functions, so that messages that
+# are not captured yet stay valid. A table would be part of publications FOR ALL TABLES, and would be sent to
+# every subscriber of these; a materialized view never is, and survives a crash too.
+_SIGNING_VIEW: Final = """
+    create materialized view if not exists {secret} as
+    select pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
+        || pg_catalog.uuid_send(pg_catalog.gen_random_uuid())) as value
+"""
+
+# `emit` would sign whatever it is told.
+_REVOKES: Final[tuple[LiteralString, ...]] = (
+    "revoke all on schema {schema} from public",
+    "revoke all on {secret} from public",
+    "revoke all on sequence {ordinal} from public",
+    "revoke all on all functions in schema {schema} from public",
+)
+
+_GRANTS: Final[tuple[LiteralString, ...]] = (
+    "grant usage on schema {schema} to {roles}",
+    "grant select on {secret} to {roles}",
+    "grant execute on function {tell_everything}() to {roles}",
+)
+
+_EMIT: Final = """
+declare
+    ordinal constant bigint := nextval({ordinal});
+    signed constant bytea := convert_to(
+        concat_ws(E'\\n', prefix, pg_current_xact_id()::xid, ordinal, content), 'UTF8');
+    code constant bytea := (select sha256(value || sha256(value || signed)) from {secret});
+begin
+    perform pg_logical_emit_message(true, prefix,
+        convert_to(concat(ordinal, ' ', encode(code, 'hex'), E'\\n', content), 'UTF8'));
+end
 """
 
 _TELL_DEFINITIONS: Final = """
@@ -222,7 +273,7 @@ begin
     if touched_tables || respelled_tables || touched_publications || schemas_of || added_memberships <> '{{}}'
         or coalesce(added_schemas, removed_memberships, removed_schemas) is not null
     then
-        perform pg_logical_emit_message(true, {prefix}, convert_to(json_build_object(
+        perform {emit}({prefix}, json_build_object(
             'format', {format},
             'touched_tables', touched_tables::bigint[],
             'respelled_tables', respelled_tables::bigint[],
@@ -245,7 +296,7 @@ begin
                     and (age(a.xmin) <= 0 or age(d.xmin) <= 0)
             ),
             {rows}
-        )::text, 'UTF8'));
+        ));
     end if;
 exception when others then
     raise warning 'cdc-replay could not record what % changed: %', tg_tag, sqlerrm
@@ -257,8 +308,8 @@ end
 _TELL_REWRITE: Final = """
 begin
     if pg_event_trigger_table_rewrite_reason() & 6 <> 0 then
-        perform pg_logical_emit_message(true, {prefix}, convert_to(json_build_object(
-            'format', {format}, 'relations', json_build_array(c.oid::bigint))::text, 'UTF8'))
+        perform {emit}({prefix}, json_build_object(
+            'format', {format}, 'relations', json_build_array(c.oid::bigint)))
         from pg_class c
         where c.oid = pg_event_trigger_table_rewrite_oid() and c.relkind = 'r' and c.relpersistence = 'p';
     end if;
@@ -269,16 +320,78 @@ end
 """
 
 
-def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that create the functions, or replace them; `publications` are those subscribed to."""
+@dataclass(frozen=True, slots=True)
+class TriggerFunction:
+    """A function that runs as its owner, with a fixed search path; `body` is its `pg_proc.prosrc`."""
+
+    name: str
+    body: sql.Composed
+    signature: LiteralString = "() returns event_trigger"
+
+    @property
+    def statement(self) -> sql.Composed:
+        """Creates it, or replaces it."""
+        settings = sql.SQL(" ").join(
+            sql.SQL("set {} = {}").format(
+                sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value
+            )
+            for setting, value in _PINNED.items()
+        )
+        return sql.SQL(
+            "create or replace function {}{} language plpgsql security definer {}"
+            " as $cdc_replay${}$cdc_replay$"
+        ).format(sql.Identifier(SCHEMA, self.name), sql.SQL(self.signature), settings, self.body)
+
+
+def trigger_functions() -> tuple[TriggerFunction, ...]:
+    """The functions for event triggers."""
+    named = {"prefix": CATALOG_PREFIX, "format": DELTA_FORMAT, "emit": _EMIT_FUNCTION}
+    rewrite = {**named, "prefix": REWRITE_PREFIX}
     return (
-        _function("tell_definitions", _tell_definitions()),
-        _function("tell_rewrite", sql.SQL(_TELL_REWRITE).format(format=DELTA_FORMAT, prefix=REWRITE_PREFIX)),
-        sql.SQL(
-            "create or replace function {}() returns name[] language sql stable return {}::name[]"
-        ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications)),
-        _function("follow", follow(sql.Identifier(SCHEMA, "subscribed")), definer=True),
+        TriggerFunction(
+            "emit",
+            sql.SQL(_EMIT).format(secret=SECRET, ordinal=f"{SCHEMA}.ordinal"),
+            signature="(prefix text, content json) returns void",
+        ),
+        TriggerFunction("tell_definitions", _tell_definitions()),
+        TriggerFunction("tell_rewrite", sql.SQL(_TELL_REWRITE).format(**rewrite)),
+        TriggerFunction(
+            "tell_everything",
+            sql.SQL(_TELL_EVERYTHING).format(**named, rows=_rows({})),
+            signature="() returns void",
+        ),
+        TriggerFunction("follow", follow(sql.Identifier(SCHEMA, "subscribed"))),
     )
+
+
+def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
+    """The statements that create the functions, or replace them, and what they sign their messages with.
+
+    `publications` are those subscribed to. Nobody but the owner may call the functions, or read the secret.
+    """
+    # Names can hold any quote: the server prints this body itself.
+    subscribed = sql.SQL(
+        "create or replace function {}() returns name[] language sql stable return {}::name[]"
+    ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications))
+    names = {"schema": sql.Identifier(SCHEMA), "secret": SECRET, "ordinal": _ORDINAL}
+    return (
+        sql.SQL("create sequence if not exists {ordinal}").format(**names),
+        sql.SQL(_SIGNING_VIEW).format(**names),
+        subscribed,
+        *(function.statement for function in trigger_functions()),
+        *(sql.SQL(revoke).format(**names) for revoke in _REVOKES),
+    )
+
+
+def grant_to(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
+    """The statements by which roles that capture may read the secret, and tell everything."""
+    names = {
+        "schema": sql.Identifier(SCHEMA),
+        "secret": SECRET,
+        "tell_everything": _TELL_EVERYTHING_FUNCTION,
+        "roles": sql.SQL(", ").join(map(sql.Identifier, roles)),
+    }
+    return tuple(sql.SQL(grant).format(**names) for grant in _GRANTS)
 
 
 def _tell_definitions() -> sql.Composed:
@@ -288,18 +401,8 @@ def _tell_definitions() -> sql.Composed:
         prefix=CATALOG_PREFIX,
         format=DELTA_FORMAT,
         rows=_rows(_TOUCHED),
+        emit=_EMIT_FUNCTION,
     )
-
-
-def _function(name: str, body: sql.Composed, *, definer: bool = False) -> sql.Composed:
-    settings = sql.SQL(" ").join(
-        sql.SQL("set {} = {}").format(sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value)
-        for setting, value in _PINNED.items()
-    )
-    return sql.SQL(
-        "create or replace function {}() returns event_trigger language plpgsql{} {}"
-        " as $cdc_replay${}$cdc_replay$"
-    ).format(sql.Identifier(SCHEMA, name), sql.SQL(" security definer" if definer else ""), settings, body)
 
 
 def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
@@ -316,7 +419,5 @@ _TOUCHED: Final[Mapping[str, LiteralString]] = {
     "membership": "(m.prrelid = any(touched_tables || respelled_tables) or m.oid = any(added_memberships))",
 }
 
-TELL_EVERYTHING: Final = sql.SQL(_TELL_EVERYTHING).format(
-    prefix=CATALOG_PREFIX, format=DELTA_FORMAT, rows=_rows({})
-)
+TELL_EVERYTHING: Final = sql.SQL("select {}()").format(_TELL_EVERYTHING_FUNCTION)
 """Writes a message with all definitions."""

@@ -35,12 +35,15 @@ says everything; what is not in it is gone.
 
 `cdc_replay.rewrite`: `{"format": 1, "relations": [oid…]}`, tables whose rows were rewritten, so that their
 values may have changed without a change being sent (R11.9).
+
+Before the JSON there is a line with the code of the message (`capture.message_code`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -58,7 +61,10 @@ REWRITE_PREFIX: Final = "cdc_replay.rewrite"
 
 DELTA_FORMAT: Final = 1
 
-_MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError)
+CODE_LINE: Final = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{64})\n")
+"""Ordinal and code, which come before the content of a message of the event triggers."""
+
+_MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,12 @@ def parse_delta(content: bytes | str) -> CatalogDelta:
         )
     except _MALFORMED as error:
         raise _invalid(error) from error
+
+
+def without_code(content: bytes) -> bytes:
+    """What a message says; one of a log that is older than codes has no line to take off."""
+    line = CODE_LINE.match(content)
+    return content if line is None else content[line.end() :]
 
 
 def parse_rewrite(content: bytes | str) -> tuple[RelationId, ...]:
@@ -265,8 +277,8 @@ def _membership(row: CatalogRow) -> CatalogRow:
 
 def _object(content: bytes | str) -> dict[str, Any]:
     try:
-        read = json.loads(content)
-    except ValueError as error:
+        read = json.loads(without_code(content) if isinstance(content, bytes) else content)
+    except _MALFORMED as error:
         raise _invalid(error) from error
     if not isinstance(read, dict) or read.get("format") != DELTA_FORMAT:
         raise InvalidMessage(

@@ -33,8 +33,20 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
 
+OUR_PREFIXES: Final = b"cdc_replay."
+"""How the prefixes of all logical messages of this software begin."""
+
+MOST_MESSAGE_BYTES: Final = 32 << 20
+"""A logical message that is longer is not of this software: the catalogs of 50,000 tables take less."""
+
+# Any role can write logical messages (77 is M), as large as it likes: of those that are not wanted only the
+# beginning is sent, which says so. With streaming, an xid is before flags, LSN and prefix.
 PEEK: Final = sql.SQL(
-    "copy (select lsn, xid, data from pg_logical_slot_peek_binary_changes("
+    "copy (select lsn, xid, case when pg_catalog.get_byte(data, 0) <> 77"
+    " or pg_catalog.length(data) <= {most_bytes} and {prefix} in"
+    " (pg_catalog.substr(data, 11, {prefix_bytes}), pg_catalog.substr(data, 15, {prefix_bytes}))"
+    " then data else pg_catalog.substr(data, 1, 32) end"
+    " from pg_catalog.pg_logical_slot_peek_binary_changes("
     "{slot}, {upto_lsn}, {upto_nchanges}, variadic {options})) to stdout (format binary)"
 )
 
@@ -113,6 +125,9 @@ def peek(
         upto_lsn=sql.Literal(str(upto_lsn)),
         upto_nchanges=sql.Literal(upto_nchanges),
         options=sql.Literal(list(options.arguments)),
+        most_bytes=sql.Literal(MOST_MESSAGE_BYTES),
+        prefix=sql.Literal(OUR_PREFIXES),
+        prefix_bytes=sql.Literal(len(OUR_PREFIXES)),
     )
     with (
         slot_errors(f'cannot read replication slot "{options.slot}"'),

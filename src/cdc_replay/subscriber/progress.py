@@ -14,6 +14,7 @@ from typing import Final
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.state import is_installed
 
 _REPORT: Final = """
     insert into cdc_replay.copy_progress
@@ -86,8 +87,7 @@ def forget_progress(connection: Connection, subscription: str) -> None:
 
 def reported_progress(connection: Connection, subscription: str) -> tuple[ReportedProgress, ...]:
     """What the copies that run now, or were killed, have reported of their tables."""
-    found = connection.execute("select to_regclass('cdc_replay.copy_progress') is not null").fetchone()
-    if found is None or not found[0]:
+    if not is_installed(connection):
         return ()
     return tuple(
         ReportedProgress(CopyProgress(QualifiedName(*row[:2]), *row[2:6]), *row[6:])

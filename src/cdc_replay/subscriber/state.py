@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +36,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.origin import drop_origins
+from cdc_replay.subscriber.ownership import check_state_ownership
 
 SCHEMA: Final = STATE_SCHEMA
 
@@ -131,6 +133,9 @@ _IS_INSTALLED: Final = """
     )
 """
 """The column that the last statement of `_INSTALL` adds."""
+
+_CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+"""Connections on which the schema was found in no other hands; nobody else can take it while it is there."""
 
 _SET_TABLE_STATE: Final = """
     insert into cdc_replay.subscription_table
@@ -243,7 +248,14 @@ def bring_up_to_date(connection: Connection) -> None:
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether this database has the schema with all its tables, as this version has them."""
+    """Whether this database has the schema with all its tables, as this version has them.
+
+    Raises:
+        SubscriberNotReady: if the schema is in the hands of another role.
+    """
+    if connection not in _CHECKED:
+        check_state_ownership(connection)
+        _CHECKED.add(connection)
     row = connection.execute(_IS_INSTALLED).fetchone()
     return row is not None and bool(row[0])
 

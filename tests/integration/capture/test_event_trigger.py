@@ -478,11 +478,7 @@ def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> No
 
 
 def test_a_failing_function_is_a_warning_and_the_command_succeeds(source: Source) -> None:
-    source.connection.execute(
-        "do $$ declare name text; begin"
-        " for name in select oid::regprocedure from pg_proc where proname = 'pg_logical_emit_message' loop"
-        " execute format('revoke execute on function %s from public', name); end loop; end $$"
-    )
+    source.connection.execute("drop materialized view cdc_replay_capture.secret")
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     before = source.catalog()
     said: list[str] = []
@@ -494,7 +490,7 @@ def test_a_failing_function_is_a_warning_and_the_command_succeeds(source: Source
 
     assert [each for each in said if "cdc-replay could not record" in each] == said
     assert len(said) == 3
-    assert all("permission denied for function pg_logical_emit_message" in each for each in said)
+    assert all('cdc_replay_capture.secret" does not exist' in each for each in said)
     assert source.messages() == []
     assert len(source.catalog().tables) == len(before.tables) + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cdc_replay.capture.message_code import MessageFilter, code_of
 from cdc_replay.capture.transactions import Assembler
 from cdc_replay.changelog.prepared import PreparedTransactions
 from cdc_replay.model.lsn import ZERO, Lsn
@@ -16,6 +18,8 @@ from cdc_replay.pgoutput.reader import relation_version
 from cdc_replay.postgres.peek import RawMessages
 
 TABLE = 5
+SECRET = b"known to the event triggers"
+ORDINALS = itertools.count(1)
 
 
 def relation(*columns: str) -> bytes:
@@ -60,6 +64,18 @@ def logical_message(content: str, *, transactional: bool = True, prefix: str = "
         + struct.pack(">I", len(content))
         + content.encode()
     )
+
+
+def signed_message(content: str, *, transactional: bool = True, prefix: str = "cdc_replay.test") -> bytes:
+    """One of the event triggers; the xid is that of `raw`."""
+    ordinal = next(ORDINALS)
+    code = code_of(SECRET, prefix, 0, ordinal, content.encode())
+    return logical_message(f"{ordinal} {code}\n{content}", transactional=transactional, prefix=prefix)
+
+
+def assembler(prepared: PreparedTransactions, after: Lsn = ZERO) -> Assembler:
+    """One that believes messages of `signed_message`."""
+    return Assembler(after, prepared, messages=MessageFilter(SECRET))
 
 
 def in_stream(message: bytes, xid: int) -> bytes:
@@ -109,5 +125,5 @@ def assembled(
     prepared: PreparedTransactions, *batches: RawMessages, after: Lsn = ZERO
 ) -> list[dict[str, Any]]:
     """The rows of the log that the batches of one peek give."""
-    with Assembler(after, prepared) as assembler:
-        return [row for batch in batches for rows in assembler.feed(batch) for row in rows.to_pylist()]
+    with assembler(prepared, after) as made:
+        return [row for batch in batches for rows in made.feed(batch) for row in rows.to_pylist()]

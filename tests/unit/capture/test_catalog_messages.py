@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from cdc_replay.capture.stretches import SHORTEST
-from cdc_replay.capture.transactions import Assembler
 from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.prepared import PreparedTransactions
 from cdc_replay.errors import DecodingFailed
@@ -17,6 +16,7 @@ from unit.capture.stream import (
     RELATION,
     STREAM_STOP,
     TABLE,
+    assembler,
     begin,
     begin_prepare,
     commit,
@@ -27,6 +27,7 @@ from unit.capture.stream import (
     prepare,
     raw,
     rollback_prepared,
+    signed_message,
     stream_abort,
     stream_commit,
     stream_start,
@@ -34,20 +35,18 @@ from unit.capture.stream import (
 
 
 def ddl(content: str, *, transactional: bool = True, prefix: str = CATALOG_PREFIX) -> bytes:
-    return logical_message(content, transactional=transactional, prefix=prefix)
+    return signed_message(content, transactional=transactional, prefix=prefix)
 
 
 def told(
     prepared: PreparedTransactions, *calls: Sequence[bytes], after: Lsn = ZERO
 ) -> list[tuple[int, int, str]]:
     """Commit LSN, LSN and content of what a peek tells; a message's LSN is its place in its batch."""
-    with Assembler(after, prepared) as assembler:
+    with assembler(prepared, after) as made:
         for call in calls:
-            for _ in assembler.feed(raw(call)):
+            for _ in made.feed(raw(call)):
                 pass
-        return [
-            (one.commit_lsn.value, one.lsn.value, one.content.decode()) for one in assembler.catalog_messages
-        ]
+        return [(one.commit_lsn.value, one.lsn.value, one.content.decode()) for one in made.catalog_messages]
 
 
 def test_messages_have_the_position_of_their_command_and_of_their_commit(
@@ -75,9 +74,10 @@ def test_those_of_many_small_transactions_are_noticed(prepared: PreparedTransact
 def test_others_are_none_of_them(prepared: PreparedTransactions) -> None:
     """R9.13: one that is not transactional is there even if its command was rolled back."""
     other = [ddl("x", prefix="p"), ddl("x", prefix=REWRITE_PREFIX), ddl("x", prefix=CATALOG_PREFIX + "s")]
+    unsigned = logical_message("x", prefix=CATALOG_PREFIX)
     outside = ddl("x", transactional=False)
 
-    assert told(prepared, [begin(5), *other, outside, commit(5), outside]) == []
+    assert told(prepared, [begin(5), *other, unsigned, outside, commit(5), outside]) == []
 
 
 def test_a_streamed_transaction_tells_at_its_commit(prepared: PreparedTransactions) -> None:
@@ -95,7 +95,8 @@ def test_a_rolled_back_savepoint_of_a_stream_that_tells_of_ddl_has_to_be_read_ot
 ) -> None:
     """R1.9: a message has the id of the top transaction; with other messages that does no harm."""
     first, stop = stream_start(7, first=True), STREAM_STOP
-    harmless = [first, in_stream(ddl("a", prefix="p"), 7), stop, stream_abort(7, 8), stream_commit(7, 100)]
+    others = in_stream(logical_message("a"), 7)
+    harmless = [first, others, stop, stream_abort(7, 8), stream_commit(7, 100)]
     assert told(prepared, harmless) == []
     with pytest.raises(DecodingFailed, match="streamed transaction 7 has DDL and a savepoint"):
         told(prepared, [first, in_stream(ddl("a", prefix=prefix), 7), stop, stream_abort(7, 8)])
@@ -112,16 +113,16 @@ def test_a_prepared_transaction_tells_at_commit_prepared(prepared: PreparedTrans
 
 def test_tables_are_described_to_committed_transactions_only(prepared: PreparedTransactions) -> None:
     """What a prepared transaction has made is known to nobody else."""
-    with Assembler(ZERO, prepared) as assembler:
+    with assembler(prepared) as made:
         open_stream = [stream_start(7, first=True), in_stream(RELATION, 7), STREAM_STOP]
         waiting = [begin_prepare(8, 100), RELATION, insert("1"), prepare(8, 100)]
         for call in (open_stream, waiting):
-            for _ in assembler.feed(raw(call)):
+            for _ in made.feed(raw(call)):
                 pass
-        assert assembler.described == set()
-        for _ in assembler.feed(raw([stream_commit(7, 200)])):
+        assert made.described == set()
+        for _ in made.feed(raw([stream_commit(7, 200)])):
             pass
-        assert assembler.described == {TABLE}
+        assert made.described == {TABLE}
 
 
 @pytest.mark.parametrize(

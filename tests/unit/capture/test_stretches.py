@@ -37,6 +37,7 @@ from unit.capture.stream import (
     raw,
     relation,
     rollback_prepared,
+    signed_message,
     stream_abort,
     stream_commit,
     stream_start,
@@ -101,7 +102,7 @@ class History:
 
     def change(self, rows: Rows, subxid: int) -> bytes:
         value = str(next(self.values))
-        message = logical_message(value) if self.happens() else insert(value)
+        message = signed_message(value) if self.happens() else insert(value)
         rows.content.append((subxid, rows.shape, message))
         return message
 
@@ -134,10 +135,9 @@ class History:
             self.commit(rows, xid, end_lsn, time)
 
     def alone(self) -> None:
-        message = logical_message(str(next(self.values)), transactional=False)
-        end_lsn = self.end()
-        self.send(message)
-        self.commit(Rows(self.shape, None, [(0, self.shape, message)]), 0, end_lsn, None)
+        """R9.13: what others write is not kept, wherever it is."""
+        self.end()
+        self.send(logical_message(str(next(self.values)), transactional=False))
 
     def block(self) -> None:
         known = self.draw(st.sampled_from([None, *self.streams]))
@@ -152,7 +152,10 @@ class History:
         self.send(in_stream(rows.shape, xid))
         for _ in self.some(3):
             subxid = xid + self.draw(st.integers(0, 2))
-            message = self.change(rows, subxid)
+            if self.happens():
+                self.send(in_stream(logical_message("of another program"), xid))
+            message = insert(str(next(self.values)))
+            rows.content.append((subxid, rows.shape, message))
             self.send(in_stream(message, subxid))
         self.send(STREAM_STOP)
 

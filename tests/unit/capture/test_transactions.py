@@ -17,6 +17,7 @@ from unit.capture.stream import (
     VERSIONS,
     WIDER,
     assembled,
+    assembler,
     begin,
     begin_prepare,
     commit,
@@ -140,18 +141,6 @@ def test_a_shape_from_a_rolled_back_subtransaction_is_not_kept(prepared: Prepare
         rows_of(prepared, unsaid)
 
 
-def test_a_message_of_a_rolled_back_savepoint_stays_in_a_streamed_transaction(
-    prepared: PreparedTransactions,
-) -> None:
-    """R1.9: in a stream it carries the transaction id of the whole transaction; nothing tells it apart."""
-    said = logical_message("in savepoint")
-    messages = [
-        stream_start(8, first=True), in_stream(RELATION, 8), in_stream(insert("a"), 9), in_stream(said, 8),
-        STREAM_STOP, stream_abort(8, 9), stream_commit(8, 20),
-    ]  # fmt: skip
-    assert rows_of(prepared, messages) == [(20, 0, said)]
-
-
 def test_origins_are_those_of_their_transactions(prepared: PreparedTransactions) -> None:
     """R1.12: streamed, prepared or not; what lies between is local."""
     messages = [
@@ -167,17 +156,13 @@ def test_origins_are_those_of_their_transactions(prepared: PreparedTransactions)
     ]  # fmt: skip
 
 
-def test_messages_outside_of_transactions_are_rows_of_their_own(prepared: PreparedTransactions) -> None:
-    """R9.13: at the end LSN of the message, without a time; they are no transactions."""
-    said = logical_message("now", transactional=False)
-    with Assembler(ZERO, prepared) as assembler:
-        batch = raw([said, *streamed(8, RELATION, insert("a")), said], [10, 11, 11, 11, 11, 30])
-        rows = [row for rows in assembler.feed(batch) for row in rows.to_pylist()]
-        assert [(row["commit_lsn"], row["commit_time"], row["seq"]) for row in rows] == [
-            (10, None, 0),
-            (30, None, 0),
-        ]
-        assert assembler.tally.transactions == 0
+def test_messages_of_others_are_not_kept(prepared: PreparedTransactions) -> None:
+    """R9.13: neither outside of transactions nor in them; a transaction of nothing else has no row."""
+    outside, inside = logical_message("now", transactional=False), logical_message("a")
+    messages = [outside, *streamed(8, inside), outside, begin(20), inside, commit(20), stream_commit(8, 40)]
+    with assembler(prepared) as made:
+        assert [row for rows in made.feed(raw(messages)) for row in rows.to_pylist()] == []
+        assert (made.tally.transactions, made.end_lsn) == (0, Lsn(40))
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

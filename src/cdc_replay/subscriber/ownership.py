@@ -1,0 +1,85 @@
+"""The schema `cdc_replay` of a subscriber is ours only if nobody else can write code into it.
+
+A role with CREATE on the database can make a schema of that name before us. It would own what is in there,
+and a trigger, default, rule or policy of its tables would run with the rights of the role that replays. So
+before anything in the schema is read or written:
+
+- schema, tables, functions and all else in it are owned by the role itself or by a superuser;
+- no other role may create anything in the schema, or write to its tables;
+- its tables have no trigger, rule or policy.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cdc_replay.errors import SubscriberNotReady
+from cdc_replay.model.publication import STATE_SCHEMA
+from cdc_replay.postgres.connection import Connection
+
+_UNTRUSTED: Final = """
+    with trusted (oid) as (
+        select oid from pg_catalog.pg_roles where rolsuper or rolname = current_user
+    ),
+    schema as (
+        select oid, nspname, nspowner, nspacl from pg_catalog.pg_namespace where nspname = %(schema)s
+    ),
+    relation as (
+        select c.oid, c.relowner, c.relacl
+        from pg_catalog.pg_class c join schema on schema.oid = c.relnamespace
+    ),
+    owned (object, owner) as (
+        select pg_catalog.format('schema %%I', nspname), nspowner from schema
+        union all
+        select pg_catalog.format('relation %%s', oid::pg_catalog.regclass), relowner from relation
+        union all
+        select pg_catalog.format('function %%s', p.oid::pg_catalog.regprocedure), p.proowner
+        from pg_catalog.pg_proc p join schema on schema.oid = p.pronamespace
+        union all
+        select pg_catalog.format('type %%s', t.oid::pg_catalog.regtype), t.typowner
+        from pg_catalog.pg_type t join schema on schema.oid = t.typnamespace
+    ),
+    privileges (object, grantee, privilege) as (
+        select pg_catalog.format('schema %%I', nspname), acl.grantee, acl.privilege_type
+        from schema, pg_catalog.aclexplode(nspacl) acl where acl.privilege_type = 'CREATE'
+        union all
+        select pg_catalog.format('relation %%s', relation.oid::pg_catalog.regclass),
+            acl.grantee, acl.privilege_type
+        from relation, pg_catalog.aclexplode(relacl) acl
+        where acl.privilege_type not in ('SELECT', 'USAGE', 'MAINTAIN')
+    )
+    select pg_catalog.format('%%s is owned by role "%%s"', object, pg_catalog.pg_get_userbyid(owner))
+    from owned where owner not in (table trusted)
+    union all
+    select pg_catalog.format('role "%%s" has %%s on %%s',
+        case grantee when 0 then 'public' else pg_catalog.pg_get_userbyid(grantee)::text end,
+        privilege, object)
+    from privileges where grantee not in (table trusted)
+    union all
+    select pg_catalog.format('%%s has trigger "%%s"', tgrelid::pg_catalog.regclass, tgname)
+    from pg_catalog.pg_trigger join relation on relation.oid = tgrelid where not tgisinternal
+    union all
+    select pg_catalog.format('%%s has rule "%%s"', ev_class::pg_catalog.regclass, rulename)
+    from pg_catalog.pg_rewrite join relation on relation.oid = ev_class
+    union all
+    select pg_catalog.format('%%s has policy "%%s"', polrelid::pg_catalog.regclass, polname)
+    from pg_catalog.pg_policy join relation on relation.oid = polrelid
+    order by 1
+    limit 20
+"""
+
+
+def check_state_ownership(connection: Connection) -> None:
+    """Check that the schema of the state, if there is one, is not in other hands.
+
+    Raises:
+        SubscriberNotReady: naming each object with its owner, and what it has that it must not have.
+    """
+    found = [sentence for (sentence,) in connection.execute(_UNTRUSTED, {"schema": STATE_SCHEMA})]
+    if found:
+        raise SubscriberNotReady(
+            f'schema "{STATE_SCHEMA}" of the subscriber is in the hands of another role',
+            detail="; ".join(found),
+            hint="Find out who made it and why. Drop or rename what is not of cdc-replay, or give it to the"
+            " role of the subscription (ALTER … OWNER TO) and revoke the privileges.",
+        )
