@@ -260,7 +260,7 @@ def tell_everything(connection: Connection) -> None:
 
 def _have_their_bodies(connection: Connection) -> bool:
     wanted = {function.name: function.body.as_string(connection) for function in trigger_functions()}
-    found = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
+    found: dict[str, str] = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
     return wanted.items() <= found.items()
 
 
