@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -114,7 +115,8 @@ def errors(run: Callable[[Config], object], config: Config) -> str:
         return str(error)
     assert isinstance(results, tuple)
     (result,) = results
-    return str(getattr(result, "replay", result).error)
+    replayed: Any = getattr(result, "replay", result)
+    return str(replayed.error)
 
 
 def test_a_new_log_of_another_database_does_not_replace_rows(synced: Twin, other: Database) -> None:
