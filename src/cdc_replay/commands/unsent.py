@@ -7,9 +7,11 @@
 | the same, with the window to F  | a change after the window, which is part of it then; replay only     |
 | the whole log up to F           | an earlier change of the row, of any age                             |
 
-They are tried in this order, until no row would be inserted without a value. A fence is a snapshot of the
-publisher and the log that has led to it, up to F (`commands.fences`): together they tell whether a row of the
-publisher is still the one that entered, and its value still the same (`fill`).
+They are tried in this order, until no row would be inserted without a value. What is missing after the last
+one is NULL where it cannot matter any more, and otherwise what the subscription says (`unchanged_toast`).
+
+A fence is a snapshot of the publisher and the log that has led to it, up to F (`commands.fences`): together
+they tell whether a row of the publisher is still the one that entered, and its value still the same (`fill`).
 
 Nothing is written to the subscriber before all of this is done.
 """
@@ -18,22 +20,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import is_captured
 from cdc_replay.commands.fences import Fence
 from cdc_replay.commands.rewritten import rewrites_in
-from cdc_replay.commands.window import catalog_history, decode_window
+from cdc_replay.commands.window import catalog_history, decode_window, definitions
 from cdc_replay.compact import Survey
 from cdc_replay.config import PublisherConfig
-from cdc_replay.fill import FollowedLeaf, History
+from cdc_replay.fill import FollowedLeaf, History, Shape, TupleColumn, tuple_columns
 from cdc_replay.model.lsn import ZERO, Lsn, Window
-from cdc_replay.model.publication import PublishAction, PublisherCatalog
+from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
-from cdc_replay.route.routes import Routes
+from cdc_replay.route.routes import Defined, Routes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,22 +79,23 @@ class Unsent:
         for route in self.routes.routes:
             if route.target.index in entered:
                 wanted.setdefault(route.relation.id, set()).update(route.target.columns)
-        catalogs = catalog_history(change_log).within(window)
+        history = catalog_history(change_log)
+        catalogs = history.within(window)
         versions = _versions(change_log, window)
+        columns = _columns(definitions(change_log, window), _uncertain(history, catalogs, wanted))
         rewritten = rewrites_in(change_log, window, change_log.summary(window)).last
         leaves = (
-            FollowedLeaf.of(versions[leaf], frozenset(columns))
-            for leaf, columns in wanted.items()
-            if leaf in versions and all(_is_identified(catalog, leaf) for catalog in catalogs.values())
+            FollowedLeaf.of(versions[leaf], columns.get(leaf, {}), frozenset(names))
+            for leaf, names in wanted.items()
+            if leaf in versions
         )
         return tuple(
             dataclasses.replace(
                 leaf,
-                renamed=_renamed_columns(catalogs.values(), leaf.id),
+                key=leaf.key if all(_is_identified(each, leaf.id) for each in catalogs.values()) else (),
                 since=rewritten.get(leaf.id, ZERO),
             )
             for leaf in leaves
-            if leaf is not None
         )
 
 
@@ -102,12 +107,41 @@ def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Re
     return versions
 
 
-def _renamed_columns(catalogs: Iterable[PublisherCatalog], leaf: RelationId) -> frozenset[str]:
-    """The names that were not always those of the same columns, as far as the catalogs know."""
-    tables = [catalog.tables[leaf] for catalog in catalogs if leaf in catalog.tables]
-    known = {(column.attnum, column.name) for table in tables for column in table.columns}
+def _columns(
+    defined: Iterable[Defined], uncertain: Mapping[RelationId, frozenset[str]]
+) -> dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]]:
+    """What the columns of tuples are, by leaf and shape."""
+    found: dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]] = {}
+    for each in defined:
+        relation, table = each.relation, each.catalog.tables.get(each.relation.id)
+        columns = tuple_columns(relation, table, uncertain.get(relation.id, frozenset()))
+        found.setdefault(relation.id, {})[relation.version, each.catalog_version] = columns
+    return found
+
+
+def _uncertain(
+    history: CatalogHistory, catalogs: Mapping[int, PublisherCatalog], leaves: Iterable[RelationId]
+) -> dict[RelationId, frozenset[str]]:
+    """The columns of which a catalog that was read afterwards says that their names are others'.
+
+    Without event triggers it is in force from the beginning of the pull that finds it, and with it the names
+    (R9.10): changes before the rename would be taken for those of the other column.
+    """
+    found: dict[RelationId, set[str]] = {leaf: set() for leaf in leaves}
+    for (_, before), (number, after) in itertools.pairwise(sorted(catalogs.items())):
+        if not history.is_whole(number):
+            continue
+        for leaf, names in found.items():
+            if leaf in before.tables and leaf in after.tables:
+                names.update(_renamed(before.tables[leaf], after.tables[leaf]))
+    return {leaf: frozenset(names) for leaf, names in found.items()}
+
+
+def _renamed(before: Table, after: Table) -> set[str]:
+    """The names that are those of other columns now, as far as both have columns of that name or number."""
+    known = {(column.attnum, column.name) for table in (before, after) for column in table.columns}
     numbers, names = (collections.Counter(each[part] for each in known) for part in (0, 1))
-    return frozenset(name for number, name in known if numbers[number] > 1 or names[name] > 1)
+    return {name for number, name in known if numbers[number] > 1 or names[name] > 1}
 
 
 def _is_identified(catalog: PublisherCatalog, leaf: RelationId) -> bool:
