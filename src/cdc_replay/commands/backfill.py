@@ -345,7 +345,7 @@ def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple
     yield unsent.in_window(changes, work.read), False
     fence = work.publisher.fences.of(work.read)
     yield unsent.at_fence(session, fence, work.read.after), False
-    yield unsent.at_fence_with_whole_log(session, fence), True
+    yield unsent.at_fence_with_whole_log(session, fence, work.read.after), True
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class _Settling:
         log.warning(
             "subscription %s: table %s is parked at %s, the others go on: %s%s",
             *(subscription.name, table, applied, outcome.error),
-            "" if isinstance(outcome.error, UnknownValue) else _remedy(subscription.name, table, transaction),
+            "" if _names_its_transaction(outcome.error) else _remedy(subscription.name, table, transaction),
         )
         return True
 
@@ -231,7 +231,7 @@ def _end(outcome: Outcome) -> Lsn | None:
 def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) -> SubscriptionParked:
     """The error of a subscription that is parked before a transaction, with what to do about it."""
     hint = "Everything before it is applied."
-    if not isinstance(reason, UnknownValue):
+    if not _names_its_transaction(reason):
         hint += (
             f" Correct the cause and run `cdc-replay replay {subscription}` again, or leave the transaction"
             f" out: `cdc-replay resume {subscription} --skip {transaction}`."
@@ -242,6 +242,11 @@ def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) 
         hint=hint,
         rule="R8.5",
     )
+
+
+def _names_its_transaction(reason: Exception | None) -> bool:
+    """Whether the reason itself says what to do about its transaction."""
+    return isinstance(reason, UnknownValue) and reason.commit_lsn is not None
 
 
 def _remedy(subscription: str, table: QualifiedName, transaction: Lsn) -> str:

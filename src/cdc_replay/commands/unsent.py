@@ -19,22 +19,24 @@ Nothing is written to the subscriber before all of this is done.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from cdc_replay.catalog.delta import REWRITE_PREFIX, parse_rewrite
 from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import is_captured
 from cdc_replay.commands.fences import Fence
-from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.window import catalog_history, decode_window, definitions
 from cdc_replay.compact import Survey
 from cdc_replay.config import PublisherConfig
+from cdc_replay.errors import InvalidMessage
 from cdc_replay.fill import FollowedLeaf, History, Shape, TupleColumn, tuple_columns
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.route.routes import Defined, Routes
@@ -64,14 +66,23 @@ class Unsent:
         """The log after `after` that has led to the fence, and the publisher there."""
         change_log = ChangeLog.open(self.publisher.change_log)
         window = Window(after, fence.upto)
-        changes = decode_window(session, change_log, window)
-        if fence.unseen:
-            changes = changes.where(~changes["commit_lsn"].isin([lsn.value for lsn in fence.unseen]))
+        changes = _seen_changes(session, change_log, window, fence)
         return History(changes, self._leaves(change_log, window), fence.snapshot)
 
-    def at_fence_with_whole_log(self, session: SparkSession, fence: Fence) -> History:
-        """As `at_fence`, with all that the log has."""
-        return self.at_fence(session, fence, ChangeLog.open(self.publisher.change_log).start_lsn)
+    def at_fence_with_whole_log(self, session: SparkSession, fence: Fence, after: Lsn) -> History:
+        """As `at_fence`, with all that the log has.
+
+        A leaf whose rows can be followed after `after` only, as it was not captured before, or had another
+        replica identity, is followed from there.
+        """
+        change_log = ChangeLog.open(self.publisher.change_log)
+        window = Window(change_log.start_lsn, fence.upto)
+        late = {leaf.id: leaf for leaf in self._leaves(change_log, Window(after, fence.upto))}
+        leaves = tuple(
+            dataclasses.replace(late[leaf.id], begins=after) if not leaf.key and leaf.id in late else leaf
+            for leaf in self._leaves(change_log, window)
+        )
+        return History(_seen_changes(session, change_log, window, fence), leaves, fence.snapshot)
 
     def _leaves(self, change_log: ChangeLog, window: Window) -> tuple[FollowedLeaf, ...]:
         entered = {target for target, _, _ in self.found.unsent}
@@ -83,7 +94,7 @@ class Unsent:
         catalogs = history.within(window)
         versions = _versions(change_log, window)
         columns = _columns(definitions(change_log, window), _uncertain(history, catalogs, wanted))
-        rewritten = rewrites_in(change_log, window, change_log.summary(window)).last
+        rewrites = _rewrites(change_log, window)
         leaves = (
             FollowedLeaf.of(versions[leaf], columns.get(leaf, {}), frozenset(names))
             for leaf, names in wanted.items()
@@ -93,10 +104,18 @@ class Unsent:
             dataclasses.replace(
                 leaf,
                 key=leaf.key if all(_is_identified(each, leaf.id) for each in catalogs.values()) else (),
-                since=rewritten.get(leaf.id, ZERO),
+                rewrites=tuple(sorted(rewrites.get(leaf.id, ()))),
             )
             for leaf in leaves
         )
+
+
+def _seen_changes(session: SparkSession, change_log: ChangeLog, window: Window, fence: Fence) -> DataFrame:
+    """The changes of the window that the fence's snapshot has."""
+    changes = decode_window(session, change_log, window)
+    if not fence.unseen:
+        return changes
+    return changes.where(~changes["commit_lsn"].isin([lsn.value for lsn in fence.unseen]))
 
 
 def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Relation]]:
@@ -105,6 +124,18 @@ def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Re
     for version in sorted(change_log.relation_versions(window)):
         versions.setdefault(known[version].id, []).append(known[version])
     return versions
+
+
+def _rewrites(change_log: ChangeLog, window: Window) -> dict[RelationId, set[int]]:
+    """In which commits of the window the publisher has rewritten tables, by table (R11.9)."""
+    found: dict[RelationId, set[int]] = {}
+    logical = change_log.summary(window).logical
+    for message in () if logical is None else change_log.logical_messages(logical, REWRITE_PREFIX):
+        # Whoever may emit messages may give them any prefix; planning has told of that.
+        with contextlib.suppress(InvalidMessage):
+            for relation in parse_rewrite(message.content):
+                found.setdefault(relation, set()).add(message.commit_lsn.value)
+    return found
 
 
 def _columns(

@@ -209,7 +209,7 @@ def _histories(flow: _Flow, source: Source) -> Iterator[tuple[_Flow, History, bo
         flow = _extended(flow, source, fence.complete_upto)
         unsent = Unsent(source.publisher, flow.plan.routes, flow.found)
         yield flow, unsent.at_fence(session, fence, window.after), False
-    yield flow, unsent.at_fence_with_whole_log(session, fence), True
+    yield flow, unsent.at_fence_with_whole_log(session, fence, window.after), True
 
 
 def _extended(flow: _Flow, source: Source, upto: Lsn) -> _Flow:

@@ -13,7 +13,7 @@ through the unfiltered changes of its leaf, by its replica identity, whatever a 
 | never in the history            | that of the row at the fence F, where the history ends                  |
 | only after the entry            | given up; it is not needed if the subscription sees that later change   |
 | never, and the row is gone at F | given up; it is not needed if the subscription sees the row go          |
-| never, and the column is gone   | given up                                                                |
+| never, and the column is gone   | given up, also where the publisher has rewritten the table since        |
 | in a way that cannot be told    | lost: under another type, identity, or name without a catalog of it     |
 
 This proves each value, it does not guess: a row that only has the same key again is another row, because an

@@ -14,6 +14,9 @@ waits with its row until the end: a column that is sent later, or a row that is 
 
 A column is the same in two tuples if its attribute number is, whatever its name; a value that was sent under
 another type says nothing. Where it is not certain which column was sent, all of the row's values are lost.
+
+Where the publisher rewrites the table a row ends, and what it waits for is given up: after that its key and
+all of its values may be others.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ class _Lineage:
         self._leaves = leaves
         self._versions = {each.version: each for leaf in leaves.values() for each in leaf.relations}
         self._truncated = truncated
-        self._slots: dict[tuple[int, tuple[str, ...]], _Row] = {}
+        self._slots: dict[tuple[int, int, tuple[str, ...]], _Row] = {}
+        """By leaf, how many rewrites have come before, and key."""
         self._entries: list[_Entry] = []
 
     def apply(self, change: _Change) -> None:
@@ -88,7 +92,8 @@ class _Lineage:
         before, after = (
             None if key is None else tuple(key) for key in (change["key_before"], change["key_after"])
         )
-        row = self._slots.pop((leaf, before), None) if before is not None else None
+        rewrites = self._leaves[leaf].rewrites_before(change["commit_lsn"])
+        row = self._slots.pop((leaf, rewrites, before), None) if before is not None else None
         if after is None:
             return
         row = _Row() if row is None or change["kind"] == ChangeKind.INSERT.value else row
@@ -98,11 +103,16 @@ class _Lineage:
             entry = _entered(change, _wanted(change, columns, relation, self._leaves[leaf]), row)
             row.entries.append(entry)
             self._entries.append(entry)
-        self._slots[leaf, after] = row
+        self._slots[leaf, rewrites, after] = row
 
     def finish(self) -> Iterator[_Change]:
         """All entries (FOUND)."""
-        last_keys = {id(entry): key for (_, key), row in self._slots.items() for entry in row.entries}
+        last_keys = {
+            id(entry): key
+            for (leaf, rewrites, key), row in self._slots.items()
+            if rewrites == len(self._leaves[leaf].rewrites)
+            for entry in row.entries
+        }
         for entry in self._entries:
             change = entry.change
             emptied = self._truncated.get(change["relation_id"], (-1, -1))
@@ -143,14 +153,20 @@ def as_batch(rows: list[_Change]) -> pa.RecordBatch:
 def unfollowed(
     batches: Iterable[pa.RecordBatch], leaves: Mapping[int, FollowedLeaf]
 ) -> Iterator[pa.RecordBatch]:
-    """Entries (CHANGES) whose rows cannot be followed, as FOUND: all of their values are missing."""
+    """Entries (CHANGES) whose rows cannot be followed, as FOUND: all of their values are missing.
+
+    Those whose tables are rewritten with them, or since, are given up.
+    """
     versions = {each.version: each for leaf in leaves.values() for each in leaf.relations}
     for batch in batches:
         rows = []
         for change in batch.to_pylist():
             leaf, relation = leaves[change["relation_id"]], versions[change["relation_version"]]
             wanted = _wanted(change, _columns(change, leaf, relation), relation, leaf)
-            rows.append(change | {"missing": sorted(wanted), "key": None, "lost": 0})
+            row = change | {"missing": sorted(wanted), "key": None, "lost": 0}
+            if leaf.rewrites_before(change["commit_lsn"]) < len(leaf.rewrites):
+                row = give_up(row | {"missing": []}, sorted(wanted))
+            rows.append(row)
         yield as_batch(rows)
 
 

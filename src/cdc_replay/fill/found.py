@@ -134,8 +134,12 @@ def _is_followed(history: History) -> Column:
     ours = F.col("relation_id").isin([int(leaf.id) for leaf in followed])
     ours &= is_truncate | F.col("relation_version").isin(versions)
     for leaf in followed:
-        if leaf.since > ZERO:
-            ours &= (F.col("relation_id") != int(leaf.id)) | (F.col("commit_lsn") > leaf.since.value)
+        if leaf.begins > ZERO:
+            ours &= (F.col("relation_id") != int(leaf.id)) | (F.col("commit_lsn") > leaf.begins.value)
+        if leaf.rewrites:
+            # What comes before the rewrite in its transaction, and what after it, is not told apart.
+            is_rewriting = F.col("commit_lsn").isin(list(leaf.rewrites))
+            ours &= (F.col("relation_id") != int(leaf.id)) | ~is_rewriting
     return F.coalesce(ours, F.lit(False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -52,11 +53,12 @@ class FollowedLeaf:
     """A leaf into which rows enter; picklable.
 
     `columns` are those of its tuples by shape; None is one of which it is not certain which it is. `wanted`
-    are the names that the subscription has of it. What was committed up to `since` says nothing of the rows:
-    the publisher has rewritten them there (R11.9).
+    are the names that the subscription has of it. `rewrites` are the ends of the commits in which the
+    publisher has rewritten its rows without sending them (R11.9): what is known of a row ends there.
 
     `key` are the columns of the replica identity, where all INSERTs and UPDATEs of the leaf are in the
-    history under this one; otherwise its rows cannot be followed, and it is empty.
+    history under this one, as far as that was committed after `begins`; otherwise its rows cannot be
+    followed, and it is empty.
     """
 
     id: RelationId
@@ -65,7 +67,8 @@ class FollowedLeaf:
     columns: Mapping[Shape, tuple[TupleColumn | None, ...]]
     wanted: frozenset[str]
     key: tuple[int, ...] = ()
-    since: Lsn = ZERO
+    rewrites: tuple[int, ...] = ()
+    begins: Lsn = ZERO
 
     @classmethod
     def of(
@@ -89,6 +92,10 @@ class FollowedLeaf:
     def columns_of(self, shape: Shape, width: int) -> tuple[TupleColumn | None, ...]:
         """What the columns of a tuple are, which has so many."""
         return self.columns.get(shape, (None,) * width)
+
+    def rewrites_before(self, commit_lsn: int) -> int:
+        """How many of them come before the commit."""
+        return bisect.bisect_left(self.rewrites, commit_lsn)
 
 
 def key_positions(relation: Relation) -> tuple[int, ...]:

@@ -152,6 +152,22 @@ def test_a_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
     assert native(twin, query) == [(21, None, None), (26, None, None)]
 
 
+def test_a_rewrite_takes_what_the_publisher_had_and_not_what_the_log_has(twin: Twin) -> None:
+    """R11.9: after it a row of the publisher may have another key and other values."""
+    prepare(twin)
+    twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", copy_data=False)
+    twin.sync()
+    twin.publish(f"insert into t values (6, 6, {long('f')}, {long('F')})")
+    twin.sync()
+    twin.publish("update t set id = 26 where id = 6;\nupdate t set id = 21 where id = 1")
+    twin.publish("alter table t alter a type bigint;\nupdate t set id = 22 where id = 2")
+    result = twin.sync()["s"]
+    assert (result.unsent_nulls, result.error) == (2, None)
+    query = "select id, body, note from t order by id"
+    assert ours(twin, query) == [(21, None, None), (22, "b", "B"), (26, "f", "F")]
+    assert native(twin, query) == [(id_, None, None) for id_ in (21, 22, 26)]
+
+
 GONE: Final = {
     "column": ("alter table t drop body;\nalter table t drop note", [(20, None, None)]),
     "table": ("drop table t", [(20, None, None)]),
@@ -189,6 +205,18 @@ def test_what_cannot_matter_any_more_is_null_as_natively(
     assert len(told) == 1
     assert "public.t" in told[0]
     assert f"(id)=({expected[0][0]})" in told[0]
+
+
+def test_what_the_log_cannot_tell_of_the_past_does_not_matter(twin: Twin) -> None:
+    """The replica identity was another one before the window; in it the row can be followed, and is gone."""
+    prepare(twin, publish="insert, update")
+    twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
+    twin.sync()
+    twin.publish(LOSE.format(id=2))
+    twin.sync()
+    twin.publish("update t set id = 20 where id = 1;\ndelete from t where id = 20")
+    assert twin.sync()["s"].unsent_nulls == 2
+    assert twin.rows("s", "t") == [(20, 1, None, None)]
 
 
 def lose(twin: Twin, id_: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ class Stream:
     truncated: dict[int, tuple[int, int]] = field(default_factory=dict)
     attnums: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     """Those of a version's columns, if they are not as their names are in `ONE`; None: not certain."""
+    rewrites: tuple[int, ...] = ()
 
     def insert(self, *values: Any, version: int = 1) -> None:
         self._add("I", None, values, version)
@@ -54,6 +56,7 @@ class Stream:
     def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
         leaf = FollowedLeaf.of(self.versions, self.columns(), self.wanted)
+        leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
         assert leaf.key
         types = {
             name: pa.list_(pa.string()) if name in {"old", "new", "key_before", "key_after"} else None
@@ -202,6 +205,22 @@ def test_a_truncate_takes_the_rows_before_it() -> None:
     stream.update("1", "20", ..., "n", enters=True)
     stream.truncate()
     assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)]
+
+
+def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
+    """R11.9: keys and values may be others then. What the log had before is that of the entries before."""
+    stream = Stream(rewrites=(3,))
+    stream.insert("1", "x", "n")
+    stream.update("1", "20", ..., ..., enters=True)
+    stream.update("2", "22", ..., "n", enters=True)
+    stream.insert("9", "this transaction", "rewrites the table")
+    stream.update("20", "1", ..., ...)
+    stream.update("1", "20", ..., ..., enters=True)
+    assert stream.found() == [
+        (["20", "x", "n"], "ttt", [], None, 0),
+        (["22", None, "n"], "txt", [], None, 1),
+        (["20", None, None], "tuu", [1, 2], ["20"], 0),
+    ]
 
 
 def test_a_value_of_another_type_says_nothing() -> None:
