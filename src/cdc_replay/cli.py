@@ -200,6 +200,10 @@ def _resume(
     skip: Annotated[
         str | None, typer.Option("--skip", help="End of the transaction to leave out, such as 0/16B3748.")
     ] = None,
+    accept_null: Annotated[
+        bool,
+        typer.Option("--accept-null", help="Store NULL for values of it that were not sent and nobody has."),
+    ] = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
@@ -209,7 +213,8 @@ def _resume(
 
     loaded = _prepare(config, log_level)
     names = [_table_name(each) for each in table or []]
-    return _one(resume(loaded, subscription, tables=names, skip=_lsn(skip)), as_json=as_json)
+    result = resume(loaded, subscription, tables=names, skip=_lsn(skip), accept_null=accept_null)
+    return _one(result, as_json=as_json)
 
 
 @app.command("sync")

@@ -32,7 +32,13 @@ from pydantic import (
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.duration import parse_duration
 from cdc_replay.model.size import parse_size
-from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, Subscription
+from cdc_replay.model.subscription import (
+    ConflictPolicy,
+    FailurePolicy,
+    OriginPolicy,
+    Subscription,
+    UnchangedToast,
+)
 from cdc_replay.postgres.airflow_connection import (
     CONNECTION_TYPES,
     LIBPQ_OPTIONS,
@@ -153,6 +159,7 @@ class _Subscription(_Endpoint):
     snapshot_readers: Annotated[int, Field(ge=1)] | None = None
     snapshot_rate: Size | None = None
     on_failure: Literal["subscription", "table"] = "subscription"
+    unchanged_toast: Literal["exact", "native"] = "exact"
     lock_timeout: Annotated[float, Field(ge=0, le=86400)] = 10.0
     group: Name | None = None
 
@@ -512,6 +519,7 @@ def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
         origin=OriginPolicy(given.origin),
         on_conflict=ConflictPolicy(given.on_conflict),
         on_failure=FailurePolicy(given.on_failure),
+        unchanged_toast=UnchangedToast(given.unchanged_toast),
         lock_timeout=given.lock_timeout,
     )
     return SubscriptionConfig(

@@ -202,7 +202,12 @@ class ApplyConflict(CdcReplayError):
 
 
 class UnknownValue(CdcReplayError):
-    """A row enters the subscription with a value that was not sent, and nobody has it any more."""
+    """A row enters the subscription with a value that was not sent, and nobody has it any more.
+
+    `commit_lsn` is where the first such transaction was committed, where that is known.
+    """
+
+    commit_lsn: int | None = None
 
 
 class InvalidFilter(CdcReplayError):

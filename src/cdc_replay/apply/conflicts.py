@@ -281,8 +281,8 @@ def unknown_value(
         " has brought the row into the filter of the publications, and a publisher does not send an unchanged"
         " value that is stored out of line. The change log does not have it, and on the publisher that row is"
         f" gone or its value is another.{more}",
-        hint="Nothing of the window is applied, and no NULL is stored instead. Copy the table again:"
-        f" `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
+        hint="Nothing of the window is applied, and no NULL is stored instead. If the table is published,"
+        f" copy it again: `cdc-replay snapshot SUBSCRIPTION --table {target}`.",
         rule="R4.6",
         table=(target.schema, target.name),
     )

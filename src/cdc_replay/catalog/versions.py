@@ -116,6 +116,13 @@ class CatalogHistory:
         ]
         return self.numbered(numbers)
 
+    def is_whole(self, number: int) -> bool:
+        """Whether the version of that number was read as a whole, perhaps later than it came into force."""
+        version = self.versions[number]
+        return version.owner == FOR_ALL and any(
+            self._definitions[place].from_lsn == version.from_lsn for place in self._wholes
+        )
+
     def whole_catalogs(self, before: int) -> Iterator[PublisherCatalog]:
         """The whole catalogs that were known before the version of that number, the last one first.
 

@@ -37,7 +37,15 @@ from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.unsent import Unsent
 from cdc_replay.commands.window import decode_window, definitions
-from cdc_replay.compact import Survey, lacks_values, net_changes, repaired, survey, upserted
+from cdc_replay.compact import (
+    Survey,
+    lacks_values,
+    net_changes,
+    repaired,
+    survey,
+    upserted,
+    without_marks,
+)
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
 from cdc_replay.fill import History, find
@@ -338,7 +346,7 @@ def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple
     yield unsent.in_window(changes, work.read), False
     fence = work.publisher.fences.of(work.read)
     yield unsent.at_fence(session, fence, work.read.after), False
-    yield unsent.at_fence_with_whole_log(session, fence), True
+    yield unsent.at_fence_with_whole_log(session, fence, work.read.after), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +364,7 @@ def _flow(work: _Work, changes: DataFrame) -> _Flow:
     touched = _touched(routed.changes, work.wanted, work.read)
     found = survey(touched)
     net = net_changes(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
+    net = without_marks(net)
     if work.is_repair:
         net = repaired(net, _keys(touched), work.routes.tables, work.whole)
     else:

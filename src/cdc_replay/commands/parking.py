@@ -21,9 +21,12 @@ applied as its net effect, like any window: a row that is inserted and deleted a
 | transaction                        | and nothing behind it   | without it: `resume --skip LSN`        |
 | a table, before a transaction      | leaves it out           | `resume --table`, also with `--skip`;  |
 |                                    |                         | or `snapshot --table`                  |
-| a subscription, for a value that   | does nothing            | `snapshot --table`, or `refresh`       |
-| nobody has (R4.6)                  |                         |                                        |
-| a table, for such a value          | leaves it out           | the next snapshot or sync copies it    |
+| either, before a transaction by    | the same                | the same, or with NULL for it:         |
+| which a row enters with a value    |                         | `resume --accept-null`                 |
+| that nobody has (R4.6)             |                         |                                        |
+
+Such a value is looked for in the largest window that there is, as a later change may bring it or take the row
+away again. So nothing is tried in halves for it: everything before the row's transaction is applied.
 
 What may pass by itself (a lock, a full disk, a server that is gone) parks nothing.
 """
@@ -93,10 +96,10 @@ class Outcome:
     def is_refused(self) -> bool:
         """The subscriber does not take a change of the window, or PostgreSQL would not have sent it.
 
-        Neither changes while both stay as they are.
+        Or it lacks a value that nobody has (R4.6). None of it changes while both stay as they are.
         """
         match self.error:
-            case ApplyConflict() | TargetMismatch() | PublicationRefused():
+            case ApplyConflict() | TargetMismatch() | PublicationRefused() | UnknownValue():
                 return True
             case SubscriberNotReady() | InvalidFilter():
                 # Of a change: its row cannot be found, or its filter fails. Before a plan, of something else.
@@ -146,10 +149,17 @@ class _Settling:
     """The first so many of all are not applied together, if that is known."""
     applied: list[ReplayResult] = field(default_factory=list)
     parked: list[str] = field(default_factory=list)
+    unknown: tuple[int, Outcome] | None = None
+    """How many transactions come before the one that lacks a value, and what it has come to."""
 
     def run(self) -> Outcome:
         """Go on until everything is applied or something stands in the way."""
         while self.done < len(self.ends):
+            if self.unknown is not None and self.done >= self.unknown[0]:
+                (_, outcome), self.unknown = self.unknown, None
+                if not self._park_table(outcome, self.ends[self.done]):
+                    return self.stopped(outcome)
+                continue
             upto = self.done + self._size()
             outcome = self.attempt(self.ends[upto - 1])
             self.applied += outcome.applied
@@ -165,17 +175,20 @@ class _Settling:
     def _size(self) -> int:
         """How many transactions to try next."""
         if self.bad is None:
-            return len(self.ends) - self.done
+            end = len(self.ends) if self.unknown is None else self.unknown[0]
+            return end - self.done
         return max(1, (self.bad - self.done) // 2)
 
     def goes_on(self, outcome: Outcome, bad: int) -> bool:
         """Take up that the first `bad` transactions were not applied; whether something is left to try."""
+        if isinstance(outcome.error, UnknownValue) and (lacking := outcome.error.commit_lsn) is not None:
+            self.bad = None
+            self.unknown = sum(end.value < lacking for end in self.ends), outcome
+            return True
         if outcome.is_refused and bad - self.done > 1:
             self.bad = bad
             return True
         self.bad = None
-        if isinstance(outcome.error, UnknownValue):
-            return self._park_table(outcome, None)
         return outcome.is_refused and self._park_table(outcome, self.ends[self.done])
 
     def stopped(self, outcome: Outcome) -> Outcome:
@@ -184,19 +197,17 @@ class _Settling:
         name = self.at_work.subscription.name
         if outcome.is_refused:
             transaction = self.ends[self.done]
-            error = parked_error(name, transaction, str(error))
+            error = parked_error(name, transaction, outcome.error)
             self._park(str(outcome.error), transaction)
-        elif isinstance(error, UnknownValue):
-            self._park(str(error), None)
         if failed is not None and error is not None:
             failed = failed.failed_with(error)
         return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
-    def _park(self, reason: str, transaction: Lsn | None) -> None:
+    def _park(self, reason: str, transaction: Lsn) -> None:
         at = min(self.at_work.ready_tables().values(), default=self.ends[self.done])
         state.park(self.at_work.connection, self.at_work.subscription.name, at, reason, transaction)
 
-    def _park_table(self, outcome: Outcome, transaction: Lsn | None) -> bool:
+    def _park_table(self, outcome: Outcome, transaction: Lsn) -> bool:
         """Park the table that the error is about, where the configuration says so; whether it is done."""
         table, subscription = outcome.table, self.at_work.subscription
         applied = None if table is None else self.at_work.ready_tables().get(table)
@@ -208,7 +219,7 @@ class _Settling:
         log.warning(
             "subscription %s: table %s is parked at %s, the others go on: %s%s",
             *(subscription.name, table, applied, outcome.error),
-            _remedy(subscription.name, table, transaction),
+            "" if _names_its_transaction(outcome.error) else _remedy(subscription.name, table, transaction),
         )
         return True
 
@@ -217,21 +228,28 @@ def _end(outcome: Outcome) -> Lsn | None:
     return outcome.applied[-1].to_lsn if outcome.applied else None
 
 
-def parked_error(subscription: str, transaction: Lsn, reason: str) -> SubscriptionParked:
+def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) -> SubscriptionParked:
     """The error of a subscription that is parked before a transaction, with what to do about it."""
+    hint = "Everything before it is applied."
+    if not _names_its_transaction(reason):
+        hint += (
+            f" Correct the cause and run `cdc-replay replay {subscription}` again, or leave the transaction"
+            f" out: `cdc-replay resume {subscription} --skip {transaction}`."
+        )
     return SubscriptionParked(
         f'subscription "{subscription}" is parked before the transaction that committed at {transaction}',
-        detail=reason,
-        hint="Everything before it is applied. Correct the cause and run `cdc-replay replay"
-        f" {subscription}` again, or leave the transaction out: `cdc-replay resume {subscription} --skip"
-        f" {transaction}`.",
+        detail=str(reason),
+        hint=hint,
         rule="R8.5",
     )
 
 
-def _remedy(subscription: str, table: QualifiedName, transaction: Lsn | None) -> str:
-    if transaction is None:
-        return ""
+def _names_its_transaction(reason: Exception | None) -> bool:
+    """Whether the reason itself says what to do about its transaction."""
+    return isinstance(reason, UnknownValue) and reason.commit_lsn is not None
+
+
+def _remedy(subscription: str, table: QualifiedName, transaction: Lsn) -> str:
     command = f"cdc-replay resume {subscription} --table {table}"
     return (
         f"\nHINT: Correct the cause and run `{command}`; or leave out what the transaction that committed at"

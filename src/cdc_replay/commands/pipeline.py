@@ -38,7 +38,7 @@ from cdc_replay.commands.plan import Content, ContentOf, Plan, PlannedTooEarly, 
 from cdc_replay.commands.results import ReplayResult, first_keys
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.staged_windows import StagedWindow, request_of, staged_windows
-from cdc_replay.commands.unsent_windows import Record, Source, apply_with_unsent
+from cdc_replay.commands.unsent_windows import UNSENT_NULLS, Record, Source, apply_with_unsent
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
@@ -294,6 +294,7 @@ def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayRe
         applied=applied.counts,
         conflicts=dict(applied.conflicts),
         conflict_keys=first_keys(applied.conflict_keys, {}),
+        unsent_nulls=counts.get(UNSENT_NULLS, 0),
     )
 
 

@@ -14,11 +14,10 @@ from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.rewritten import Rewrites, rewrites_in, rewritten_since, tell_of, without_rewritten
 from cdc_replay.commands.shapes import fit
 from cdc_replay.commands.window import definitions_and_summary
-from cdc_replay.errors import SubscriberNotReady, SubscriptionParked
+from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
-from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 ROWS_PER_WINDOW: Final = 2_000_000
@@ -86,14 +85,12 @@ def plan_window(
     A long one is cut if it may be, so that neither memory nor what is repeated after a failure grows with it.
 
     Raises:
-        SubscriptionParked: if it is, for a value that nobody has.
         SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
             transaction does not fit its tables.
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
         PlannedTooEarly: where a table is to be parked, and `at_work` is not there yet.
     """
     began = time.monotonic()
-    _check_not_parked(at_work)
     if not at_work.has_tables_listed():
         raise SubscriberNotReady(
             f'subscription "{at_work.subscription.name}" has no tables yet',
@@ -152,18 +149,6 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
         tuple(unsubscribed),
         upto,
     )
-
-
-def _check_not_parked(at_work: Opened) -> None:
-    name = at_work.subscription.name
-    record = state.subscription_record(at_work.connection, name)
-    if record is not None and record.parked_at is not None and record.parked_transaction is None:
-        raise SubscriptionParked(
-            f'subscription "{name}" is parked at {record.parked_at}',
-            detail=record.parked_reason,
-            hint=f"Run `cdc-replay snapshot {name} --table …` for the table that is named, or, once it is not"
-            f" published any more, `cdc-replay refresh {name}`: then replay goes on.",
-        )
 
 
 def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:

@@ -5,12 +5,14 @@ only: its error is in its result and in its state, and what can never be applied
 before it applied (`commands.parking`).
 
 A row may enter a subscription with a value that the publisher did not send (R4.6). Then the flow is tried
-with the value from one source after the other (`commands.unsent`), and parked where none has it.
+with the value from one source after the other (`commands.unsent`), and parked before the row's transaction
+where none has it, or NULL is stored (`commands.unsent_windows`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -29,13 +31,7 @@ from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.unsent_windows import Source
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig
-from cdc_replay.errors import (
-    AnotherPublisher,
-    CdcReplayError,
-    ChangeLogMissing,
-    InvalidConfiguration,
-    UnknownValue,
-)
+from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, InvalidConfiguration
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.subscriber import state
@@ -201,7 +197,11 @@ class _Work:
         name = at_work.subscription.name
         try:
             record = state.subscription_record(at_work.connection, name)
-            if record is None or record.parked_transaction is None:
+            if record is None or record.parked_at is None:
+                return Outcome()
+            if record.parked_transaction is None:
+                # An earlier version has parked it for an unsent value; the next window finds its transaction.
+                state.unpark(at_work.connection, name)
                 return Outcome()
             # Before it everything is applied.
             end = min(record.parked_transaction, self.upto)
@@ -215,7 +215,7 @@ class _Work:
 
     def settled(self, at_work: Opened, outcome: Outcome) -> Outcome:
         """The outcome, or, where a window was refused, what applying its parts comes to."""
-        if not (outcome.is_refused or isinstance(outcome.error, UnknownValue)):
+        if not outcome.is_refused:
             return outcome
         began = time.monotonic()
         try:
@@ -231,11 +231,17 @@ class _Work:
 
     def _attempt(self, at_work: Opened) -> Attempt:
         def attempt(end: Lsn) -> Outcome:
-            with Pipeline(self.sources) as pipeline:
+            with Pipeline(self._not_extending) as pipeline:
                 pipeline.advance(self.change_log, [at_work], end)
                 return pipeline.taken(at_work)
 
         return attempt
+
+    @contextlib.contextmanager
+    def _not_extending(self) -> Iterator[Source]:
+        """A part that were extended would hold what it is to be told apart from."""
+        with self.sources() as source:
+            yield dataclasses.replace(source, may_extend=False)
 
     def _ends(self, at_work: Opened) -> list[Lsn]:
         """Where the transactions end that are not applied yet, and the window."""

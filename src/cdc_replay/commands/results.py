@@ -143,7 +143,8 @@ class ReplayResult(Result):
     """Windows of one subscription; `error` is set if the last one failed, and was not applied.
 
     Then `retry` says whether running it again can help. `conflict_keys` are the keys of the first rows of
-    each kind and table. `parked` are tables that could not be applied, and that stand still from now on.
+    each kind and table. `unsent_nulls` are NULLs that were stored for values which nobody has (R4.6).
+    `parked` are tables that could not be applied, and that stand still from now on.
     """
 
     subscription: str
@@ -160,6 +161,7 @@ class ReplayResult(Result):
     )
     conflicts: Mapping[str, int] = field(default_factory=dict)
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unsent_nulls: int = 0
     parked: tuple[str, ...] = ()
     error: str | None = None
     retry: Retry | None = None
@@ -183,6 +185,7 @@ class ReplayResult(Result):
             applied=_sums(self.applied, later.applied),
             conflicts=_sums(self.conflicts, later.conflicts),
             conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
+            unsent_nulls=self.unsent_nulls + later.unsent_nulls,
             parked=(*self.parked, *later.parked),
             error=later.error,
             retry=later.retry,

@@ -3,53 +3,74 @@
 Replay has parked them before a transaction that the subscriber refuses, with everything before it applied
 (`commands.parking`). So to skip the transaction is to say that it is applied: whole, and named by the
 position of its end, so that no other one is skipped by mistake, as ALTER SUBSCRIPTION … SKIP does it.
+
+What is parked for a value that nobody has (R4.6) can go on with NULL in its place: that is accepted up to the
+transaction, for the tables that go on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import ResumeResult
 from cdc_replay.config import Config
-from cdc_replay.errors import NotParked
+from cdc_replay.errors import InvalidConfiguration, NotParked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.subscriber import state
 
+UNKNOWN_VALUE_RULE: Final = "R4.6"
+"""The rule that the reason of a subscription or table names which is parked for an unsent value."""
+
 
 def resume(
-    config: Config, subscription: str, *, tables: Sequence[QualifiedName] = (), skip: Lsn | None = None
+    config: Config,
+    subscription: str,
+    *,
+    tables: Sequence[QualifiedName] = (),
+    skip: Lsn | None = None,
+    accept_null: bool = False,
 ) -> ResumeResult:
     """Resume the subscription, or those of its tables; `skip` is the transaction that they are parked before.
 
-    Nothing is applied: the next replay does that.
+    With `accept_null` that one goes in with NULL for values that nobody has. Nothing is applied: the next
+    replay does that.
 
     Raises:
-        NotParked: if one of them is not parked, waits for a copy, or is parked before another transaction.
+        NotParked: if one of them is not parked, waits for a copy, is parked before another transaction, or is
+            to accept NULL and is parked for another reason.
+        InvalidConfiguration: if the transaction is to be skipped and accepted.
     """
+    if accept_null and skip is not None:
+        raise InvalidConfiguration("give --skip or --accept-null, not both")
     began = time.monotonic()
     with opened(config, subscription, "resume") as at_work, at_work.connection.transaction():
         if tables:
-            _resume_tables(at_work, tables, skip)
+            _resume_tables(at_work, tables, skip, accept_null=accept_null)
             resumed: Sequence[QualifiedName] = tuple(dict.fromkeys(tables))
         else:
-            resumed = _resume_subscription(at_work, skip)
+            resumed = _resume_subscription(at_work, skip, accept_null=accept_null)
         seconds = time.monotonic() - began
         result = ResumeResult(subscription, skip, skip, seconds, tuple(map(str, resumed)))
         state.record_result(at_work.connection, subscription, "resume", result.to_dict())
     return result
 
 
-def _resume_subscription(at_work: Opened, skip: Lsn | None) -> Sequence[QualifiedName]:
+def _resume_subscription(at_work: Opened, skip: Lsn | None, *, accept_null: bool) -> Sequence[QualifiedName]:
     """Its tables that go on behind the skipped transaction."""
     name = at_work.subscription.name
     record = state.subscription_record(at_work.connection, name)
     if record is None or record.parked_at is None:
         raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, at_work.table_states()))
     behind: list[QualifiedName] = []
+    if accept_null:
+        what = f'subscription "{name}"'
+        accepted = _transaction_without_value(what, record.parked_transaction, record.parked_reason or "")
+        state.accept_null(at_work.connection, name, accepted)
     if skip is not None:
         _check_transaction(f'subscription "{name}"', record.parked_transaction, skip)
         behind = [table for table, applied in at_work.ready_tables().items() if applied < skip]
@@ -58,7 +79,9 @@ def _resume_subscription(at_work: Opened, skip: Lsn | None) -> Sequence[Qualifie
     return behind
 
 
-def _resume_tables(at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn | None) -> None:
+def _resume_tables(
+    at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn | None, *, accept_null: bool
+) -> None:
     states = at_work.table_states()
     name = at_work.subscription.name
     for table in tables:
@@ -69,23 +92,37 @@ def _resume_tables(at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn |
                 detail=found.reason if isinstance(found, Parked) else None,
                 hint=_how(name, states),
             )
+        if accept_null:
+            accepted = _transaction_without_value(f"table {table}", found.transaction, found.reason)
+            state.accept_null(at_work.connection, name, accepted, [table])
         if skip is not None:
             _check_transaction(f"table {table}", found.transaction, skip)
         ready = Ready(found.applied_lsn if skip is None else skip)
         state.set_table_state(at_work.connection, name, table, ready)
 
 
+def _transaction_without_value(what: str, transaction: Lsn | None, reason: str) -> Lsn:
+    """The transaction that it is parked before for an unsent value."""
+    if transaction is None or UNKNOWN_VALUE_RULE not in reason:
+        raise NotParked(
+            f"{what} is not parked for a value that was not sent",
+            detail=reason,
+            hint="NULL can be accepted for such values only.",
+            rule=UNKNOWN_VALUE_RULE,
+        )
+    return transaction
+
+
 def _check_transaction(what: str, parked: Lsn | None, skip: Lsn) -> None:
     """The transaction that is to be skipped is the one in the way, as it is natively."""
     if parked == skip:
         return
-    before = "for a value that nobody has" if parked is None else f"before transaction {parked}"
     raise NotParked(
         f"{what} is not parked before transaction {skip}",
-        detail=f"It is parked {before}.",
-        hint="Copy the table again: `cdc-replay snapshot SUBSCRIPTION --table …`."
-        if parked is None
-        else f"Give the position that it is parked before: `--skip {parked}`.",
+        detail=f"It is parked before transaction {parked}." if parked else None,
+        hint=f"Give the position that it is parked before: `--skip {parked}`."
+        if parked
+        else "Leave --skip out: the next replay tells the transaction.",
     )
 
 

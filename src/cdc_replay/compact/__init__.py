@@ -1,16 +1,29 @@
 """The net change per subscriber row of a window."""
 
-from cdc_replay.compact.lineage import Survey, fold_rules, lacks_values, net_changes, survey
+from cdc_replay.compact.lineage import Survey, fold_rules, net_changes, survey
 from cdc_replay.compact.runs import FoldRules
+from cdc_replay.compact.unsent_nulls import (
+    EnteredRow,
+    UnsentNulls,
+    lacks_values,
+    unsent_nulls,
+    with_nulls,
+    without_marks,
+)
 from cdc_replay.compact.upsert import repaired, upserted
 
 __all__ = [
+    "EnteredRow",
     "FoldRules",
     "Survey",
+    "UnsentNulls",
     "fold_rules",
     "lacks_values",
     "net_changes",
     "repaired",
     "survey",
+    "unsent_nulls",
     "upserted",
+    "with_nulls",
+    "without_marks",
 ]

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.compact.reference import Key
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
-from cdc_replay.model.change import NET, ChangeKind, NetKind, Truncation
+from cdc_replay.model.change import NET, ChangeKind, Truncation
 from cdc_replay.model.links import linked
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable
@@ -93,12 +93,6 @@ def truncations_in_order(found: Iterable[Truncation]) -> tuple[Truncation, ...]:
     return tuple(sorted(found, key=lambda each: (each.commit_lsn, each.seq, each.target)))
 
 
-def lacks_values(net: DataFrame) -> bool:
-    """Whether `net` (NET) would insert a row with a value that was not sent; folds the window."""
-    lacking = net.where((F.col("kind") == NetKind.INSERT.value) & F.col("kinds").contains("u"))
-    return not lacking.isEmpty()
-
-
 def net_changes(
     routed: DataFrame,
     found: Survey,
@@ -148,8 +142,13 @@ def _ordinal(window: Window) -> Column:
     than 8 GiB of WAL, and for eight million in one of less than 1 TiB. Those behind have one place together.
     """
     commit = F.col("commit_lsn") - F.lit(window.after.value)
-    bits = 63 - (window.upto.value - window.after.value).bit_length()
+    bits = bits_of_seq(window)
     return F.shiftleft(commit, bits) + F.least(F.col("seq").cast("bigint"), F.lit((1 << bits) - 1))
+
+
+def bits_of_seq(window: Window) -> int:
+    """How many of the low bits of an ordinal are the place in the transaction."""
+    return 63 - (window.upto.value - window.after.value).bit_length()
 
 
 def _weighted(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,18 +11,21 @@ through the unfiltered changes of its leaf, by its replica identity, whatever a 
 |---------------------------------|-------------------------------------------------------------------------|
 | before the entry, by this row   | that of the last such change                                            |
 | never in the history            | that of the row at the fence F, where the history ends                  |
-| only after the entry            | lost; it is not needed if the subscription sees that later change       |
-| never, and the row is gone at F | lost; it is not needed if the subscription sees the row go              |
+| only after the entry            | given up; it is not needed if the subscription sees that later change   |
+| never, and the row is gone at F | given up; it is not needed if the subscription sees the row go          |
+| never, and the column is gone   | given up, also where the publisher has rewritten the table since        |
+| in a way that cannot be told    | lost: under another type, identity, or name without a catalog of it     |
 
 This proves each value, it does not guess: a row that only has the same key again is another row, because an
 INSERT, or an UPDATE that moves a row to the key, is in the history. The subscriber's own rows are no source:
 that a row there is the same version as the publisher's is what replay brings about, not what it can assume.
-What stays unknown stays `u`, and `apply` refuses to insert it.
+What is lost stays `u`, and `apply` refuses to insert it. What is given up (`GIVEN_UP`) is nowhere, and never
+will be again, neither on the publisher nor in what the subscription can still see of it.
 
 Nothing is written anywhere. A process that is killed here has read, and the next one reads again.
 """
 
 from cdc_replay.fill.found import Found, History, Position, find
-from cdc_replay.fill.leaves import FollowedLeaf
+from cdc_replay.fill.leaves import FollowedLeaf, Shape, TupleColumn, tuple_columns
 
-__all__ = ["FollowedLeaf", "Found", "History", "Position", "find"]
+__all__ = ["FollowedLeaf", "Found", "History", "Position", "Shape", "TupleColumn", "find", "tuple_columns"]

@@ -4,6 +4,13 @@ Executors import the fence's snapshot and ask for the rows that wait for a value
 values may be large. The text of a value is that of its type's output function, as pgoutput sends it, not that
 of a cast to text, which differs for some types.
 
+| there                             | the value                                                          |
+|-----------------------------------|--------------------------------------------------------------------|
+| is the row, and the column        | is what it has                                                     |
+| is no such row, column or table   | is given up: it is nowhere, and never will be again                |
+| the column has another type       | is lost: nothing says what it was                                  |
+| the row cannot be looked for      | is lost: its key is not known, or is another one now               |
+
 A TRUNCATE or a rewrite that is committed after the snapshot was taken hides the rows from it all the same.
 Rows that are not found in such a table are asked for again by the next run, whose history has the TRUNCATE.
 """
@@ -14,15 +21,15 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.errors import PublisherNotReady
-from cdc_replay.fill.follow import as_batch
-from cdc_replay.fill.leaves import FollowedLeaf
+from cdc_replay.fill.follow import as_batch, give_up
+from cdc_replay.fill.leaves import FollowedLeaf, TupleColumn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
@@ -42,12 +49,12 @@ _NAMES: Final = """
 """
 
 _TYPES: Final = """
-    select attrelid::bigint, attname, atttypid::bigint, atttypmod from pg_attribute
+    select attrelid::bigint, attname, attnum::int, atttypid::bigint, atttypmod from pg_attribute
     where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
 """
 
 _READ: Final = """
-    select wanted.number, {columns}
+    select wanted.number{columns}
     from unnest({parameters}) with ordinality as wanted ({names}, number)
     join only {table} as t on {same}
 """
@@ -60,14 +67,13 @@ _IS_REWRITTEN: Final = "select pg_relation_filenode(oid) <> relfilenode from pg_
 class FencedLeaf:
     """How rows of a leaf are read at the fence; picklable.
 
-    `keys` are the columns of the replica identity in order of name, with type and equality operator; `types`
-    are (type oid, typmod) of all columns.
+    `keys` are the columns of the replica identity in order of attribute number, with type and equality
+    operator.
     """
 
     id: int
     name: QualifiedName
     keys: tuple[tuple[str, str, Operator], ...]
-    types: Mapping[str, tuple[int, int]]
 
     def statement(self, columns: Sequence[str]) -> sql.Composed:
         """(number from 1, columns) of the rows that have keys given as one array of texts per key column."""
@@ -83,7 +89,7 @@ class FencedLeaf:
             for name, (column, type_sql, equality) in zip(names, self.keys, strict=True)
         ]
         return sql.SQL(_READ).format(
-            columns=sql.SQL(", ").join(sql.Identifier("t", column) for column in columns),
+            columns=sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier("t", each)) for each in columns),
             parameters=sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in names),
             names=sql.SQL(", ").join(names),
             table=sql.Identifier(self.name.schema, self.name.name),
@@ -91,30 +97,52 @@ class FencedLeaf:
         )
 
 
-def fenced_leaves(snapshot: SharedSnapshot, leaves: Iterable[FollowedLeaf]) -> dict[int, FencedLeaf]:
-    """Those of `leaves` that are still there with the same replica identity, by oid."""
-    by_id = {int(leaf.id): leaf for leaf in leaves}
-    found: dict[int, FencedLeaf] = {}
-    with contextlib.closing(import_snapshot(snapshot, purpose="unsent values")) as connection:
-        names = {
-            oid: QualifiedName(schema, name)
-            for oid, schema, name in connection.execute(_NAMES, (list(by_id),))
+@dataclass(frozen=True, slots=True)
+class FencedTables:
+    """The leaves' tables at the fence; picklable.
+
+    `columns` are the names of those that are there, by oid; `readable` are those of them whose rows can be
+    found by what was followed: they have the same replica identity.
+    """
+
+    snapshot: SharedSnapshot
+    columns: Mapping[int, Mapping[TupleColumn, str]]
+    readable: Mapping[int, FencedLeaf]
+
+    @classmethod
+    def of(cls, snapshot: SharedSnapshot, leaves: Iterable[FollowedLeaf]) -> Self:
+        """What the fence has of `leaves`."""
+        by_id = {int(leaf.id): leaf for leaf in leaves}
+        with contextlib.closing(import_snapshot(snapshot, purpose="unsent values")) as connection:
+            names = {
+                oid: QualifiedName(schema, name)
+                for oid, schema, name in connection.execute(_NAMES, (list(by_id),))
+            }
+            columns: dict[int, dict[TupleColumn, str]] = {oid: {} for oid in names}
+            for oid, name, *column in connection.execute(_TYPES, (list(names),)):
+                columns[oid][TupleColumn(*column)] = name
+            tables = read_target_tables(connection, names.values())
+        readable = {
+            oid: FencedLeaf(oid, name, keys)
+            for oid, name in names.items()
+            if name in tables and (keys := _keys(tables[name], by_id[oid], columns[oid]))
         }
-        types: dict[int, dict[str, tuple[int, int]]] = {}
-        for oid, column, type_oid, typmod in connection.execute(_TYPES, (list(by_id),)):
-            types.setdefault(oid, {})[column] = (type_oid, typmod)
-        tables = read_target_tables(connection, names.values())
-    for oid, name in names.items():
-        if name in tables and (keys := _keys(tables[name], by_id[oid])):
-            found[oid] = FencedLeaf(oid, name, keys, types[oid])
-    return found
+        return cls(snapshot, columns, readable)
+
+    def is_gone(self, leaf: int, column: TupleColumn) -> bool:
+        """Whether the column, or its table, is there no more."""
+        return column.attnum not in {each.attnum for each in self.columns.get(leaf, ())}
 
 
-def _keys(table: TargetTable, leaf: FollowedLeaf) -> tuple[tuple[str, str, Operator], ...]:
+def _keys(
+    table: TargetTable, leaf: FollowedLeaf, names: Mapping[TupleColumn, str]
+) -> tuple[tuple[str, str, Operator], ...]:
     """The leaf's key columns as the table has them; none if its identity is another one now."""
-    if sorted(table.identity) != list(leaf.key):
+    by_number = {column.attnum: name for column, name in names.items()}
+    key = [by_number.get(number) for number in leaf.key]
+    if sorted(table.identity) != sorted(name for name in key if name is not None):
         return ()
-    columns = [table.column(name) for name in leaf.key]
+    columns = [table.column(name) for name in key if name is not None]
     return tuple((column.name, column.base_type_sql, column.equality or _EQUALS) for column in columns)
 
 
@@ -122,18 +150,16 @@ def _keys(table: TargetTable, leaf: FollowedLeaf) -> tuple[tuple[str, str, Opera
 class FenceReader:
     """Reads what entries are waiting for; runs on executors, one connection per task."""
 
-    snapshot: SharedSnapshot
-    leaves: Mapping[int, FencedLeaf]
-    types: Mapping[int, tuple[tuple[str, int, int], ...]]
-    """By relation version: name, type oid and typmod of the tuple's values."""
+    tables: FencedTables
+    leaves: Mapping[int, FollowedLeaf]
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The entries (FOUND) with the values that are there; what is not there is lost."""
+        """The entries (FOUND) with the values that are there; what is not there is given up or lost."""
         with contextlib.ExitStack() as stack:
             connection: Connection | None = None
             for batch in batches:
                 if connection is None and batch.num_rows:
-                    opened = import_snapshot(self.snapshot, purpose="unsent values")
+                    opened = import_snapshot(self.tables.snapshot, purpose="unsent values")
                     connection = stack.enter_context(contextlib.closing(opened))
                 entries = batch.to_pylist()
                 for start in range(0, len(entries), ROWS_PER_STATEMENT):
@@ -145,35 +171,51 @@ class FenceReader:
     def _fill(self, connection: Connection, entries: list[dict[str, Any]]) -> None:
         waiting = [entry for entry in entries if entry["missing"]]
 
-        def what(entry: Mapping[str, Any]) -> tuple[int, int, list[int]]:
-            return entry["relation_id"], entry["relation_version"], entry["missing"]
+        def what(entry: Mapping[str, Any]) -> tuple[int, int, int, bool, list[int]]:
+            shape = entry["relation_version"], entry["catalog_version"]
+            return entry["relation_id"], *shape, entry["key"] is not None, entry["missing"]
 
-        for (leaf, version, missing), group in itertools.groupby(sorted(waiting, key=what), key=what):
-            self._fill_alike(connection, list(group), self._readable(leaf, version, missing))
+        for (leaf, *_), group in itertools.groupby(sorted(waiting, key=what), key=what):
+            alike = list(group)
+            columns = self._columns(alike[0])
+            is_gone = [position for position, each in columns.items() if self.tables.is_gone(leaf, each)]
+            self._fill_alike(connection, alike, self._readable(alike[0], columns), is_gone)
 
-    def _readable(self, leaf: int, version: int, missing: Sequence[int]) -> _Wanted | None:
-        """What to read for values that a version holds at `missing`, None if the table has them no more."""
-        if leaf not in self.leaves:
-            return None
-        columns = [self.types[version][position] for position in missing]
-        now = self.leaves[leaf].types
-        positions = {
-            position: name
-            for position, (name, *kind) in zip(missing, columns, strict=True)
-            if now.get(name) == tuple(kind)
+    def _columns(self, entry: Mapping[str, Any]) -> dict[int, TupleColumn]:
+        """The columns that are missing, by position, as far as it is certain which they are."""
+        shape = entry["relation_version"], entry["catalog_version"]
+        columns = self.leaves[entry["relation_id"]].columns_of(shape, len(entry["new"]))
+        return {
+            position: column for position in entry["missing"] if (column := columns[position]) is not None
         }
-        return _Wanted(self.leaves[leaf], positions) if positions else None
+
+    def _readable(self, entry: Mapping[str, Any], columns: Mapping[int, TupleColumn]) -> _Wanted | None:
+        """What to read of the entry's row; None if it cannot be looked for."""
+        leaf = entry["relation_id"]
+        if entry["key"] is None or leaf not in self.tables.readable:
+            return None
+        names = self.tables.columns[leaf]
+        positions = {position: names[column] for position, column in columns.items() if column in names}
+        return _Wanted(self.tables.readable[leaf], positions) if columns else None
 
     @staticmethod
-    def _fill_alike(connection: Connection, entries: list[dict[str, Any]], wanted: _Wanted | None) -> None:
+    def _fill_alike(
+        connection: Connection,
+        entries: list[dict[str, Any]],
+        wanted: _Wanted | None,
+        is_gone: Sequence[int],
+    ) -> None:
         rows: dict[int, list[str | None]] = {}
         if wanted is not None:
             rows = wanted.read(connection, [entry["key"] for entry in entries])
             if len(rows) < len(entries):
                 wanted.check_not_rewritten(connection)
         for number, entry in enumerate(entries, start=1):
-            values = dict(zip(wanted.positions if wanted else (), rows.get(number, ()), strict=False))
-            _put(entry, values)
+            if wanted is not None and number not in rows:
+                _put(entry, {}, entry["missing"])
+            else:
+                values = dict(zip(wanted.positions, rows[number], strict=True)) if wanted else {}
+                _put(entry, values, is_gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +227,7 @@ class _Wanted:
 
     def read(self, connection: Connection, keys: Sequence[Sequence[str]]) -> dict[int, list[str | None]]:
         """The values of the rows with these keys, by the key's number from 1."""
+        # Whether the row is there is told by its number alone.
         statement = self.leaf.statement(tuple(self.positions.values()))
         parameters = [list(texts) for texts in zip(*keys, strict=True)]
         with self._errors():
@@ -227,15 +270,16 @@ class _Wanted:
         )
 
 
-def _put(entry: dict[str, Any], values: Mapping[int, str | None]) -> None:
+def _put(entry: dict[str, Any], values: Mapping[int, str | None], is_gone: Sequence[int]) -> None:
     """Give the entry what was read; a value that was unchanged and out of line is not NULL."""
     new, kinds = entry["new"], list(entry["new_kinds"])
     for position in entry["missing"]:
-        if (value := values.get(position)) is None:
-            entry["lost"] += 1
-            continue
-        new[position], kinds[position] = value, "t"
+        if (value := values.get(position)) is not None:
+            new[position], kinds[position] = value, "t"
+        else:
+            entry["lost"] += position not in is_gone
     entry["new_kinds"], entry["missing"] = "".join(kinds), []
+    entry |= give_up(entry, is_gone)
 
 
 def _text(value: bytes | None) -> str | None:

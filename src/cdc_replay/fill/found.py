@@ -20,9 +20,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_replay.arrow_lists import map_in_arrow
-from cdc_replay.fill.fence import FenceReader, fenced_leaves
-from cdc_replay.fill.follow import FOLLOWED, follow
-from cdc_replay.fill.leaves import FOUND, FollowedLeaf
+from cdc_replay.fill.fence import FencedTables, FenceReader
+from cdc_replay.fill.follow import FOLLOWED, follow, unfollowed
+from cdc_replay.fill.leaves import FOUND, FollowedLeaf, key_positions
 from cdc_replay.model.change import CHANGES, ChangeKind
 from cdc_replay.model.links import Key, Slot, linked
 from cdc_replay.model.lsn import ZERO
@@ -36,7 +36,7 @@ _POSITION: Final = ("commit_lsn", "seq")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Unfiltered changes (CHANGES) in which the rows of `leaves` can be followed.
+    """Unfiltered changes (CHANGES), and the `leaves` into which rows enter.
 
     With a `fence` they are those that have led to the rows in it, exactly.
     """
@@ -48,7 +48,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Entries (FOUND), kept until the context that made them ends; `unknown` values are left in them."""
+    """Entries (FOUND), kept until the context that made them ends; `unknown` values are left in them.
+
+    Those that are `GIVEN_UP` are among them.
+    """
 
     rows: DataFrame
     unknown: int
@@ -81,7 +84,8 @@ def find(history: History, entries: Sequence[Position]) -> Iterator[Found]:
 
 def _found(history: History, entries: Sequence[Position]) -> DataFrame:
     leaves = {int(leaf.id): leaf for leaf in history.leaves}
-    keyed = _with_keys(history, entries)
+    marked = _marked(history, entries)
+    keyed = _with_keys(history, marked)
     seen = _look_at(keyed)
     columns = zip(*seen.lineages, strict=True) if seen.lineages else ((), (), ())
     table = pa.table(
@@ -103,11 +107,18 @@ def _found(history: History, entries: Sequence[Position]) -> DataFrame:
     def follow_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from follow(batches, leaves, truncated)
 
-    followed = map_in_arrow(ordered, follow_partition, FOUND.ddl)
+    def take_unfollowed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from unfollowed(batches, leaves)
+
+    known = F.col("relation_id").isin(list(leaves))
+    aside = marked.where(known & F.col("is_entry") & ~_is_followed(history)).select(*CHANGES.names)
+    found = map_in_arrow(ordered, follow_partition, FOUND.ddl).unionByName(
+        map_in_arrow(aside, take_unfollowed, FOUND.ddl)
+    )
     if history.fence is None:
-        return followed
-    reader = FenceReader(history.fence, fenced_leaves(history.fence, history.leaves), _types(history))
-    return map_in_arrow(followed, reader.read, FOUND.ddl)
+        return found
+    reader = FenceReader(FencedTables.of(history.fence, history.leaves), leaves)
+    return map_in_arrow(found, reader.read, FOUND.ddl)
 
 
 _LINEAGE: Final = pa.schema(
@@ -115,23 +126,25 @@ _LINEAGE: Final = pa.schema(
 )
 
 
-def _types(history: History) -> dict[int, tuple[tuple[str, int, int], ...]]:
-    return {
-        relation.version: tuple((each.name, each.type_oid, each.typmod) for each in relation.columns)
-        for leaf in history.leaves
-        for relation in leaf.relations
-    }
-
-
-def _with_keys(history: History, entries: Sequence[Position]) -> DataFrame:
-    """The leaves' changes with their keys before and after, and whether they are entries."""
-    leaves = [int(leaf.id) for leaf in history.leaves]
-    versions = [relation.version for leaf in history.leaves for relation in leaf.relations]
+def _is_followed(history: History) -> Column:
+    """Whether a change is one by which rows are followed."""
+    followed = [leaf for leaf in history.leaves if leaf.key]
+    versions = [relation.version for leaf in followed for relation in leaf.relations]
     is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value
-    ours = F.col("relation_id").isin(leaves) & (is_truncate | F.col("relation_version").isin(versions))
-    for leaf in history.leaves:
-        if leaf.since > ZERO:
-            ours &= (F.col("relation_id") != int(leaf.id)) | (F.col("commit_lsn") > leaf.since.value)
+    ours = F.col("relation_id").isin([int(leaf.id) for leaf in followed])
+    ours &= is_truncate | F.col("relation_version").isin(versions)
+    for leaf in followed:
+        if leaf.begins > ZERO:
+            ours &= (F.col("relation_id") != int(leaf.id)) | (F.col("commit_lsn") > leaf.begins.value)
+        if leaf.rewrites:
+            # What comes before the rewrite in its transaction, and what after it, is not told apart.
+            is_rewriting = F.col("commit_lsn").isin(list(leaf.rewrites))
+            ours &= (F.col("relation_id") != int(leaf.id)) | ~is_rewriting
+    return F.coalesce(ours, F.lit(False))
+
+
+def _marked(history: History, entries: Sequence[Position]) -> DataFrame:
+    """The changes, and whether they are entries."""
     columns = list(zip(*entries, strict=True))
     types = (pa.int64(), pa.int32())
     table = pa.table(
@@ -139,16 +152,18 @@ def _with_keys(history: History, entries: Sequence[Position]) -> DataFrame:
     )
     wanted = history.changes.sparkSession.createDataFrame(table).withColumn("entered", F.lit(True))
     is_entry = F.coalesce(F.col("entered") & (F.col("kind") == ChangeKind.UPDATE.value), F.lit(False))
+    marked = history.changes.join(F.broadcast(wanted), list(_POSITION), "left")
+    return marked.withColumn("is_entry", is_entry)
+
+
+def _with_keys(history: History, marked: DataFrame) -> DataFrame:
+    """The changes by which rows are followed, with the rows' keys before and after."""
     old_key, new_key = _key(history.leaves, _old_value), _key(history.leaves, _new_value)
     # An UPDATE without an old tuple has not changed its key (R1.6).
     before = F.when(F.col("old").isNotNull(), old_key).when(F.col("kind") == ChangeKind.UPDATE.value, new_key)
-    return (
-        history.changes.where(ours)
-        .join(F.broadcast(wanted), list(_POSITION), "left")
-        .withColumn("is_entry", is_entry)
-        .withColumn("key_before", before)
-        .withColumn("key_after", F.when(F.col("new").isNotNull(), new_key))
-    )
+    after = F.when(F.col("new").isNotNull(), new_key)
+    followed = marked.where(_is_followed(history))
+    return followed.withColumn("key_before", before).withColumn("key_after", after)
 
 
 def _old_value(position: int) -> Column:
@@ -162,11 +177,10 @@ def _new_value(position: int) -> Column:
 
 
 def _key(leaves: Sequence[FollowedLeaf], value_of: Callable[[int], Column]) -> Column:
-    """The values of the replica identity in order of column name."""
+    """The values of the replica identity in order of attribute number."""
     versions: dict[tuple[int, ...], list[int]] = {}
-    for leaf in leaves:
-        for relation in leaf.relations:
-            versions.setdefault(leaf.key_positions(relation), []).append(relation.version)
+    for relation in (relation for leaf in leaves if leaf.key for relation in leaf.relations):
+        versions.setdefault(key_positions(relation), []).append(relation.version)
     key = F.lit(None).cast("array<string>")
     for positions, alike in versions.items():
         values = F.array(*(value_of(position) for position in positions))

@@ -3,6 +3,9 @@
 A value is always PostgreSQL's text. `old` and `new` hold one element per column of the relation version, in
 the order of its Relation message; `old_kinds` and `new_kinds` hold one character per column (R1.4): `n` NULL,
 `t` text, `u` unchanged and not sent. An element whose kind is not `t` is NULL.
+
+Where values that were not sent are looked for (R4.6), `GIVEN_UP` is the kind of one that nobody has. To all
+other stages it is what `u` is: not sent.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from typing import Final
+
+GIVEN_UP: Final = "x"
+"""An unsent value that is nowhere since: the row or the column is gone, or has another value."""
 
 
 class ChangeKind(enum.Enum):

@@ -36,6 +36,15 @@ class FailurePolicy(enum.Enum):
     """The table alone; the others go on, past the transaction that has the change."""
 
 
+class UnchangedToast(enum.Enum):
+    """What is stored for a value that was not sent and that nobody has, where its row enters (R4.6)."""
+
+    EXACT = "exact"
+    """Nothing: what lacks it parks (`FailurePolicy`), unless row or value cannot matter any more."""
+    NATIVE = "native"
+    """NULL, as a native worker stores it. Always counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """An ordered list of publications of one publisher, and how their changes are applied.
@@ -50,6 +59,7 @@ class Subscription:
     origin: OriginPolicy = OriginPolicy.ANY
     on_conflict: ConflictPolicy = ConflictPolicy.ERROR
     on_failure: FailurePolicy = FailurePolicy.SUBSCRIPTION
+    unchanged_toast: UnchangedToast = UnchangedToast.EXACT
     lock_timeout: float = 10.0
 
 

@@ -7,6 +7,7 @@
 | Ready   | snapshot, with the last row of the copy | applies what is after `applied_lsn`         |
 | Parked  | replay, when the publisher rewrote it   | leaves it out until it is copied again      |
 |         | replay, when a change of it was refused | leaves it out until it is copied or resumed |
+|         | replay, when nobody has a value for it  | the same                                    |
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Parked:
     """The table holds everything up to `applied_lsn`, and not what came then.
 
     That is in the log where `transaction` is given: it was committed there, and the subscriber refuses a
-    change of it (R8.5). Without one only a copy helps (R11.9).
+    change of it (R8.5), or lacks a value for it (R4.6). Without one only a copy helps (R11.9).
     """
 
     applied_lsn: Lsn

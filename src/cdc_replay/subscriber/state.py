@@ -26,6 +26,7 @@ from datetime import datetime
 from typing import Final, assert_never
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from cdc_replay.errors import AnotherPublisher, SubscriptionBusy
@@ -174,6 +175,15 @@ _FORGET_OLD_RESULTS: Final = """
         where subscription = %(subscription)s and command = %(command)s
         order by number desc offset %(kept)s limit 1
     )
+"""
+
+_NULL_ACCEPTED: Final = """
+    select schema_name, table_name,
+        greatest(subscription.null_accepted_at, subscription_table.null_accepted_at)::text
+    from cdc_replay.subscription_table
+    join cdc_replay.subscription on name = subscription_table.subscription
+    where name = %s
+        and coalesce(subscription.null_accepted_at, subscription_table.null_accepted_at) is not null
 """
 
 _LOCK_HOLDER: Final = """
@@ -456,6 +466,44 @@ def unpark(connection: Connection, subscription: str) -> None:
         " set parked_at = null, parked_reason = null, parked_transaction = null where name = %s",
         (subscription,),
     )
+
+
+def accept_null(
+    connection: Connection, subscription: str, upto: Lsn, tables: Iterable[QualifiedName] = ()
+) -> None:
+    """Let replay store NULL for unsent values of rows that enter up to a commit (R4.6).
+
+    In all tables of the subscription, or in those that are named.
+    """
+    names = list(tables)
+    if not names:
+        connection.execute(
+            "update cdc_replay.subscription set null_accepted_at = %s where name = %s",
+            (str(upto), subscription),
+        )
+    for name in names:
+        connection.execute(
+            "update cdc_replay.subscription_table set null_accepted_at = %s"
+            " where subscription = %s and schema_name = %s and table_name = %s",
+            (str(upto), subscription, name.schema, name.name),
+        )
+
+
+def null_accepted(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
+    """Up to which commit NULL is accepted, by table; those where it is not are left out."""
+    rows = connection.execute(_NULL_ACCEPTED, (subscription,))
+    return {QualifiedName(schema, name): Lsn.parse(upto) for schema, name, upto in rows}
+
+
+def forget_null_accepted(connection: Connection, subscription: str, applied_lsn: Lsn) -> None:
+    """What was accepted up to there is applied, and says nothing of what comes."""
+    for table, column in (("subscription", "name"), ("subscription_table", "subscription")):
+        connection.execute(
+            sql.SQL(
+                "update cdc_replay.{} set null_accepted_at = null where {} = %s and null_accepted_at <= %s"
+            ).format(sql.Identifier(table), sql.Identifier(column)),
+            (subscription, str(applied_lsn)),
+        )
 
 
 def record_result(

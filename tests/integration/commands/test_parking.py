@@ -237,24 +237,3 @@ def test_what_may_pass_by_itself_parks_nothing(twin: Twin) -> None:
     assert (result.error, result.retry) == (None, None)
     assert subscription_result(twin.config, "good")["to_lsn"] == str(result.to_lsn)
     assert ours(twin, "good", "table u order by id") == ALL_OF_U
-
-
-def test_a_table_that_lacks_a_value_which_nobody_has_is_copied_while_the_others_go_on(twin: Twin) -> None:
-    """R4.6: only UPDATEs are published, and the row that has entered is gone; its table needs a copy."""
-    table = "create table t (id int primary key, body text)"
-    twin.publisher.run(f"{table}; alter table t alter body set storage external; create table u (id int)")
-    twin.publisher.run("create publication p for table t where (id > 10) with (publish = 'update')")
-    twin.publisher.run("create publication q for table u; insert into t values (1, repeat('x', 3000))")
-    twin.subscribe(
-        "s", "p", "q", tables=f"{table}; create table u (id int)", native=False, on_failure="table"
-    )
-    twin.sync_ours()
-    twin.publish("update t set id = 20 where id = 1;\ndelete from t where id = 20;\ninsert into u values (1)")
-    twin.publish("insert into t values (30, 'y')")
-
-    (synced,) = twin.sync_ours()
-
-    assert (synced.replay.error, synced.replay.parked) == (None, ("public.t",))
-    assert [each.table for each in synced.snapshot.tables] == ["public.t"]
-    assert ours(twin, "s", "table t") == [(30, "y")]
-    assert ours(twin, "s", "table u") == [(1,)]

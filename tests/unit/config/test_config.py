@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import connection_from_environment, load_config
 from cdc_replay.errors import InvalidConfiguration
-from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy
+from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
 
 MINIMAL = """\
 publishers:
@@ -50,6 +50,7 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert subscription.origin is OriginPolicy.ANY
     assert subscription.on_conflict is ConflictPolicy.ERROR
     assert subscription.on_failure is FailurePolicy.SUBSCRIPTION
+    assert subscription.unchanged_toast is UnchangedToast.EXACT
     assert subscription.lock_timeout == 10
     (group,) = config.groups.values()
     assert (group.name, group.subscriptions, group.schedule) == ("shop", ("nsw",), None)
@@ -57,8 +58,9 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
 
 
 def test_a_subscription_says_what_parks_and_how_long_it_waits_for_locks(tmp_path: Path) -> None:
-    given = MINIMAL + "    on_failure: table\n    lock_timeout: 0.5\n"
+    given = MINIMAL + "    on_failure: table\n    lock_timeout: 0.5\n    unchanged_toast: native\n"
     subscription = load_config(write(tmp_path, given)).subscription("nsw").subscription
+    assert subscription.unchanged_toast is UnchangedToast.NATIVE
     assert (subscription.on_failure, subscription.lock_timeout) == (FailurePolicy.TABLE, 0.5)
 
 
@@ -155,7 +157,7 @@ def test_a_value_that_is_empty_is_null(tmp_path: Path, nothing: str) -> None:
     publisher = load_config(write(tmp_path, given)).publisher("shop")
     assert (publisher.slot, publisher.max_retained_wal) == ("cdc_replay_shop", None)
 
-    for key in ("snapshot_chunk", "on_failure"):
+    for key in ("snapshot_chunk", "on_failure", "unchanged_toast"):
         with pytest.raises(InvalidConfiguration, match=rf"line 10: subscriptions\.nsw\.{key}: "):
             load_config(write(tmp_path, f"{MINIMAL}    {key}: {nothing}\n"))
     with pytest.raises(InvalidConfiguration, match="line 10: groups: "):

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_replay.fill.follow import FOLLOWED, follow
-from cdc_replay.fill.leaves import FOUND_SCHEMA, FollowedLeaf
+from cdc_replay.fill.leaves import FOUND_SCHEMA, FollowedLeaf, TupleColumn, tuple_columns
+from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
 
 LEAF = RelationId(7)
@@ -36,7 +37,9 @@ class Stream:
     wanted: frozenset[str] = frozenset({"id", "body", "note"})
     rows: list[dict[str, Any]] = field(default_factory=list)
     truncated: dict[int, tuple[int, int]] = field(default_factory=dict)
-    renamed: frozenset[str] = frozenset()
+    attnums: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    """Those of a version's columns, if they are not as their names are in `ONE`; None: not certain."""
+    rewrites: tuple[int, ...] = ()
 
     def insert(self, *values: Any, version: int = 1) -> None:
         self._add("I", None, values, version)
@@ -52,9 +55,9 @@ class Stream:
 
     def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
-        leaf = FollowedLeaf.of(self.versions, self.wanted)
-        assert leaf is not None
-        leaf = dataclasses.replace(leaf, renamed=self.renamed)
+        leaf = FollowedLeaf.of(self.versions, self.columns(), self.wanted)
+        leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
+        assert leaf.key
         types = {
             name: pa.list_(pa.string()) if name in {"old", "new", "key_before", "key_after"} else None
             for name in FOLLOWED
@@ -69,6 +72,19 @@ class Stream:
             for row in each.to_pylist()
         ]
 
+    def columns(self) -> dict[tuple[int, int], tuple[TupleColumn | None, ...]]:
+        return {
+            (each.version, 0): tuple(
+                None if number is None else TupleColumn(number, column.type_oid, column.typmod)
+                for number, column in zip(self._attnums(each), each.columns, strict=True)
+            )
+            for each in self.versions
+        }
+
+    def _attnums(self, version: Relation) -> tuple[int | None, ...]:
+        numbers = {name: number for number, name in enumerate(ONE.column_names, start=1)}
+        return self.attnums.get(version.version) or tuple(numbers[name] for name in version.column_names)
+
     def _add(
         self, kind: str, key: str | None, values: tuple[Any, ...] | None, version: int, is_entry: bool = False
     ) -> None:
@@ -76,7 +92,8 @@ class Stream:
         shape = next(each for each in self.versions if each.version == version)
         row = dict.fromkeys(FOLLOWED)
         row |= {"commit_lsn": position, "seq": 0, "lineage": 1, "kind": kind, "is_entry": is_entry}
-        row |= {"relation_id": int(LEAF), "relation_version": version, "key_before": key and [key]}
+        row |= {"relation_id": int(LEAF), "relation_version": version, "catalog_version": 0}
+        row["key_before"] = key and [key]
         if values is not None:
             row["new"] = [None if value is ... else value for value in values]
             row["new_kinds"] = "".join(
@@ -105,15 +122,37 @@ def test_a_value_that_is_sent_later_is_lost_and_another_one_is_not() -> None:
     stream = Stream()
     stream.update("1", "20", ..., ..., enters=True)
     stream.update("20", "20", "y", ...)
-    assert stream.found() == [(["20", None, None], "tuu", [2], ["20"], 1)]
+    assert stream.found() == [(["20", None, None], "txu", [2], ["20"], 1)]
 
 
-def test_a_value_under_a_name_that_was_another_columns_is_lost() -> None:
+def test_a_column_is_the_same_under_another_name() -> None:
     """R9.10: what was sent as `body` before the columns exchanged their names is in `note` now."""
-    stream = Stream(renamed=frozenset({"body", "note"}))
+    exchanged = relation(2, "id", "note", "body")
+    stream = Stream(versions=(ONE, exchanged), attnums={2: (1, 2, 3)})
     stream.insert("1", "x", "n")
+    stream.update("1", "20", ..., ..., version=2, enters=True)
+    assert stream.found() == [(["20", "x", "n"], "ttt", [], None, 0)]
+
+
+def test_a_new_column_of_the_old_name_is_another_one() -> None:
+    stream = Stream(versions=(ONE, relation(2, "id", "note", "body")), attnums={2: (1, 3, 4)})
+    stream.insert("1", "x", "n")
+    stream.update("1", "20", ..., ..., version=2, enters=True)
+    assert stream.found() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
+
+
+def test_a_value_of_which_the_column_is_not_certain_is_lost_with_all_others() -> None:
+    """A catalog that was read afterwards does not tell under which name a column was sent."""
+    stream = Stream(versions=(ONE, relation(2, "id", "body", "note")), attnums={2: (1, None, 3)})
+    stream.insert("1", "x", "n")
+    stream.update("1", "1", "y", ..., version=2)
     stream.update("1", "20", ..., "m", enters=True)
-    assert stream.found() == [(["20", None, "m"], "tut", [], None, 1)]
+    stream.update("20", "20", "z", ..., version=2)
+    stream.update("20", "20", ..., ..., version=2, enters=True)
+    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
+        ("tut", [], 1),
+        ("tuu", [2], 1),
+    ]
 
 
 def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:
@@ -123,7 +162,7 @@ def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:
         if gone == "delete":
             stream.delete("20")
         stream.insert("20", "other", "n")
-        assert stream.found() == [(["20", None, "n"], "tut", [], None, 1)], gone
+        assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)], gone
 
 
 def test_what_an_earlier_row_with_the_key_had_says_nothing() -> None:
@@ -155,8 +194,8 @@ def test_a_row_may_enter_more_than_once() -> None:
     stream.update("21", "1", ..., "n")
     stream.update("1", "22", ..., "n", enters=True)
     assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
-        ("tut", [], 1),
-        ("tut", [], 1),
+        ("txt", [], 1),
+        ("txt", [], 1),
         ("ttt", [], 0),
     ]
 
@@ -165,7 +204,23 @@ def test_a_truncate_takes_the_rows_before_it() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.truncate()
-    assert stream.found() == [(["20", None, "n"], "tut", [], None, 1)]
+    assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)]
+
+
+def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
+    """R11.9: keys and values may be others then. What the log had before is that of the entries before."""
+    stream = Stream(rewrites=(3,))
+    stream.insert("1", "x", "n")
+    stream.update("1", "20", ..., ..., enters=True)
+    stream.update("2", "22", ..., "n", enters=True)
+    stream.insert("9", "this transaction", "rewrites the table")
+    stream.update("20", "1", ..., ...)
+    stream.update("1", "20", ..., ..., enters=True)
+    assert stream.found() == [
+        (["20", "x", "n"], "ttt", [], None, 0),
+        (["22", None, "n"], "txt", [], None, 1),
+        (["20", None, None], "tuu", [1, 2], ["20"], 0),
+    ]
 
 
 def test_a_value_of_another_type_says_nothing() -> None:
@@ -176,7 +231,7 @@ def test_a_value_of_another_type_says_nothing() -> None:
     assert stream.found() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
 
 
-def test_columns_are_the_same_by_name_wherever_they_are() -> None:
+def test_columns_are_the_same_wherever_they_are() -> None:
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body")))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
@@ -190,7 +245,32 @@ def test_what_the_subscription_does_not_have_is_not_looked_for() -> None:
 
 
 def test_a_leaf_is_followed_under_one_key_only() -> None:
-    """R1.6, R9.10: under another identity old tuples have other columns."""
+    """R1.6, R9.10: under another identity old tuples have other columns; its name may change."""
+
+    def key(*versions: Relation, attnums: dict[int, tuple[int | None, ...]] | None = None) -> tuple[int, ...]:
+        stream = Stream(versions=versions, attnums=attnums or {})
+        return FollowedLeaf.of(versions, stream.columns(), frozenset()).key
+
     other = relation(2, "id", "body", "note", key="note")
-    assert FollowedLeaf.of([ONE, other], frozenset()) is None
-    assert FollowedLeaf.of([relation(3, "id", key="none")], frozenset()) is None
+    assert key(ONE) == (1,)
+    assert key(ONE, other) == ()
+    assert key(relation(3, "id", key="none")) == ()
+    assert key(ONE, relation(4, "n", "body", "note", key="n"), attnums={4: (1, 2, 3)}) == (1,)
+    assert key(ONE, relation(4, "n", "body", "note", key="n"), attnums={4: (None, 2, 3)}) == ()
+
+
+def table(*columns: tuple[int, str]) -> Table:
+    found = tuple(TableColumn(number, name, 25, -1, "text", None) for number, name in columns)
+    name = QualifiedName("public", "t")
+    return Table(LEAF, name, False, None, ReplicaIdentity.DEFAULT, ("id",), ("id",), found)
+
+
+def test_a_tuple_has_its_columns_in_order_of_attribute_number() -> None:
+    """R9.10: a catalog that does not fit was read later than the tuple was in force."""
+    columns = (TupleColumn(1, 25, -1), TupleColumn(2, 25, -1), TupleColumn(4, 25, -1))
+    assert tuple_columns(ONE, table((1, "id"), (2, "body"), (4, "note"))) == columns
+    assert tuple_columns(ONE, table((1, "id"), (3, "note"), (4, "body"))) == (None,) * 3
+    assert tuple_columns(ONE, table((1, "id"), (2, "content"), (4, "note"))) == (columns[0], None, columns[2])
+    assert tuple_columns(ONE, None) == (None,) * 3
+    uncertain = tuple_columns(ONE, table((1, "id"), (2, "body"), (4, "note")), frozenset({"body"}))
+    assert uncertain == (columns[0], None, columns[2])
