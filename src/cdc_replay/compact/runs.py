@@ -16,6 +16,9 @@ where merging takes, per column, the last change that sent it. Every other run (
 inside the window, tables without a key) goes change by change through `compact.reference`, which defines the
 result.
 
+The net changes of contingent runs (`compact.reference`) are in batches of their own, with the changes that
+they come from (`cdc_replay.contingent`).
+
 A run may span batches. What is carried from one batch to the next is its net effect so far, written as at
 most three changes, or the state of its reference fold: a key with a million changes needs no more memory
 than one with three.
@@ -43,6 +46,7 @@ from cdc_replay.compact.reference import (
     RoutedChange,
     fold,
 )
+from cdc_replay.contingent import dumped, with_changes
 from cdc_replay.model.change import ChangeKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.taking import taken_rows
@@ -111,6 +115,8 @@ class RunFolder:
     _carried: pa.RecordBatch | None = None
     _open: LineageFold | MultisetFold | None = None
     _open_run: tuple[int, int] = field(default=(0, 0))
+    _open_changes: list[pa.Buffer] = field(default_factory=list)
+    """The changes of the open run, as they may have to be folded once more."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The net changes of all lineages that end before the last row of `batch`."""
@@ -152,19 +158,24 @@ class RunFolder:
             return
         self._open = _fold_rows(run, target, self.rules)
         self._open_run = (target, lineage)
+        self._open_changes = [dumped(run)]
 
     def _continue_open(self, opened: LineageFold | MultisetFold, batch: pa.RecordBatch) -> int:
         """Feed the rows that still belong to the open run; the number of them."""
         target, lineage = self._open_run
         other = (numbers(batch["target"]) != target) | (numbers(batch["lineage"]) != lineage)
         count = int(other.argmax()) if other.any() else batch.num_rows
-        for change in _changes(batch.slice(0, count)):
+        if count:
+            self._open_changes.append(dumped(batch.slice(0, count)))
+        for change in changes_in(batch.slice(0, count)):
             opened.apply(change)
         return count
 
     def _close_open(self, opened: LineageFold | MultisetFold) -> pa.RecordBatch:
         self._open = None
-        return pa.RecordBatch.from_pylist(_net_rows(opened, self._open_run[0]), schema=OUTPUT)
+        changes, self._open_changes = self._open_changes, []
+        net = net_batch(net_rows(opened, self._open_run[0]))
+        return with_changes(net, changes) if opened.is_contingent else net
 
 
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
@@ -181,11 +192,17 @@ def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterat
     if piece.ordinary.any():
         yield from _fold_ordinary(piece, target)
     rows: list[dict[str, Any]] = []
+    contingent: list[dict[str, Any]] = []
+    kept = np.zeros(batch.num_rows, dtype=np.bool_)
     for run in np.flatnonzero(~piece.ordinary):
         start, end = int(piece.starts[run]), int(piece.ends[run])
-        rows += _net_rows(_fold_rows(batch.slice(start, end - start), target, rules), target)
+        folded = _fold_rows(batch.slice(start, end - start), target, rules)
+        kept[start:end] = folded.is_contingent
+        (contingent if folded.is_contingent else rows).extend(net_rows(folded, target))
     if rows:
-        yield pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+        yield net_batch(rows)
+    if contingent:
+        yield with_changes(net_batch(contingent), [dumped(taken_rows(batch, np.flatnonzero(kept)))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +350,15 @@ def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Arra
 
 def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> LineageFold | MultisetFold:
     return fold(
-        _changes(run),
+        changes_in(run),
         policy=rules.policy,
         is_keyed=target not in rules.keyless,
         is_truncated=target in rules.truncated,
     )
 
 
-def _changes(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
+def changes_in(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
+    """The rows of a batch (INPUT), one by one."""
     for row in batch.to_pylist():
         yield RoutedChange(
             ChangeKind(row["kind"]),
@@ -358,7 +376,13 @@ def _key(texts: list[str | None] | None) -> Key | None:
     return None if texts is None else tuple(texts)
 
 
-def _net_rows(folded: LineageFold | MultisetFold, target: int) -> list[dict[str, Any]]:
+def net_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Net changes (OUTPUT) of what `net_rows` gives."""
+    return pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+
+
+def net_rows(folded: LineageFold | MultisetFold, target: int) -> list[dict[str, Any]]:
+    """What a lineage of the target comes to, as rows of OUTPUT."""
     rows = [_net_row(change, target, folded.last_lsn) for change in folded.net()]
     if rows and folded.conflicts:
         conflicts = {kind.value: count for kind, count in folded.conflicts.items()}
