@@ -20,8 +20,8 @@ The net changes of contingent runs (`compact.reference`) are in batches of their
 they come from (`cdc_replay.contingent`).
 
 A run may span batches. What is carried from one batch to the next is its net effect so far, written as at
-most three changes, or the state of its reference fold: a key with a million changes needs no more memory
-than one with three.
+most three changes, or the state of its reference fold, with its changes compressed: a key with a million
+changes that does not move needs no more memory than one with three.
 """
 
 from __future__ import annotations
