@@ -44,11 +44,14 @@ class Contingent(Protocol):
 
     @property
     def keys(self) -> Sequence[Key]:
-        """The keys by which they ask for rows; of a target without a key, once for each row."""
+        """The keys that they name; of a target without a key, once for each row."""
         ...
 
-    def refolded(self, rows: Mapping[Key, int]) -> Refolded:
-        """What they come to where the target has so many rows of each of these keys, and none of others."""
+    def refolded(self, rows: Mapping[Key, int], same: Mapping[Key, Key]) -> Refolded:
+        """What they come to where the target has so many rows of each of these keys, and none of others.
+
+        `same` says of keys which others they are the same as, and `rows` is by those.
+        """
         ...
 
 

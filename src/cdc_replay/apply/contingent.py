@@ -13,6 +13,9 @@ The fold does not know the subscriber's rows. It marks the lineages in which thi
     2. If not, the changes come back, part by part: which of their keys does the target have?
     3. They are folded once more, with that knowledge, and take the place of the first net changes.
 
+Where only the partitions of the target have keys (`SubscribedTable.is_by_leaf`) all changes are contingent,
+and folded here only: which of them are for one row depends on the partition that their old rows lead to.
+
 All of it is before any row of the target is changed, in the window's transaction, so that a second attempt
 does it anew.
 """
@@ -58,8 +61,11 @@ class _Probe:
     target: TargetTable
     table: StageTable
 
-    def rows_of(self, keys: Sequence[Key]) -> collections.Counter[Key]:
-        """How many rows the target has of each of the keys, as many as it is named times, if not unique."""
+    def look(self, keys: Sequence[Key]) -> tuple[Mapping[Key, int], Mapping[Key, Key]]:
+        """How many rows the target has of each key, at most as often as it is named; which are the same.
+
+        Two keys are if they lead to one leaf and have its key in common.
+        """
         self.connection.execute(self.table.create_statement)
         statements = Statements(self.target, Staged(self.table, (_nothing_yet(self.table),)))
         columns = [
@@ -73,8 +79,23 @@ class _Probe:
         _find(self.connection, statements, shared=True)
         found = self.connection.execute(statements.found_rows()).fetchall()
         _forget(self.connection, statements)
+        same = self._same(keys, statements)
         self.connection.execute(sql.SQL("drop table {}").format(self.table.identifier))
-        return collections.Counter(keys[number - 1] for (number,) in found)
+        rows: collections.Counter[Key] = collections.Counter(
+            key for (number,) in found if (key := keys[number - 1]) not in same
+        )
+        rows.update({same[keys[number - 1]]: 1 for (number,) in found if keys[number - 1] in same})
+        return rows, same
+
+    def _same(self, keys: Sequence[Key], statements: Statements) -> dict[Key, Key]:
+        if not self.table.is_by_leaf:
+            return {}
+        firsts: dict[tuple[int, int], Key] = {}
+        return {
+            keys[number - 1]: firsts.setdefault((leaf, rank), keys[number - 1])
+            for statement in statements.same_keys()
+            for number, leaf, rank in self.connection.execute(statement)
+        }
 
 
 def _nothing_yet(table: StageTable) -> StagedPart:
@@ -96,7 +117,7 @@ def settled(
     """
     contingent = tuple(part for part in staged.parts if part.is_contingent)
     mine = Staged(staged.table, contingent)
-    if not contingent or not _lacks_rows(connection, Statements(target, mine)):
+    if not contingent or not (staged.table.is_by_leaf or _lacks_rows(connection, Statements(target, mine))):
         return Settled(staged, {})
     if refold is None:
         raise ValueError("contingent changes are staged, and nobody folds them")
@@ -106,7 +127,7 @@ def settled(
     missing_keys: dict[str, list[str]] = {}
     for text in _changes(connection, mine):
         changes = refold(changes_of(text), policy=policy, is_keyed=staged.table.is_keyed)
-        found = changes.refolded(probe.rows_of(changes.keys))
+        found = changes.refolded(*probe.look(changes.keys))
         _copy(connection, staged.table, encoding, found.net)
         conflicts.update({kind.value: count for kind, count in found.conflicts.items()})
         for kind, key in found.conflict_keys:

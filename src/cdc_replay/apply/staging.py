@@ -110,6 +110,8 @@ class StageTable:
     """The target's own index says that no two rows have equal identities."""
     inserts_in_log_order: bool
     """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
+    is_by_leaf: bool = False
+    """Rows are found in their leaf, by its key, if it has one."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -216,6 +218,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         table.is_keyed,
         table.has_own_key,
         target.shows_order_of_inserts(table.columns),
+        table.is_by_leaf,
     )
 
 

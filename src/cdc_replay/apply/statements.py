@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, LiteralString
 
 from psycopg import sql
 
@@ -90,9 +90,17 @@ _ORDER: Final = """
 _PAIR: Final = """
     create temporary table {pair_table} on commit drop as
     with wanted as materialized (
-        select s.ctid as staged, {columns}, {leaf} as leaf from {stage} as s where {mine}
+        select {columns} from {stage} as s where {mine}
     )
     select * from ({pairs_of}) as pairs
+"""
+
+_SAME_KEYS: Final = """
+    with wanted as materialized (
+        select {columns} from {stage} as s where {mine}
+    )
+    select number, leaf, dense_rank() over (order by {key})
+    from wanted where leaf operator(pg_catalog.=) {oid}
 """
 
 # Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
@@ -220,9 +228,9 @@ class Statements:
 
     def copy_probes(self) -> sql.Composed:
         """Stage keys of which rows are looked for, as rows of CSV: attempt, kind, number, key."""
-        names = _commas(sql.Identifier(name) for name in self._base_names)
-        return sql.SQL("copy {} (attempt, kind, update_missing, {}) from stdin (format csv)").format(
-            self.staged.table.identifier, names
+        names = ("attempt", "kind", "update_missing", *self._base_names)
+        return sql.SQL("copy {} ({}) from stdin (format csv)").format(
+            self.staged.table.identifier, _commas(sql.Identifier(name) for name in names)
         )
 
     def pair(self, *, shared: bool = False) -> list[sql.Composed]:
@@ -239,12 +247,32 @@ class Statements:
         pairing = self._fill(
             _PAIR,
             pair_table=self._pair_table,
-            columns=_commas(_column("s", name) for name in self._base_names),
-            leaf=self._leaf_of_base(keyed),
+            columns=self._wanted("s.ctid as staged", keyed),
             mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
             pairs_of=sql.SQL(" union all ").join(pairs),
         )
         return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+
+    def same_keys(self) -> list[sql.Composed]:
+        """(`update_missing`, leaf, number) of staged DELETEs: with one number in a leaf they have one key."""
+        leaves = self._leaves_with_key
+        names = self._names_of_base
+        return [
+            self._fill(
+                _SAME_KEYS,
+                columns=self._wanted("s.update_missing as number", leaves),
+                mine=self.mine(NetKind.DELETE),
+                key=_commas(_column("wanted", names[column]) for column in leaf.key),
+                oid=sql.SQL("{}::oid").format(leaf.oid),
+            )
+            for leaf in leaves
+        ]
+
+    @property
+    def _names_of_base(self) -> dict[str, str]:
+        """What staging calls the columns of the base key."""
+        columns = self.staged.table.keys
+        return {column.name: name for column, name in zip(columns, self._base_names, strict=True)}
 
     @property
     def _base_names(self) -> list[str]:
@@ -252,14 +280,13 @@ class Statements:
 
     @property
     def _leaves_with_key(self) -> list[Leaf]:
-        """The leaves in which a row is found by the leaf's own key (R8.6, R8.12).
+        table = self.staged.table
+        return self.target.leaves.with_key(column.name for column in table.keys) if table.is_by_leaf else []
 
-        What is published must lead to the leaf, and have all of its key.
-        """
-        published = {column.name for column in self.staged.table.keys}
-        if not self.target.leaves.routing <= published:
-            return []
-        return [leaf for leaf in self.target.leaves.leaves if leaf.key and leaf.key.keys() <= published]
+    def _wanted(self, first: LiteralString, leaves: Sequence[Leaf]) -> sql.Composed:
+        """What has to be known of `s` to find its row: what is `first`, its base key, and its leaf."""
+        base = [_column("s", name) for name in self._base_names]
+        return _commas([sql.SQL(first), *base, sql.SQL("{} as leaf").format(self._leaf_of_base(leaves))])
 
     def _leaf_of_base(self, leaves: Sequence[Leaf]) -> sql.Composable:
         """Which of `leaves` the row that `s` has as its base belongs to; NULL: none."""
@@ -277,9 +304,7 @@ class Statements:
         return sql.SQL("(select case {} end from (select {}) as base)").format(cases, named)
 
     def _pairs_by_leaf_key(self, leaf: Leaf, *, shared: bool) -> sql.Composed:
-        names = {
-            column.name: name for column, name in zip(self.staged.table.keys, self._base_names, strict=True)
-        }
+        names = self._names_of_base
         return sql.SQL(_PAIRS_BY_LEAF_KEY).format(
             leaf=sql.Identifier(leaf.name.schema, leaf.name.name),
             oid=sql.SQL("{}::oid").format(leaf.oid),

@@ -68,6 +68,8 @@ _ROW_BITS: Final = 32
 _MOST_ROWS_ASIDE: Final = 10_000
 _MOST_BYTES_ASIDE: Final = 4 << 20
 """What a task or a part may set aside, for all lanes together; with more, the round is void."""
+_ALL_TOGETHER: Final = np.int64(0x5DEECE66D1CE4E5B)
+"""The lineage of all changes of a target; it must not be the number of a key that is moved."""
 _NOTE: Final = -1
 _VOID: Final = -2
 _MOVED: Final = -3
@@ -258,7 +260,11 @@ class Packer:
         return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
-        return _linked(_key_numbers(targets, keys), self.survey)
+        found = _linked(_key_numbers(targets, keys), self.survey)
+        if self.rules.by_leaf:
+            # Which keys are one row's is not known here.
+            found = np.where(np.isin(targets, list(self.rules.by_leaf)), _ALL_TOGETHER, found)
+        return found
 
 
 def _still_valid(routed: pa.RecordBatch, truncations: Iterable[Truncation]) -> Bools:

@@ -279,10 +279,15 @@ class MultisetFold:
     _removed: list[NetChange] = field(default_factory=list)
     _left: dict[Key, int] | None = None
     """How many rows the subscriber has left of each key; None: not known."""
+    _same: Mapping[Key, Key] = field(default_factory=dict)
 
-    def know(self, rows: Mapping[Key, int]) -> None:
-        """Take it, before the first change, that the subscriber has so many rows of each key."""
+    def know(self, rows: Mapping[Key, int], same: Mapping[Key, Key] | None = None) -> None:
+        """Take it, before the first change, that the subscriber has so many rows of each key.
+
+        `same` says of keys which others they are the same as, where only the subscriber can tell.
+        """
         self._left = {**rows}
+        self._same = same or {}
 
     def apply(self, change: RoutedChange) -> None:
         """Take the next change of the lineage."""
@@ -316,17 +321,18 @@ class MultisetFold:
     def _put(self, key: Key | None, row: _Row) -> None:
         if key is None:
             raise ValueError("a change of a table without a key lacks its new row")
-        self._slots.setdefault(key, []).append(row)
+        self._slots.setdefault(self._same.get(key, key), []).append(row)
 
     def _take(self, key: Key | None) -> _Row | None:
         if key is None:
             raise ValueError("a change of a table without a key lacks its old row")
-        rows = self._slots.setdefault(key, [])
+        slot = self._same.get(key, key)
+        rows = self._slots.setdefault(slot, [])
         if rows:
             row = rows.pop()
             self.is_contingent |= row.base_key is not None and row.base_key != key
             return row
-        if self.is_truncated or not self._has(key):
+        if self.is_truncated or not self._has(slot):
             return None
         return _Row(key)
 
@@ -346,13 +352,17 @@ def fold(
     is_keyed: bool,
     is_truncated: bool,
     known: Mapping[Key, int] | None = None,
+    same: Mapping[Key, Key] | None = None,
 ) -> LineageFold | MultisetFold:
     """The fold of a lineage after all its changes.
 
-    `known` is how many rows the subscriber has of each of its keys, if somebody has looked.
+    `known` is how many rows the subscriber has of each of its keys, if somebody has looked, and `same` which
+    other key they are the same as, of a table without a key (`MultisetFold.know`).
     """
     folded = LineageFold(policy, is_truncated) if is_keyed else MultisetFold(is_truncated)
-    if known is not None:
+    if known is not None and isinstance(folded, MultisetFold):
+        folded.know(known, same)
+    elif known is not None:
         folded.know(known)
     for change in changes:
         folded.apply(change)

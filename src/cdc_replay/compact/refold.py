@@ -32,21 +32,30 @@ class ContingentChanges:
 
     @property
     def keys(self) -> Sequence[Key]:
-        """The keys by which they ask for rows; of a target without a key, once for each row."""
-        changes = itertools.chain.from_iterable(self.lineages)
-        if not self.is_keyed:
-            return [change.search_key for change in changes if change.search_key is not None]
-        return list(dict.fromkeys(key for change in changes for key in _keys(change)))
+        """The keys that they name; of a target without a key, once for each row."""
+        named = [key for lineage in self.lineages for change in lineage for key in _keys(change)]
+        return list(dict.fromkeys(named)) if self.is_keyed else named
 
-    def refolded(self, rows: Mapping[Key, int]) -> Refolded:
-        """What they come to where the target has so many rows of each of these keys, and none of others."""
+    def _slots(self, lineage: Sequence[RoutedChange], same: Mapping[Key, Key]) -> Iterator[Key]:
+        yield from (same.get(key, key) for change in lineage for key in _keys(change))
+
+    def refolded(self, rows: Mapping[Key, int], same: Mapping[Key, Key]) -> Refolded:
+        """What they come to where the target has so many rows of each of these keys, and none of others.
+
+        `same` says of keys which others they are the same as, and `rows` is by those.
+        """
         net: list[dict[str, Any]] = []
         conflicts: collections.Counter[ConflictKind] = collections.Counter()
         conflict_keys: list[tuple[ConflictKind, Key]] = []
         for lineage in self.lineages:
-            known = {key: rows.get(key, 0) for change in lineage for key in _keys(change)}
+            known = {each: rows.get(each, 0) for each in self._slots(lineage, same)}
             folded = fold(
-                lineage, policy=self.policy, is_keyed=self.is_keyed, is_truncated=False, known=known
+                lineage,
+                policy=self.policy,
+                is_keyed=self.is_keyed,
+                is_truncated=False,
+                known=known,
+                same=same,
             )
             conflicts.update(folded.conflicts)
             conflict_keys.extend(folded.conflict_keys.items())

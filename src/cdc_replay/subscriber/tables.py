@@ -219,6 +219,16 @@ class Leaves:
     routing: frozenset[str] = frozenset()
     leaves: tuple[Leaf, ...] = ()
 
+    def with_key(self, published: Iterable[str]) -> list[Leaf]:
+        """The leaves in which a row is found by the leaf's own key (R8.6, R8.12).
+
+        What is published must lead to the leaf, and have all of its key.
+        """
+        sent = frozenset(published)
+        if not self.routing <= sent:
+            return []
+        return [leaf for leaf in self.leaves if leaf.key and leaf.key.keys() <= sent]
+
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
