@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.compact.reference import Key, LineageFold, MultisetFold, NetChange, RoutedChange, Values, fold
+from cdc_replay.compact.refold import contingent_changes
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, changes_in
 from cdc_replay.contingent import changes_of as changes_of_text
 from cdc_replay.contingent import changes_text
@@ -147,6 +148,10 @@ def insert_row(*row: str | None) -> RoutedChange:
 
 def delete_row(*row: str | None) -> RoutedChange:
     return RoutedChange(DEL, 1, row, None, None, None)
+
+
+def update_row(old: Key, new: Key) -> RoutedChange:
+    return RoutedChange(UPD, 1, old, new, new, "t" * len(new))
 
 
 def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
@@ -431,6 +436,45 @@ def test_contingent_lineages_bring_their_changes_along_through_batches() -> None
         made += list(folder.finish())
         [text] = [text for text in map(changes_text, made) if text is not None]
         assert list(changes_in(changes_of_text(text))) == changes
+
+
+def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
+    """However many batches they come in; one net change without effect stands for them."""
+    changes = [update_row(("a", "1"), ("a", "2")), insert_row("b", "1"), update_row(("a", "2"), ("c", "2"))]
+    rows = [(0, 1, insert("z")), *((1, 7, change) for change in changes), (2, 9, delete("a"))]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset({1}), frozenset(), by_leaf=frozenset({1}))
+    for cuts in ([], [2], [1, 2, 3], [2, 4]):
+        folder, borders = RunFolder(rules), [0, *cuts, len(rows)]
+        made = [
+            net
+            for start, end in itertools.pairwise(borders)
+            for net in folder.feed(as_batch(rows[start:end]))
+        ]
+        made += list(folder.finish())
+        [(net, text)] = [(net, text) for net in made if (text := changes_text(net)) is not None]
+        assert net["kind"].to_pylist() == [NetKind.NOTHING.value]
+        assert list(changes_in(changes_of_text(text))) == changes
+        assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
+
+
+def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
+    """R8.12: the subscriber lacks 2; what comes for 1 then finds nothing, as the row there has left."""
+    changes = [
+        update_row(("1", "one"), ("5", "one")),
+        update_row(("2", "two"), ("1", "two")),
+        RoutedChange(DEL, 1, ("1", "two"), None, None, None),
+    ]
+    batch = as_batch([(0, 7, change) for change in changes])
+    contingent = contingent_changes(batch, policy=ConflictPolicy.ERROR, is_keyed=False)
+    assert set(contingent.keys) == {("1", "one"), ("5", "one"), ("2", "two"), ("1", "two")}
+    same = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
+
+    found = contingent.refolded({("1", "one"): 1}, same)
+
+    assert found.conflicts == {ConflictKind.UPDATE_MISSING: 1, ConflictKind.DELETE_MISSING: 1}
+    assert [(row["kind"], row["base_key"], row["values"]) for row in found.net.to_pylist()] == [
+        (NetKind.UPDATE.value, ["1", "one"], ["5", "one"])
+    ]
 
 
 # --- vectorised
