@@ -99,8 +99,7 @@ _SAME_KEYS: Final = """
     with wanted as materialized (
         select {columns} from {stage} as s where {mine}
     )
-    select number, leaf, dense_rank() over (order by {key})
-    from wanted where leaf operator(pg_catalog.=) {oid}
+    select number, leaf, dense_rank() over (order by {key}) from wanted where leaf = any ({oids}::oid[])
 """
 
 # Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
@@ -117,7 +116,8 @@ _PAIRS_BY_ROW: Final = """
             from (
                 select t.tableoid as relation, t.ctid as place, row({target_row}) as content
                 from {target} as t
-                where {elsewhere}
+                -- What has no equality is compared only if it must be.
+                where {elsewhere} and (select count(*) from numbered) > 0
             ) as t
             where exists (select from numbered where numbered.content operator(pg_catalog.=) t.content)
         )
@@ -131,8 +131,8 @@ _PAIRS_BY_ROW: Final = """
 _PAIRS_BY_LEAF_KEY: Final = """
     (
         select {once} wanted.staged, t.tableoid as relation, t.ctid as place
-        from wanted join only {leaf} as t on {same}
-        where wanted.leaf operator(pg_catalog.=) {oid}
+        from wanted join {target} as t on t.tableoid operator(pg_catalog.=) wanted.leaf and {same}
+        where wanted.leaf = any ({oids}::oid[])
         {in_order}
     )
 """
@@ -241,7 +241,7 @@ class Statements:
         """
         lock = sql.SQL("lock table {} in share row exclusive mode").format(self.name)
         keyed = self._leaves_with_key
-        pairs = [self._pairs_by_leaf_key(leaf, shared=shared) for leaf in keyed]
+        pairs = [self._pairs_by_leaf_key(leaves, shared=shared) for leaves in _alike(keyed)]
         if len(keyed) < len(self.target.leaves.leaves) or not keyed:
             pairs.append(self._pairs_by_row(keyed))
         pairing = self._fill(
@@ -255,17 +255,18 @@ class Statements:
 
     def same_keys(self) -> list[sql.Composed]:
         """(`update_missing`, leaf, number) of staged DELETEs: with one number in a leaf they have one key."""
-        leaves = self._leaves_with_key
-        names = self._names_of_base
+        keyed, names = self._leaves_with_key, self._names_of_base
         return [
             self._fill(
                 _SAME_KEYS,
-                columns=self._wanted("s.update_missing as number", leaves),
+                columns=self._wanted("s.update_missing as number", keyed),
                 mine=self.mine(NetKind.DELETE),
-                key=_commas(_column("wanted", names[column]) for column in leaf.key),
-                oid=sql.SQL("{}::oid").format(leaf.oid),
+                key=_commas(
+                    _column("wanted", name) for name in ("leaf", *(names[each] for each in leaves[0].key))
+                ),
+                oids=sql.Literal([leaf.oid for leaf in leaves]),
             )
-            for leaf in leaves
+            for leaves in _alike(keyed)
         ]
 
     @property
@@ -303,17 +304,18 @@ class Statements:
         )
         return sql.SQL("(select case {} end from (select {}) as base)").format(cases, named)
 
-    def _pairs_by_leaf_key(self, leaf: Leaf, *, shared: bool) -> sql.Composed:
+    def _pairs_by_leaf_key(self, leaves: Sequence[Leaf], *, shared: bool) -> sql.Composed:
+        """Of leaves that have keys of the same columns; by the table, as the role may read that alone."""
         names = self._names_of_base
-        return sql.SQL(_PAIRS_BY_LEAF_KEY).format(
-            leaf=sql.Identifier(leaf.name.schema, leaf.name.name),
-            oid=sql.SQL("{}::oid").format(leaf.oid),
+        return self._fill(
+            _PAIRS_BY_LEAF_KEY,
+            oids=sql.Literal([leaf.oid for leaf in leaves]),
             same=_and(
                 _equal(equality, _column("t", column), _column("wanted", names[column]))
-                for column, equality in leaf.key.items()
+                for column, equality in leaves[0].key.items()
             ),
-            once=sql.SQL("" if shared else "distinct on (t.ctid)"),
-            in_order=sql.SQL("" if shared else "order by t.ctid, wanted.staged"),
+            once=sql.SQL("" if shared else "distinct on (t.tableoid, t.ctid)"),
+            in_order=sql.SQL("" if shared else "order by t.tableoid, t.ctid, wanted.staged"),
         )
 
     def _pairs_by_row(self, leaves_with_key: Sequence[Leaf]) -> sql.Composed:
@@ -658,6 +660,14 @@ class Statements:
 
 def _column(alias: str, name: str) -> sql.Identifier:
     return sql.Identifier(alias, name)
+
+
+def _alike(leaves: Iterable[Leaf]) -> list[list[Leaf]]:
+    """The leaves, those together whose keys have the same columns, with the same equality."""
+    found: dict[frozenset[tuple[str, Operator]], list[Leaf]] = {}
+    for leaf in leaves:
+        found.setdefault(frozenset(leaf.key.items()), []).append(leaf)
+    return [*found.values()]
 
 
 def _equal(equality: Operator, one: sql.Composable, other: sql.Composable) -> sql.Composed:
