@@ -467,7 +467,7 @@ def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
     batch = as_batch([(0, 7, change) for change in changes])
     contingent = contingent_changes(batch, policy=ConflictPolicy.ERROR, is_keyed=False)
     assert set(contingent.keys) == {("1", "one"), ("5", "one"), ("2", "two"), ("1", "two")}
-    same = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
+    same: dict[Key, Key] = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
 
     found = contingent.refolded({("1", "one"): 1}, same)
 
