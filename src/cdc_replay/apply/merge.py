@@ -25,7 +25,7 @@ itself finds the conflict, and only then the rows are named.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,9 +42,11 @@ from cdc_replay.apply.conflicts import (
     key_text,
     taken_elsewhere,
 )
+from cdc_replay.apply.contingent import settled
 from cdc_replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged, csv_of
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
+from cdc_replay.contingent import Refold
 from cdc_replay.model.change import ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
@@ -71,16 +73,26 @@ class Merged:
     """The keys of the first `KEYS_SHOWN` rows of each kind; never another value."""
 
 
-def merge(connection: Connection, target: TargetTable, staged: Staged, policy: ConflictPolicy) -> Merged:
+def merge(
+    connection: Connection,
+    target: TargetTable,
+    staged: Staged,
+    policy: ConflictPolicy,
+    refold: Refold | None = None,
+) -> Merged:
     """Apply the staged net changes to `target`, in the caller's transaction.
+
+    `refold` is needed where contingent ones are staged (`apply.contingent`).
 
     Raises:
         ApplyConflict: if a row is in the way and the policy is `error`.
         psycopg.Error: if the target refuses a row.
     """
+    found = settled(connection, target, staged, policy, refold)
     # Rows of two leaves may have equal keys: neither is in the other's way, and none is overwritten.
     effective = policy if staged.table.has_own_key else ConflictPolicy.ERROR
-    merging = _Merge(connection, staged, effective, Statements(target, staged))
+    merging = _Merge(connection, found.staged, effective, Statements(target, found.staged))
+    merging.show(found.missing_keys)
     merging.run()
     return merging.merged
 
@@ -107,6 +119,11 @@ class _Merge:
         self._update(clear=has_own_key and gone > 0)
         if self.staged.count(NetKind.INSERT):
             self._insert()
+
+    def show(self, keys: Mapping[str, Sequence[str]]) -> None:
+        """Show these keys of changes that are known to have found nothing."""
+        if self.staged.table.is_keyed:
+            self.merged.conflict_keys |= {kind: [*texts][:KEYS_SHOWN] for kind, texts in keys.items()}
 
     # --- steps
 

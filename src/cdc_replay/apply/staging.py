@@ -8,6 +8,9 @@ Each COPY commits by itself, and every row carries the number of the task attemp
 failed or was run twice leaves rows behind that nobody reads: the driver merges only the attempts whose
 `StagedPart` came back. Whatever a killed run leaves is found by its name, which begins with the
 subscription's number, and dropped by the next run.
+
+The net changes of contingent lineages (`compact.reference`) are staged under an attempt's second number, so
+that others can take their place, and the changes that they come from in a table beside (`apply.contingent`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from cdc_replay.apply.conflicts import Failure, failure_of, key_text, unknown_va
 from cdc_replay.apply.gone import Gone, are_counted, set_apart
 from cdc_replay.arrays import Int64s, characters
 from cdc_replay.arrow_lists import map_in_arrow
+from cdc_replay.contingent import changes_text
 from cdc_replay.errors import UnknownValue
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import NetKind
@@ -106,11 +110,26 @@ class StageTable:
     """The target's own index says that no two rows have equal identities."""
     inserts_in_log_order: bool
     """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
+    is_by_leaf: bool = False
+    """Rows are found in their leaf, by its key, if it has one."""
 
     @property
     def identifier(self) -> sql.Identifier:
         """The qualified name."""
         return sql.Identifier(SCHEMA, self.name)
+
+    @property
+    def changes_identifier(self) -> sql.Identifier:
+        """The qualified name of the table with the changes of contingent lineages."""
+        return sql.Identifier(SCHEMA, f"{self.name}_changes")
+
+    @property
+    def create_changes_statement(self) -> sql.Composed:
+        """DDL that makes that table if it is not there."""
+        return sql.SQL(
+            "create unlogged table if not exists {} (attempt bigint, changes text)"
+            " with (autovacuum_enabled = false)"
+        ).format(self.changes_identifier)
 
     @property
     def create_statement(self) -> sql.Composed:
@@ -139,6 +158,11 @@ class StagedPart:
     omitted: frozenset[str]
     conflicts: Mapping[str, int]
     gone: Gone
+
+    @property
+    def is_contingent(self) -> bool:
+        """Its net changes are right only as long as the target has the rows that they are for."""
+        return self.attempt < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +218,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         table.is_keyed,
         table.has_own_key,
         target.shows_order_of_inserts(table.columns),
+        table.is_by_leaf,
     )
 
 
@@ -258,7 +283,7 @@ def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> l
         for target in stagers[0].tables
         if all(are_counted(stager.tables[target]) for stager in stagers)
     )
-    encoding = _Encoding(stagers[0].tables, counted, 0 if context is None else context.taskAttemptId())
+    encoding = Encoding(stagers[0].tables, counted, 0 if context is None else context.taskAttemptId())
     try:
         texts: Iterable[_Text] = encoding.texts(batches)
         if len(stagers) > 1:
@@ -310,14 +335,26 @@ class _Tally:
     conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
     gone: list[Int64s] = field(default_factory=lambda: [np.zeros(0, np.int64)])
 
+    def part(self, target: int, attempt: int) -> StagedPart:
+        """What it comes to."""
+        return StagedPart(
+            target,
+            attempt,
+            dict(self.counts),
+            frozenset(self.unsent),
+            frozenset(self.omitted),
+            dict(self.conflicts),
+            Gone.of(np.concatenate(self.gone)),
+        )
 
-_Text: TypeAlias = tuple[int, memoryview]
-"""Some rows of a target as COPY's CSV."""
+
+_Text: TypeAlias = tuple[int, bool, memoryview]
+"""Some rows of a target as COPY's CSV; whether they are changes of contingent lineages."""
 
 
 @dataclass(slots=True)
-class _Encoding:
-    """Makes the text of what a task attempt stages, and counts it by target.
+class Encoding:
+    """Makes the text of what an attempt stages, and counts it by target.
 
     Of the targets in `counted` what came and went is not staged (`apply.gone`).
     """
@@ -325,7 +362,8 @@ class _Encoding:
     tables: Mapping[int, StageTable]
     counted: frozenset[int]
     attempt: int
-    _tallies: dict[int, _Tally] = field(default_factory=dict)
+    _tallies: dict[tuple[int, int], _Tally] = field(default_factory=dict)
+    """By target and attempt."""
 
     def texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Text]:
         """Texts of the batches' rows, in the order in which targets come.
@@ -334,53 +372,70 @@ class _Encoding:
             UnknownValue: if a row is to be inserted with a value that was not sent.
         """
         for target, rows in _by_target(batches):
-            tally = self._tallies.setdefault(target, _Tally())
+            changes = changes_text(rows)
+            attempt = self.attempt if changes is None else contingent_attempt(self.attempt)
+            tally = self._tally(target, attempt)
             staged = rows
             if target in self.counted:
                 staged, gone = set_apart(rows)
                 tally.gone.append(gone)
             # Also of no rows: whoever merges takes it that the staging table is there.
-            yield target, _csv(staged, self.tables[target], self.attempt, tally)
+            yield target, False, _csv(staged, self.tables[target], attempt, tally)
+            if changes is not None:
+                yield target, True, csv_of([pa.array([attempt]), pa.array([changes])])
+
+    def part(self, target: int) -> StagedPart:
+        """What was staged for one target under the attempt's first number."""
+        return self._tally(target, self.attempt).part(target, self.attempt)
+
+    def _tally(self, target: int, attempt: int) -> _Tally:
+        return self._tallies.setdefault((target, attempt), _Tally())
 
     def parts(self) -> list[dict[str, Any]]:
         """What was staged, if all texts were written; rows of `PARTS`."""
-        return [self._part(target, tally) for target, tally in self._tallies.items()]
-
-    def _part(self, target: int, tally: _Tally) -> dict[str, Any]:
-        gone = Gone.of(np.concatenate(tally.gone))
-        return {
-            "target": target,
-            "attempt": self.attempt,
-            "counts": list(tally.counts.items()),
-            "unsent": sorted(tally.unsent),
-            "omitted": sorted(tally.omitted),
-            "conflicts": list(tally.conflicts.items()),
-            "gone": gone.count,
-            "gone_steps": gone.steps,
-            "failure": None,
-        }
+        return [_part_row(tally.part(*place)) for place, tally in self._tallies.items()]
 
     def failure(self, failure: Failure) -> dict[str, Any]:
         """The row of `PARTS` that says why it was not."""
         return {"attempt": self.attempt, "failure": failure.texts}
 
 
-def _written(stager: Stager, texts: Iterable[_Text], encoding: _Encoding) -> list[dict[str, Any]]:
+def contingent_attempt(attempt: int) -> int:
+    """The number under which an attempt stages the net changes of contingent lineages."""
+    return -1 - attempt
+
+
+def _part_row(part: StagedPart) -> dict[str, Any]:
+    return {
+        "target": part.target,
+        "attempt": part.attempt,
+        "counts": list(part.counts.items()),
+        "unsent": sorted(part.unsent),
+        "omitted": sorted(part.omitted),
+        "conflicts": list(part.conflicts.items()),
+        "gone": part.gone.count,
+        "gone_steps": part.gone.steps,
+        "failure": None,
+    }
+
+
+def _written(stager: Stager, texts: Iterable[_Text], encoding: Encoding) -> list[dict[str, Any]]:
     """Write all texts; rows of `PARTS`."""
     target: int | None = None
+    place: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None
     try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
             connection: Connection | None = None
-            for each, text in texts:
+            for target, is_changes, text in texts:
                 if connection is None:
                     connection = connected.enter_context(
                         connect_to_write(stager.dsn, purpose="apply staging")
                     )
-                if copy is None or each != target:
+                if copy is None or place != (target, is_changes):
                     copying.close()
-                    target = each
-                    copy = copying.enter_context(_copy_into(connection, stager.tables[target]))
+                    place = (target, is_changes)
+                    copy = copying.enter_context(_copy_into(connection, stager.tables[target], is_changes))
                 copy.write(text)
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
@@ -389,12 +444,21 @@ def _written(stager: Stager, texts: Iterable[_Text], encoding: _Encoding) -> lis
     return encoding.parts()
 
 
-def _copy_into(connection: Connection, table: StageTable) -> contextlib.AbstractContextManager[psycopg.Copy]:
+def _copy_into(
+    connection: Connection, table: StageTable, is_changes: bool
+) -> contextlib.AbstractContextManager[psycopg.Copy]:
     # `if not exists` alone fails where another task creates the same table right now. Statements that are
     # sent together are one transaction.
     locked = sql.SQL("select pg_advisory_xact_lock(hashtextextended({}, 0)); {}")
-    connection.execute(locked.format(sql.Literal(table.name), table.create_statement), prepare=False)
-    return connection.cursor().copy(sql.SQL("copy {} from stdin (format csv)").format(table.identifier))
+    create = table.create_changes_statement if is_changes else table.create_statement
+    connection.execute(locked.format(sql.Literal(table.name), create), prepare=False)
+    into = table.changes_identifier if is_changes else table.identifier
+    return connection.cursor().copy(copy_statement(into))
+
+
+def copy_statement(table: sql.Identifier) -> sql.Composed:
+    """COPY of rows of CSV into a table."""
+    return sql.SQL("copy {} from stdin (format csv)").format(table)
 
 
 def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:

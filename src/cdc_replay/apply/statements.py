@@ -10,15 +10,15 @@ publisher's leaves is joined as a keyed one, after a look whether a key has two 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, LiteralString
 
 from psycopg import sql
 
 from cdc_replay.apply.staging import Staged
 from cdc_replay.model.change import NetKind
-from cdc_replay.subscriber.tables import Operator, TargetColumn, TargetTable
+from cdc_replay.subscriber.tables import Leaf, Operator, TargetColumn, TargetTable
 
 _EQUALS: Final = Operator("pg_catalog", "=")
 _ALWAYS: Final = "a"
@@ -86,26 +86,65 @@ _ORDER: Final = """
     select coalesce(avg(case when place > before then 1 else -1 end), 0) from found where before is not null
 """
 
-# Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
+# `leaf` is the one that the row belongs to, if that has a key.
 _PAIR: Final = """
     create temporary table {pair_table} on commit drop as
     with wanted as materialized (
-        select s.ctid as staged, row({staged_row}) as content,
-            row_number() over (partition by row({staged_row})) as number
-        from {stage} as s
-        where {mine}
-    ),
-    present as (
-        select t.relation, t.place, t.content, row_number() over (partition by t.content) as number
-        from (
-            select t.tableoid as relation, t.ctid as place, row({target_row}) as content from {target} as t
-        ) as t
-        where exists (select from wanted where wanted.content operator(pg_catalog.=) t.content)
+        select {columns} from {stage} as s where {mine}
     )
-    select wanted.staged, present.relation, present.place
-    from wanted
-    join present on present.content operator(pg_catalog.=) wanted.content and present.number = wanted.number
+    select * from ({pairs_of}) as pairs
 """
+
+_SAME_KEYS: Final = """
+    with wanted as materialized (
+        select {columns} from {stage} as s where {mine}
+    )
+    select number, leaf, dense_rank() over (order by {key}) from wanted where leaf = any ({oids}::oid[])
+"""
+
+# Equal rows are numbered on both sides. Comparing whole records uses each type's own equality.
+_PAIRS_BY_ROW: Final = """
+    (
+        with numbered as materialized (
+            select staged, row({columns}) as content,
+                row_number() over (partition by row({columns})) as number
+            from wanted
+            where leaf is null
+        ),
+        present as (
+            select t.relation, t.place, t.content, row_number() over (partition by t.content) as number
+            from (
+                select t.tableoid as relation, t.ctid as place, row({target_row}) as content
+                from {target} as t
+                -- What has no equality is compared only if it must be.
+                where {elsewhere} and (select count(*) from numbered) > 0
+            ) as t
+            where exists (select from numbered where numbered.content operator(pg_catalog.=) t.content)
+        )
+        select numbered.staged, present.relation, present.place
+        from numbered
+        join present on present.content operator(pg_catalog.=) numbered.content
+            and present.number = numbered.number
+    )
+"""
+
+_PAIRS_BY_LEAF_KEY: Final = """
+    (
+        select {once} wanted.staged, t.tableoid as relation, t.ctid as place
+        from wanted join {target} as t on t.tableoid operator(pg_catalog.=) wanted.leaf and {same}
+        where wanted.leaf = any ({oids}::oid[])
+        {in_order}
+    )
+"""
+
+_LACKS: Final = """
+    select exists (
+        select from {stage} as s
+        where {mine} and not exists (select from {found})
+    )
+"""
+
+_FOUND: Final = "select s.update_missing from {stage} as s, {found} and {mine}"
 
 _AMBIGUOUS: Final = """
     select count(*) over (), {columns} from {target} as t, {stage} as s where {mine} and {match}
@@ -187,25 +226,129 @@ class Statements:
             self.staged.table.identifier
         )
 
-    def pair(self) -> list[sql.Composed]:
+    def copy_probes(self) -> sql.Composed:
+        """Stage keys of which rows are looked for, as rows of CSV: attempt, kind, number, key."""
+        names = ("attempt", "kind", "update_missing", *self._base_names)
+        return sql.SQL("copy {} ({}) from stdin (format csv)").format(
+            self.staged.table.identifier, _commas(sql.Identifier(name) for name in names)
+        )
+
+    def pair(self, *, shared: bool = False) -> list[sql.Composed]:
         """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.
 
+        A row that is found by its leaf's key is paired with all that want it if `shared`, else with one.
         Rows are then found by their place, which a concurrent writer could change: hence the lock.
         """
         lock = sql.SQL("lock table {} in share row exclusive mode").format(self.name)
-        staged_row = [_column("s", f"b{number}") for number in range(len(self.staged.table.keys))]
+        keyed = self._leaves_with_key
+        pairs = [self._pairs_by_leaf_key(leaves, shared=shared) for leaves in _alike(keyed)]
+        if len(keyed) < len(self.target.leaves.leaves) or not keyed:
+            pairs.append(self._pairs_by_row(keyed))
+        pairing = self._fill(
+            _PAIR,
+            pair_table=self._pair_table,
+            columns=self._wanted("s.ctid as staged", keyed),
+            mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
+            pairs_of=sql.SQL(" union all ").join(pairs),
+        )
+        return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+
+    def same_keys(self) -> list[sql.Composed]:
+        """(`update_missing`, leaf, number) of staged DELETEs: with one number in a leaf they have one key."""
+        keyed, names = self._leaves_with_key, self._names_of_base
+        return [
+            self._fill(
+                _SAME_KEYS,
+                columns=self._wanted("s.update_missing as number", keyed),
+                mine=self.mine(NetKind.DELETE),
+                key=_commas(
+                    _column("wanted", name) for name in ("leaf", *(names[each] for each in leaves[0].key))
+                ),
+                oids=sql.Literal([leaf.oid for leaf in leaves]),
+            )
+            for leaves in _alike(keyed)
+        ]
+
+    @property
+    def _names_of_base(self) -> dict[str, str]:
+        """What staging calls the columns of the base key."""
+        columns = self.staged.table.keys
+        return {column.name: name for column, name in zip(columns, self._base_names, strict=True)}
+
+    @property
+    def _base_names(self) -> list[str]:
+        return [f"b{number}" for number in range(len(self.staged.table.keys))]
+
+    @property
+    def _leaves_with_key(self) -> list[Leaf]:
+        table = self.staged.table
+        return self.target.leaves.with_key(column.name for column in table.keys) if table.is_by_leaf else []
+
+    def _wanted(self, first: LiteralString, leaves: Sequence[Leaf]) -> sql.Composed:
+        """What has to be known of `s` to find its row: what is `first`, its base key, and its leaf."""
+        base = [_column("s", name) for name in self._base_names]
+        return _commas([sql.SQL(first), *base, sql.SQL("{} as leaf").format(self._leaf_of_base(leaves))])
+
+    def _leaf_of_base(self, leaves: Sequence[Leaf]) -> sql.Composable:
+        """Which of `leaves` the row that `s` has as its base belongs to; NULL: none."""
+        if not leaves:
+            return sql.SQL("null::oid")
+        named = _commas(
+            sql.SQL("{} as {}").format(_column("s", name), sql.Identifier(column.name))
+            for name, column in zip(self._base_names, self.staged.table.keys, strict=True)
+        )
+        cases = sql.SQL(" ").join(
+            # The server has made the text of the constraint, for this session's search path.
+            sql.SQL("when {} then {}::oid").format(sql.SQL(leaf.constraint_sql), leaf.oid)
+            for leaf in leaves
+        )
+        return sql.SQL("(select case {} end from (select {}) as base)").format(cases, named)
+
+    def _pairs_by_leaf_key(self, leaves: Sequence[Leaf], *, shared: bool) -> sql.Composed:
+        """Of leaves that have keys of the same columns; by the table, as the role may read that alone."""
+        names = self._names_of_base
+        return self._fill(
+            _PAIRS_BY_LEAF_KEY,
+            oids=sql.Literal([leaf.oid for leaf in leaves]),
+            same=_and(
+                _equal(equality, _column("t", column), _column("wanted", names[column]))
+                for column, equality in leaves[0].key.items()
+            ),
+            once=sql.SQL("" if shared else "distinct on (t.tableoid, t.ctid)"),
+            in_order=sql.SQL("" if shared else "order by t.tableoid, t.ctid, wanted.staged"),
+        )
+
+    def _pairs_by_row(self, leaves_with_key: Sequence[Leaf]) -> sql.Composed:
         target_row = [
             sql.SQL("{}::{}").format(_column("t", column.name), sql.SQL(column.base_type_sql))
             for column in self.staged.table.keys
         ]
-        pairing = self._fill(
-            _PAIR,
-            pair_table=self._pair_table,
-            staged_row=_commas(staged_row),
+        elsewhere = sql.SQL("t.tableoid <> all ({}::oid[])").format([leaf.oid for leaf in leaves_with_key])
+        return self._fill(
+            _PAIRS_BY_ROW,
+            columns=_commas(_column("wanted", name) for name in self._base_names),
             target_row=_commas(target_row),
-            mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
+            elsewhere=elsewhere if leaves_with_key else sql.SQL("true"),
         )
-        return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+
+    def forget_pairs(self) -> sql.Composed:
+        """Drop what `pair` has made."""
+        return sql.SQL("drop table {}").format(self._pair_table)
+
+    def lacks_rows(self) -> sql.Composed:
+        """Whether a staged UPDATE or DELETE has no row; of a target without a key, after `pair`."""
+        return self._fill(_LACKS, mine=self.mine(NetKind.UPDATE, NetKind.DELETE), found=self._found)
+
+    def found_rows(self) -> sql.Composed:
+        """`update_missing` of staged DELETEs, once for each row that they have."""
+        return self._fill(_FOUND, mine=self.mine(NetKind.DELETE), found=self._found)
+
+    @property
+    def _found(self) -> sql.Composed:
+        """The rows that `s` has, behind FROM."""
+        if self.staged.table.is_keyed:
+            return self._fill("{target} as t where {match}")
+        return sql.SQL("{} as p where p.staged = s.ctid").format(self._pair_table)
 
     def ambiguous(self, limit: int) -> sql.Composed:
         """(number of all, key…) of staged UPDATEs and DELETEs that match several rows, some of them."""
@@ -309,7 +452,8 @@ class Statements:
 
     def unmatched_updates(self, which: sql.SQL, limit: int) -> sql.Composed:
         """(update_missing, keys) of the UPDATEs of `which` whose rows are not there."""
-        free = self._fill("not exists (select from {target} as t{pairs} where {match})")
+        # A row that has been updated has another place, but its pair is known still.
+        free = sql.SQL("not exists (select from {})").format(self._found)
         mine = self.mine(NetKind.UPDATE, which=which)
         return self._fill(_UNMATCHED, free=free, mine=mine, key=self._base_key, limit=sql.Literal(limit))
 
@@ -434,12 +578,7 @@ class Statements:
 
     def _same_key(self, others: Iterable[sql.Composable]) -> sql.Composed:
         return _and(
-            sql.SQL("{} operator({}.{}) {}").format(
-                _column("t", column.name),
-                sql.Identifier((column.equality or _EQUALS).schema),
-                sql.SQL((column.equality or _EQUALS).name),
-                other,
-            )
+            _equal(column.equality or _EQUALS, _column("t", column.name), other)
             for column, other in zip(self.staged.table.keys, others, strict=True)
         )
 
@@ -503,7 +642,7 @@ class Statements:
 
     @property
     def _pair_table(self) -> sql.Identifier:
-        return sql.Identifier("pg_temp", f"pairs_{self.staged.table.index}")
+        return sql.Identifier("pg_temp", f"pairs_{self.staged.table.name}")
 
     def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
         pairs: sql.Composable = sql.SQL("")
@@ -521,6 +660,19 @@ class Statements:
 
 def _column(alias: str, name: str) -> sql.Identifier:
     return sql.Identifier(alias, name)
+
+
+def _alike(leaves: Iterable[Leaf]) -> list[list[Leaf]]:
+    """The leaves, those together whose keys have the same columns, with the same equality."""
+    found: dict[frozenset[tuple[str, Operator]], list[Leaf]] = {}
+    for leaf in leaves:
+        found.setdefault(frozenset(leaf.key.items()), []).append(leaf)
+    return [*found.values()]
+
+
+def _equal(equality: Operator, one: sql.Composable, other: sql.Composable) -> sql.Composed:
+    operator = sql.SQL("operator({}.{})").format(sql.Identifier(equality.schema), sql.SQL(equality.name))
+    return sql.SQL("{} {} {}").format(one, operator, other)
 
 
 def _commas(parts: Iterable[sql.Composable]) -> sql.Composed:

@@ -37,6 +37,7 @@ from cdc_replay.apply.conflicts import refusals
 from cdc_replay.apply.locks import persistently
 from cdc_replay.apply.merge import Merged, merge
 from cdc_replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
+from cdc_replay.contingent import Refold
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import Truncation
 from cdc_replay.model.lsn import Lsn
@@ -58,12 +59,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`."""
+    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
+
+    `refold` folds changes once more, where the flow stages contingent ones (`apply.contingent`).
+    """
 
     subscription: Subscription
     dsn: str
     tables: tuple[SubscribedTable, ...]
     upto: Lsn
+    refold: Refold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,8 @@ class OpenWindow:
             for index, changes in staged.items():
                 with refusals(names[index]):
                     policy = self.request.subscription.on_conflict
-                    merged = merge(self.connection, self.targets[names[index]], changes, policy)
+                    target = self.targets[names[index]]
+                    merged = merge(self.connection, target, changes, policy, self.request.refold)
                 total.insert += merged.insert
                 total.update += merged.update
                 total.delete += merged.delete

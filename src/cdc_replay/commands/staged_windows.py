@@ -13,7 +13,7 @@ from cdc_replay.commands.flow import Lane, WindowFlow
 from cdc_replay.commands.plan import Plan
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.window import log_reader
-from cdc_replay.compact import Survey
+from cdc_replay.compact import Survey, contingent_changes
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Window
 from cdc_replay.spark_session import spark_session, tune_for
@@ -39,7 +39,10 @@ StagedWindow: TypeAlias = Prepared | CdcReplayError
 
 def request_of(plan: Plan) -> ApplyRequest:
     """Where the plan's window goes."""
-    return ApplyRequest(plan.opened.subscription, plan.opened.dsn, plan.routes.tables, plan.window.upto)
+    at_work, window = plan.opened, plan.window
+    return ApplyRequest(
+        at_work.subscription, at_work.dsn, plan.routes.tables, window.upto, refold=contingent_changes
+    )
 
 
 def staged_windows(

@@ -1,6 +1,7 @@
 """The net change per subscriber row of a window."""
 
 from cdc_replay.compact.lineage import Survey, fold_rules, net_changes, survey
+from cdc_replay.compact.refold import contingent_changes
 from cdc_replay.compact.runs import FoldRules
 from cdc_replay.compact.unsent_nulls import (
     EnteredRow,
@@ -17,6 +18,7 @@ __all__ = [
     "FoldRules",
     "Survey",
     "UnsentNulls",
+    "contingent_changes",
     "fold_rules",
     "lacks_values",
     "net_changes",

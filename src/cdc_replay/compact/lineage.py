@@ -12,7 +12,7 @@ lineage. Different lineages may share a number: the fold keeps keys apart by the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
@@ -107,7 +107,8 @@ def net_changes(
     the base of at most one of them, besides an INSERT after its DELETE. `policy` decides between two rows of
     the window itself that claim one key.
     """
-    rules = fold_rules(tables, found, policy)
+    # Nobody gets changes from here: such a table is folded by whole rows.
+    rules = replace(fold_rules(tables, found, policy), by_leaf=frozenset())
     names = [name for name in INPUT.names if name != "weight"]
     ordered = (
         _with_lineage(_still_valid(routed, found.truncations), found)
@@ -132,6 +133,7 @@ def fold_rules(tables: Sequence[SubscribedTable], found: Survey, policy: Conflic
         policy,
         frozenset(table.index for table in tables if not table.is_keyed),
         frozenset(truncation.target for truncation in found.truncations),
+        frozenset(table.index for table in tables if table.is_by_leaf),
     )
 
 

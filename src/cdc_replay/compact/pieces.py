@@ -48,6 +48,7 @@ import pyarrow.compute as pc
 from cdc_replay.arrays import Bools, Float64s, Int64s, booleans, characters, numbers, present, running
 from cdc_replay.compact.lineage import RESTART_IDENTITY, Survey, truncations_in_order
 from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, condensed
+from cdc_replay.contingent import dumped, loaded
 from cdc_replay.model.change import ChangeKind, Truncation
 from cdc_replay.model.links import Slot, linked
 from cdc_replay.taking import taken_rows
@@ -67,12 +68,12 @@ _ROW_BITS: Final = 32
 _MOST_ROWS_ASIDE: Final = 10_000
 _MOST_BYTES_ASIDE: Final = 4 << 20
 """What a task or a part may set aside, for all lanes together; with more, the round is void."""
+_ALL_TOGETHER: Final = np.int64(0x5DEECE66D1CE4E5B)
+"""The lineage of all changes of a target; it must not be the number of a key that is moved."""
 _NOTE: Final = -1
 _VOID: Final = -2
 _MOVED: Final = -3
 _EMPTIED: Final = -4
-# Tasks are what runs side by side.
-_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 _I, _U, _D, _T = (ord(kind.value) for kind in ChangeKind)
 
@@ -130,7 +131,7 @@ class Notes:
         if not is_moved.any():
             return changes
         kept = taken_rows(changes, np.flatnonzero(is_moved))
-        self.aside.append(Aside(chunk, kept.num_rows, _dumped(kept).to_pybytes()))
+        self.aside.append(Aside(chunk, kept.num_rows, dumped(kept).to_pybytes()))
         return taken_rows(changes, np.flatnonzero(~is_moved))
 
     def dumped(self) -> bytes:
@@ -229,7 +230,7 @@ class Packer:
         ends = np.cumsum(counts)
         there = np.flatnonzero(counts)
         pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in there]
-        return _pieces((self.first_part + there).tolist(), chunk, [_dumped(piece) for piece in pieces])
+        return _pieces((self.first_part + there).tolist(), chunk, [dumped(piece) for piece in pieces])
 
     def noted(self, notes: Notes) -> Iterator[pa.RecordBatch]:
         """Notes (PIECES) of a task on this lane, and what each part has to be told of them."""
@@ -259,7 +260,11 @@ class Packer:
         return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
-        return _linked(_key_numbers(targets, keys), self.survey)
+        found = _linked(_key_numbers(targets, keys), self.survey)
+        if self.rules.by_leaf:
+            # Which keys are one row's is not known here.
+            found = np.where(np.isin(targets, list(self.rules.by_leaf)), _ALL_TOGETHER, found)
+        return found
 
 
 def _still_valid(routed: pa.RecordBatch, truncations: Iterable[Truncation]) -> Bools:
@@ -381,7 +386,7 @@ class Part:
         if self.is_void or not self.pieces:
             return
         self.pieces.sort(key=lambda each: each[0])
-        ordered = [(chunk, _counting(_loaded(piece), chunk, self.emptied)) for chunk, piece in self.pieces]
+        ordered = [(chunk, _counting(loaded(piece), chunk, self.emptied)) for chunk, piece in self.pieces]
         self.pieces.clear()
         if self.moved:
             moved = np.concatenate(self.moved)
@@ -400,7 +405,7 @@ def aside_net(
     `notes` are all of the window, and `survey` what they come to.
     """
     ordered = [
-        _counting(_loaded(pa.py_buffer(each.piece)), each.chunk, notes.emptied)
+        _counting(loaded(pa.py_buffer(each.piece)), each.chunk, notes.emptied)
         for each in sorted(notes.aside, key=lambda each: each.chunk)
     ]
     changes = pa.concat_batches(ordered)
@@ -464,17 +469,6 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
             else:
                 part.pieces.append((chunk, piece.as_buffer()))
     return found
-
-
-def _dumped(piece: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, piece.schema, options=_COMPRESSED) as stream:
-        stream.write_batch(piece)
-    return sink.getvalue()
-
-
-def _loaded(piece: pa.Buffer) -> pa.RecordBatch:
-    return pa.ipc.open_stream(piece).read_next_batch()
 
 
 def _key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:

@@ -32,8 +32,10 @@ known to be free.
 | overwrite | deleted, as the move would do by itself                                                        |
 | skip      | deleted: what came for it was done to the moved row, which one by one would have stayed        |
 
-That a moved row may be missing on the subscriber is not looked at here: then native goes on with the row in
-its way, which `error` refuses and the others delete.
+A lineage is *contingent* where a later change of it meets a row that has moved: if the subscriber lacks the
+moved row, that change is for whatever it has at the key (R8.4), and what is folded here is wrong. Apply looks
+whether the rows that such lineages start from are there. If one is not, their changes are folded once more,
+by somebody who knows which of their keys the subscriber has (`apply.contingent`).
 
 Where the policy is `skip`, an INSERT that finds a subscriber's row is skipped with all that the window does
 to that row until it deletes it.
@@ -48,7 +50,7 @@ rows; each change takes exactly one of them, rows that the window itself brought
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -139,10 +141,17 @@ class LineageFold:
     policy: ConflictPolicy
     is_truncated: bool
     conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    conflict_keys: dict[ConflictKind, Key] = field(default_factory=dict)
+    """The key of the first conflict of each kind."""
     last_lsn: int = 0
+    is_contingent: bool = False
+    """What it comes to depends on whether the subscriber has the rows that have moved."""
     _slots: dict[Key, _Row | None] = field(default_factory=dict)
     _removed: list[NetChange] = field(default_factory=list)
-    _first_conflict: Key | None = None
+
+    def know(self, rows: Mapping[Key, int]) -> None:
+        """Take it, before the first change, that the subscriber has so many rows of each key."""
+        self._slots.update((key, None) for key, count in rows.items() if not count)
 
     def apply(self, change: RoutedChange) -> None:
         """Take the next change of the lineage."""
@@ -166,13 +175,17 @@ class LineageFold:
             if row is None:
                 continue
             yield row.net(key)
-        if self.is_truncated and self._first_conflict is not None and not any(self._slots.values()):
+        if self.is_truncated and self.conflict_keys and not any(self._slots.values()):
             # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
-            yield NetChange(NetKind.NOTHING, self._first_conflict)
+            yield NetChange(NetKind.NOTHING, next(iter(self.conflict_keys.values())))
+
+    def _meet(self, row: _Row, key: Key) -> None:
+        """A change is for the row at `key`: if that is not where it was, it need not be there."""
+        self.is_contingent |= row.base_key is not None and row.base_key != key
 
     def _conflict(self, kind: ConflictKind, key: Key, weight: int = 1) -> None:
         self.conflicts[kind] += weight
-        self._first_conflict = self._first_conflict or key
+        self.conflict_keys.setdefault(kind, key)
 
     def _insert(self, key: Key, change: RoutedChange) -> None:
         row = self._slots.get(key)
@@ -181,6 +194,7 @@ class LineageFold:
             row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven, born=change.ordinal)
             self._slots[key] = row
             return
+        self._meet(row, key)
         if row.base_key == key:
             # Whether the base row is there decides; apply looks, as for every INSERT.
             row.base_key, row.is_absence_unproven, row.born = None, True, change.ordinal
@@ -198,6 +212,7 @@ class LineageFold:
                 self._conflict(ConflictKind.UPDATE_MISSING, search_key, change.weight)
                 return
             row = self._slots[search_key] = _Row(search_key)
+        self._meet(row, search_key)
         if row.base_key is not None:
             row.update_missing += change.weight
         if search_key != new_key and not self._move(row, search_key, new_key):
@@ -207,6 +222,7 @@ class LineageFold:
     def _move(self, row: _Row, search_key: Key, new_key: Key) -> bool:
         """Take the row to its new key; False if another row is there and stays."""
         if (occupant := self._slots.get(new_key)) is not None:
+            self.is_contingent |= row.base_key is not None or occupant.base_key is not None
             self._conflict(ConflictKind.UPDATE_EXISTS, new_key)
             if self.policy is ConflictPolicy.SKIP:
                 return False
@@ -220,6 +236,7 @@ class LineageFold:
     def _delete(self, key: Key) -> None:
         row = self._slots.get(key)
         if row is not None:
+            self._meet(row, key)
             self._remove(row, key, delete_missing=1)
         elif self.is_truncated or key in self._slots:
             self._conflict(ConflictKind.DELETE_MISSING, key)
@@ -255,9 +272,22 @@ class MultisetFold:
 
     is_truncated: bool
     conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    conflict_keys: dict[ConflictKind, Key] = field(default_factory=dict)
     last_lsn: int = 0
+    is_contingent: bool = False
     _slots: dict[Key, list[_Row]] = field(default_factory=dict)
     _removed: list[NetChange] = field(default_factory=list)
+    _left: dict[Key, int] | None = None
+    """How many rows the subscriber has left of each key; None: not known."""
+    _same: Mapping[Key, Key] = field(default_factory=dict)
+
+    def know(self, rows: Mapping[Key, int], same: Mapping[Key, Key] | None = None) -> None:
+        """Take it, before the first change, that the subscriber has so many rows of each key.
+
+        `same` says of keys which others they are the same as, where only the subscriber can tell.
+        """
+        self._left = {**rows}
+        self._same = same or {}
 
     def apply(self, change: RoutedChange) -> None:
         """Take the next change of the lineage."""
@@ -291,22 +321,49 @@ class MultisetFold:
     def _put(self, key: Key | None, row: _Row) -> None:
         if key is None:
             raise ValueError("a change of a table without a key lacks its new row")
-        self._slots.setdefault(key, []).append(row)
+        self._slots.setdefault(self._same.get(key, key), []).append(row)
 
     def _take(self, key: Key | None) -> _Row | None:
         if key is None:
             raise ValueError("a change of a table without a key lacks its old row")
-        rows = self._slots.setdefault(key, [])
+        slot = self._same.get(key, key)
+        rows = self._slots.setdefault(slot, [])
         if rows:
-            return rows.pop()
-        return None if self.is_truncated else _Row(key)
+            row = rows.pop()
+            self.is_contingent |= row.base_key is not None and row.base_key != key
+            return row
+        if self.is_truncated or not self._has(slot):
+            return None
+        return _Row(key)
+
+    def _has(self, key: Key) -> bool:
+        """Whether the subscriber may have one more row that is equal; it is taken."""
+        if self._left is None:
+            return True
+        left = self._left.get(key, 0)
+        self._left[key] = left - 1
+        return left > 0
 
 
 def fold(
-    changes: Iterable[RoutedChange], *, policy: ConflictPolicy, is_keyed: bool, is_truncated: bool
+    changes: Iterable[RoutedChange],
+    *,
+    policy: ConflictPolicy,
+    is_keyed: bool,
+    is_truncated: bool,
+    known: Mapping[Key, int] | None = None,
+    same: Mapping[Key, Key] | None = None,
 ) -> LineageFold | MultisetFold:
-    """The fold of a lineage after all its changes."""
+    """The fold of a lineage after all its changes.
+
+    `known` is how many rows the subscriber has of each of its keys, if somebody has looked, and `same` which
+    other key they are the same as, of a table without a key (`MultisetFold.know`).
+    """
     folded = LineageFold(policy, is_truncated) if is_keyed else MultisetFold(is_truncated)
+    if known is not None and isinstance(folded, MultisetFold):
+        folded.know(known, same)
+    elif known is not None:
+        folded.know(known)
     for change in changes:
         folded.apply(change)
     return folded

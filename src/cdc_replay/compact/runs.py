@@ -16,18 +16,21 @@ where merging takes, per column, the last change that sent it. Every other run (
 inside the window, tables without a key) goes change by change through `compact.reference`, which defines the
 result.
 
+The net changes of contingent runs (`compact.reference`) are in batches of their own, with the changes that
+they come from (`cdc_replay.contingent`).
+
 A run may span batches. What is carried from one batch to the next is its net effect so far, written as at
-most three changes, or the state of its reference fold: a key with a million changes needs no more memory
-than one with three.
+most three changes, or the state of its reference fold, with its changes compressed: a key with a million
+changes that does not move needs no more memory than one with three.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +46,8 @@ from cdc_replay.compact.reference import (
     RoutedChange,
     fold,
 )
-from cdc_replay.model.change import ChangeKind, NetKind
+from cdc_replay.contingent import dumped, with_changes
+from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.taking import taken_rows
 
@@ -97,10 +101,35 @@ class FoldRules:
     policy: ConflictPolicy
     keyless: frozenset[int]
     truncated: frozenset[int]
+    by_leaf: frozenset[int] = frozenset()
+    """Those of which only apply can fold the changes (`SubscribedTable.is_by_leaf`): all are contingent."""
 
     def with_truncated(self, targets: Iterable[int]) -> FoldRules:
         """The same, where these targets are truncated too."""
         return replace(self, truncated=self.truncated.union(targets))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfolded:
+    """Changes that are left as they are; a net change without effect stands for them."""
+
+    first: NetChange
+    last_lsn: int
+    is_contingent: bool = True
+    conflicts: Mapping[ConflictKind, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, changes: pa.RecordBatch) -> _Unfolded:
+        """Of these (INPUT); there must be one."""
+        first = next(changes_in(changes.slice(0, 1)))
+        return cls(NetChange(NetKind.NOTHING, first.search_key or first.new_key or ()), first.commit_lsn)
+
+    def net(self) -> Iterator[NetChange]:
+        """What stands for them."""
+        yield self.first
+
+
+_Open: TypeAlias = LineageFold | MultisetFold | _Unfolded
 
 
 @dataclass(slots=True)
@@ -109,8 +138,10 @@ class RunFolder:
 
     rules: FoldRules
     _carried: pa.RecordBatch | None = None
-    _open: LineageFold | MultisetFold | None = None
+    _open: _Open | None = None
     _open_run: tuple[int, int] = field(default=(0, 0))
+    _open_changes: list[pa.Buffer] = field(default_factory=list)
+    """The changes of the open run, as they may have to be folded once more."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The net changes of all lineages that end before the last row of `batch`."""
@@ -141,6 +172,9 @@ class RunFolder:
             self._carried = run if run.num_rows else None
             return
         target, lineage = run["target"][0].as_py(), run["lineage"][0].as_py()
+        if target in self.rules.by_leaf:
+            self._keep_open(_Unfolded.of(run), run, target, lineage)
+            return
         piece = _Piece.of(run, target in self.rules.truncated, target in self.rules.keyless)
         if piece.ordinary[0]:
             found = [
@@ -150,21 +184,30 @@ class RunFolder:
             ]
             self._carried = _joined(found)
             return
-        self._open = _fold_rows(run, target, self.rules)
-        self._open_run = (target, lineage)
+        self._keep_open(_fold_rows(run, target, self.rules), run, target, lineage)
 
-    def _continue_open(self, opened: LineageFold | MultisetFold, batch: pa.RecordBatch) -> int:
+    def _keep_open(self, opened: _Open, run: pa.RecordBatch, target: int, lineage: int) -> None:
+        self._open = opened
+        self._open_run = (target, lineage)
+        self._open_changes = [dumped(run)]
+
+    def _continue_open(self, opened: _Open, batch: pa.RecordBatch) -> int:
         """Feed the rows that still belong to the open run; the number of them."""
         target, lineage = self._open_run
         other = (numbers(batch["target"]) != target) | (numbers(batch["lineage"]) != lineage)
         count = int(other.argmax()) if other.any() else batch.num_rows
-        for change in _changes(batch.slice(0, count)):
-            opened.apply(change)
+        if count:
+            self._open_changes.append(dumped(batch.slice(0, count)))
+        if not isinstance(opened, _Unfolded):
+            for change in changes_in(batch.slice(0, count)):
+                opened.apply(change)
         return count
 
-    def _close_open(self, opened: LineageFold | MultisetFold) -> pa.RecordBatch:
+    def _close_open(self, opened: _Open) -> pa.RecordBatch:
         self._open = None
-        return pa.RecordBatch.from_pylist(_net_rows(opened, self._open_run[0]), schema=OUTPUT)
+        changes, self._open_changes = self._open_changes, []
+        net = net_batch(net_rows(opened, self._open_run[0]))
+        return with_changes(net, changes) if opened.is_contingent else net
 
 
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
@@ -177,15 +220,24 @@ def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBat
 
 
 def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterator[pa.RecordBatch]:
+    if target in rules.by_leaf:
+        yield with_changes(net_batch(net_rows(_Unfolded.of(batch), target)), [dumped(batch)])
+        return
     piece = _Piece.of(batch, target in rules.truncated, target in rules.keyless)
     if piece.ordinary.any():
         yield from _fold_ordinary(piece, target)
     rows: list[dict[str, Any]] = []
+    contingent: list[dict[str, Any]] = []
+    kept = np.zeros(batch.num_rows, dtype=np.bool_)
     for run in np.flatnonzero(~piece.ordinary):
         start, end = int(piece.starts[run]), int(piece.ends[run])
-        rows += _net_rows(_fold_rows(batch.slice(start, end - start), target, rules), target)
+        folded = _fold_rows(batch.slice(start, end - start), target, rules)
+        kept[start:end] = folded.is_contingent
+        (contingent if folded.is_contingent else rows).extend(net_rows(folded, target))
     if rows:
-        yield pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+        yield net_batch(rows)
+    if contingent:
+        yield with_changes(net_batch(contingent), [dumped(taken_rows(batch, np.flatnonzero(kept)))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +385,15 @@ def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Arra
 
 def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> LineageFold | MultisetFold:
     return fold(
-        _changes(run),
+        changes_in(run),
         policy=rules.policy,
         is_keyed=target not in rules.keyless,
         is_truncated=target in rules.truncated,
     )
 
 
-def _changes(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
+def changes_in(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
+    """The rows of a batch (INPUT), one by one."""
     for row in batch.to_pylist():
         yield RoutedChange(
             ChangeKind(row["kind"]),
@@ -358,7 +411,13 @@ def _key(texts: list[str | None] | None) -> Key | None:
     return None if texts is None else tuple(texts)
 
 
-def _net_rows(folded: LineageFold | MultisetFold, target: int) -> list[dict[str, Any]]:
+def net_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Net changes (OUTPUT) of what `net_rows` gives."""
+    return pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
+
+
+def net_rows(folded: _Open, target: int) -> list[dict[str, Any]]:
+    """What a lineage of the target comes to, as rows of OUTPUT."""
     rows = [_net_row(change, target, folded.last_lsn) for change in folded.net()]
     if rows and folded.conflicts:
         conflicts = {kind.value: count for kind, count in folded.conflicts.items()}

@@ -73,6 +73,9 @@ class SubscribedTable:
 
     Where `is_per_leaf`, `identity` is the key of the publisher's leaves instead, which need not tell apart
     the rows of two of them: keys in frames have the leaf's oid as one element more (R8.11, R8.12).
+
+    Where `is_by_leaf`, the target has no key, but partitions that have: which row a change is for depends on
+    the partition that its old row leads to, and only the server knows that.
     """
 
     index: int
@@ -82,6 +85,7 @@ class SubscribedTable:
     is_keyed: bool
     applied_lsn: Lsn
     is_per_leaf: bool = False
+    is_by_leaf: bool = False
 
     @property
     def has_own_key(self) -> bool:

@@ -7,7 +7,7 @@ publisher's catalog. The routes of a window are few; the changes find theirs by 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 from cdc_replay.model.lsn import Lsn
@@ -16,7 +16,7 @@ from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.route.row_identity import key_of, row_identity
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.tables import Leaves, TargetTable
 
 _SEARCHING: Final = frozenset({PublishAction.UPDATE, PublishAction.DELETE})
 """The actions that have to find a row."""
@@ -26,19 +26,21 @@ _SEARCHING: Final = frozenset({PublishAction.UPDATE, PublishAction.DELETE})
 class Target:
     """What routing needs to know of a table on the subscriber.
 
-    `identity` is its replica identity index or primary key, empty where it has none.
+    `identity` is its replica identity index or primary key, empty where it has none; then its partitions may
+    have some.
     """
 
     identity: tuple[str, ...]
     applied_lsn: Lsn
     is_partitioned: bool = False
+    leaves: Leaves = field(default_factory=Leaves)
 
     @classmethod
     def of(cls, table: TargetTable | None, applied_lsn: Lsn) -> Self:
         """The table as it was read, or as it must be created."""
         if table is None:
             return cls((), applied_lsn)
-        return cls(table.identity, applied_lsn, table.is_partitioned)
+        return cls(table.identity, applied_lsn, table.is_partitioned, table.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def _subscribed_table(
         is_keyed=found.is_keyed,
         applied_lsn=target.applied_lsn,
         is_per_leaf=found.is_per_leaf,
+        is_by_leaf=not found.is_keyed and bool(target.leaves.with_key(columns)),
     )
 
 

@@ -119,6 +119,40 @@ _IDENTITIES: Final = """
 """
 
 
+# Of partitioned tables without a key of their own: their leaves, as an apply worker sees each (R8.6, R8.12).
+_LEAVES: Final = """
+    select root.oid, namespace.nspname, leaf.relname, leaf.oid,
+        coalesce(pg_get_partition_constraintdef(leaf.oid), 'true'),
+        coalesce(
+            (select indexrelid from pg_index
+             where indrelid = leaf.oid and indisreplident and indisvalid and leaf.relreplident = 'i'),
+            (select indexrelid from pg_index
+             where indrelid = leaf.oid and indisprimary and indimmediate and indisvalid)
+        )
+    from unnest(%s::oid[]) as root (oid)
+    cross join pg_partition_tree(root.oid) as tree
+    join pg_class as leaf on leaf.oid = tree.relid
+    join pg_namespace as namespace on namespace.oid = leaf.relnamespace
+    where leaf.relkind = 'r'
+    order by root.oid, leaf.oid
+"""
+
+_ROUTING_COLUMNS: Final = """
+    select root.oid, array_agg(distinct attribute.attname::text)
+    from unnest(%s::oid[]) as root (oid)
+    cross join pg_partition_tree(root.oid) as tree
+    join pg_partitioned_table as part on part.partrelid = tree.relid
+    join pg_attribute as attribute on attribute.attrelid = tree.relid and (
+        attribute.attnum = any (part.partattrs::int2[])
+        or attribute.attnum in (
+            select number[1]::int2
+            from regexp_matches(part.partexprs::text, ':varattno ([0-9]+)', 'g') as number
+        )
+    )
+    group by root.oid
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """A qualified operator of two values of a key column, from the class of operators of the index."""
@@ -165,6 +199,38 @@ class StatementTrigger:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf partition of a table that has no key.
+
+    A row belongs to it where `constraint_sql` holds, in which columns have their bare names. `key` are the
+    columns of its own replica identity index or primary key, with what is equal; empty if it has neither.
+    """
+
+    name: QualifiedName
+    oid: int
+    constraint_sql: str
+    key: Mapping[str, Operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The leaf partitions of a table that has no key; `routing` are the columns that lead to them."""
+
+    routing: frozenset[str] = frozenset()
+    leaves: tuple[Leaf, ...] = ()
+
+    def with_key(self, published: Iterable[str]) -> list[Leaf]:
+        """The leaves in which a row is found by the leaf's own key (R8.6, R8.12).
+
+        What is published must lead to the leaf, and have all of its key.
+        """
+        sent = frozenset(published)
+        if not self.routing <= sent:
+            return []
+        return [leaf for leaf in self.leaves if leaf.key and leaf.key.keys() <= sent]
+
+
+@dataclass(frozen=True, slots=True)
 class TargetTable:
     """A table that receives changes; by `identity` its rows are found, () where it has none."""
 
@@ -183,6 +249,8 @@ class TargetTable:
     identity: tuple[str, ...]
     identity_index: str | None
     """Name of the index that `identity` comes from."""
+    leaves: Leaves = Leaves()
+    """Set where it is partitioned and has no `identity`."""
 
     def column(self, name: str) -> TargetColumn:
         """The column of that name.
@@ -215,6 +283,10 @@ def read_target_tables(
     tables = connection.execute(_TABLES, values).fetchall()
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
+    leaves = _read_leaves(
+        connection,
+        [oid for _, _, oid, is_partitioned, *_, index in tables if is_partitioned and index is None],
+    )
     found = {}
     for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
         has_insert_triggers, index = more
@@ -230,6 +302,7 @@ def read_target_tables(
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
             index_name,
+            leaves.get(oid, Leaves()),
         )
     return found
 
@@ -322,6 +395,21 @@ def _read_identities(
         less = Operator(*operators[2:]) if operators[2] is not None else None
         columns[column] = (Operator(*operators[:2]), less)
     return identities
+
+
+def _read_leaves(connection: Connection, oids: list[int]) -> dict[int, Leaves]:
+    """The leaves of these partitioned tables, by the tables' oids."""
+    if not oids:
+        return {}
+    rows = connection.execute(_LEAVES, (oids,)).fetchall()
+    identities = _read_identities(connection, [index for *_, index in rows if index is not None])
+    leaves: dict[int, list[Leaf]] = {}
+    for root, schema, name, oid, constraint, index in rows:
+        _, key = identities.get(index, (None, {}))
+        equalities = {column: equality for column, (equality, _) in key.items()}
+        leaves.setdefault(root, []).append(Leaf(QualifiedName(schema, name), oid, constraint, equalities))
+    routing = {root: frozenset(names) for root, names in connection.execute(_ROUTING_COLUMNS, (oids,))}
+    return {root: Leaves(routing.get(root, frozenset()), tuple(found)) for root, found in leaves.items()}
 
 
 def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tuple[object, ...]]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.compact.reference import Key, NetChange, RoutedChange, Values, fold
-from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder
+from cdc_replay.compact.reference import Key, LineageFold, MultisetFold, NetChange, RoutedChange, Values, fold
+from cdc_replay.compact.refold import contingent_changes
+from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, changes_in
+from cdc_replay.contingent import changes_of as changes_of_text
+from cdc_replay.contingent import changes_text
 from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.links import linked
 from cdc_replay.model.subscription import ConflictPolicy
@@ -144,6 +148,10 @@ def insert_row(*row: str | None) -> RoutedChange:
 
 def delete_row(*row: str | None) -> RoutedChange:
     return RoutedChange(DEL, 1, row, None, None, None)
+
+
+def update_row(old: Key, new: Key) -> RoutedChange:
+    return RoutedChange(UPD, 1, old, new, new, "t" * len(new))
 
 
 def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
@@ -362,6 +370,111 @@ def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
     at_once.conflicts.update(folded.conflicts)
     assert at_once.rows == one_by_one.rows
     assert +at_once.conflicts == +one_by_one.conflicts
+
+
+def settled(
+    changes: list[RoutedChange], there: Collection[Key], *, is_keyed: bool = True
+) -> LineageFold | MultisetFold:
+    """The fold of a lineage as apply has it: once more, if it is contingent and lacks a row."""
+    policy = ConflictPolicy.ERROR
+    folded = fold(changes, policy=policy, is_keyed=is_keyed, is_truncated=False)
+    changed = {NetKind.UPDATE, NetKind.DELETE}
+    lacks = any(change.kind in changed and change.base_key not in there for change in folded.net())
+    if not (folded.is_contingent and lacks):
+        return folded
+    counts = collections.Counter(there)
+    keys = {key for change in changes for key in (change.search_key, change.new_key) if key is not None}
+    known = {key: counts[key] for key in keys}
+    return fold(changes, policy=policy, is_keyed=is_keyed, is_truncated=False, known=known)
+
+
+@given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS)))
+@settings(max_examples=500, deadline=None)
+def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_there(
+    chosen: list[Any], published: set[str], present: set[str]
+) -> None:
+    """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
+    one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
+    source, possible = Naive(base_rows(published)), []
+    for change in changes_of(chosen, moves=True):
+        trials = [Naive(copy.deepcopy(rows)) for rows in (source.rows, one_by_one.rows)]
+        for trial in trials:
+            trial.apply(change)
+        refused = {ConflictKind.INSERT_EXISTS, ConflictKind.UPDATE_EXISTS}
+        if trials[0].conflicts.total() == 0 and not refused & (+trials[1].conflicts).keys():
+            possible.append(change)
+            source.apply(change)
+            one_by_one.apply(change)
+    folded = settled(possible, at_once.rows.keys())
+    at_once.merge(list(folded.net()))
+    at_once.conflicts.update(folded.conflicts)
+    assert at_once.rows == one_by_one.rows
+    assert +at_once.conflicts == +one_by_one.conflicts
+
+
+def test_equal_rows_without_a_key_are_found_one_by_one_too() -> None:
+    """R8.10: the subscriber lacks `a`, and has two rows `b`; the second change is for one of these."""
+    first = RoutedChange(UPD, 1, ("a",), ("b",), ("b",), "t")
+    second = RoutedChange(UPD, 1, ("b",), ("c",), ("c",), "t")
+    folded = settled([first, second, second, second], [("b",), ("b",)], is_keyed=False)
+    assert folded.conflicts == {ConflictKind.UPDATE_MISSING: 2}
+    assert list(folded.net()) == 2 * [NetChange(NetKind.UPDATE, ("b",), ("c",), "t", update_missing=1)]
+
+
+def test_contingent_lineages_bring_their_changes_along_through_batches() -> None:
+    """Whatever the batches are, what is to be folded once more is what was folded."""
+    changes = [update("a", "b", "1"), update("b", "b", "2"), update("b", "c", "3"), delete("c")]
+    rows = [(0, 1, update("x", "y")), *((0, 2, change) for change in changes), (0, 3, insert("z"))]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    for cuts in ([], [3], [2, 3, 4], [5]):
+        folder, borders = RunFolder(rules), [0, *cuts, len(rows)]
+        made = [
+            net
+            for start, end in itertools.pairwise(borders)
+            for net in folder.feed(as_batch(rows[start:end]))
+        ]
+        made += list(folder.finish())
+        [text] = [text for text in map(changes_text, made) if text is not None]
+        assert list(changes_in(changes_of_text(text))) == changes
+
+
+def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
+    """However many batches they come in; one net change without effect stands for them."""
+    changes = [update_row(("a", "1"), ("a", "2")), insert_row("b", "1"), update_row(("a", "2"), ("c", "2"))]
+    rows = [(0, 1, insert("z")), *((1, 7, change) for change in changes), (2, 9, delete("a"))]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset({1}), frozenset(), by_leaf=frozenset({1}))
+    for cuts in ([], [2], [1, 2, 3], [2, 4]):
+        folder, borders = RunFolder(rules), [0, *cuts, len(rows)]
+        made = [
+            net
+            for start, end in itertools.pairwise(borders)
+            for net in folder.feed(as_batch(rows[start:end]))
+        ]
+        made += list(folder.finish())
+        [(net, text)] = [(net, text) for net in made if (text := changes_text(net)) is not None]
+        assert net["kind"].to_pylist() == [NetKind.NOTHING.value]
+        assert list(changes_in(changes_of_text(text))) == changes
+        assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
+
+
+def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
+    """R8.12: the subscriber lacks 2; what comes for 1 then finds nothing, as the row there has left."""
+    changes = [
+        update_row(("1", "one"), ("5", "one")),
+        update_row(("2", "two"), ("1", "two")),
+        RoutedChange(DEL, 1, ("1", "two"), None, None, None),
+    ]
+    batch = as_batch([(0, 7, change) for change in changes])
+    contingent = contingent_changes(batch, policy=ConflictPolicy.ERROR, is_keyed=False)
+    assert set(contingent.keys) == {("1", "one"), ("5", "one"), ("2", "two"), ("1", "two")}
+    same: dict[Key, Key] = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
+
+    found = contingent.refolded({("1", "one"): 1}, same)
+
+    assert found.conflicts == {ConflictKind.UPDATE_MISSING: 1, ConflictKind.DELETE_MISSING: 1}
+    assert [(row["kind"], row["base_key"], row["values"]) for row in found.net.to_pylist()] == [
+        (NetKind.UPDATE.value, ["1", "one"], ["5", "one"])
+    ]
 
 
 # --- vectorised
