@@ -17,6 +17,7 @@ from psycopg import sql
 from cdc_replay import digest
 from cdc_replay.digest import Side
 from cdc_replay.errors import CdcReplayError, InvalidFilter
+from cdc_replay.model.publication import RowFilter
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
@@ -30,7 +31,8 @@ from cdc_replay.subscriber.tables import TargetTable
 class Pair:
     """A published table and its target; rows belong together by `key`, empty where there is none.
 
-    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell.
+    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell;
+    `claimed` of rows that another feed of the target may have brought, which are never deleted.
     `time_zone` is that of the sessions which write to the target.
     """
 
@@ -39,12 +41,20 @@ class Pair:
     key: tuple[str, ...]
     time_zone: str
     outside: sql.Composed | None = None
+    claimed: sql.Composed | None = None
 
     @classmethod
-    def of(cls, synced: SyncedTable, target: TargetTable, connection: Connection) -> Pair:
-        """The pair; the target has all the published columns."""
+    def of(
+        cls,
+        synced: SyncedTable,
+        target: TargetTable,
+        connection: Connection,
+        claims: Sequence[RowFilter] = (),
+    ) -> Pair:
+        """The pair; the target has all the published columns. `claims` are the filters of other feeds."""
         key = digest.common_key(synced.table, target, synced.columns)
-        pair = cls(synced, target, key, own_time_zone(connection))
+        claimed = sql.SQL("({}) is true").format(digest.any_of(claims)) if claims else None
+        pair = cls(synced, target, key, own_time_zone(connection), claimed=claimed)
         if synced.filters is None:
             return pair
         outside = digest.outside_filter(synced.filters)
