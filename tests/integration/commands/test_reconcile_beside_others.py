@@ -64,8 +64,10 @@ def run_on_terminal(twin: Twin, *arguments: str, answer: str = "") -> tuple[int,
     """The exit code of the program, and what the terminal shows."""
     ours, of_program = pty.openpty()
     command = [str(PROGRAM), *arguments, "--config", str(twin.file)]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), of_program)
-    with subprocess.Popen(command, env={**os.environ, **NO_JAVA}, **streams) as running:
+    environment = {**os.environ, **NO_JAVA}
+    with subprocess.Popen(
+        command, env=environment, stdin=of_program, stdout=of_program, stderr=of_program
+    ) as running:
         os.close(of_program)
         os.write(ours, answer.encode())
         shown = b""
