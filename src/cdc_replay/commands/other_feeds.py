@@ -3,21 +3,21 @@
 A native REFRESH PUBLICATION deletes no row (R7.13). `refresh --reconcile` does, so it must not take the rows
 of another subscription for surplus ones.
 
-| the same table of the subscriber is fed by      | its rows are                                      |
-|-------------------------------------------------|---------------------------------------------------|
-| another subscription of this project, to the    | those that its row filters let through: they stay |
-| same publisher, by a row filter                 |                                                   |
-| one without a row filter, or whose filter has   | not known: the table is refused                   |
-| changed since rows came by it, or is not exact  |                                                   |
-| on the subscriber                               |                                                   |
-| one of another publisher, or not configured     | not known: the table is refused                   |
-| a native subscription                           | not known: the table is refused                   |
-| any of them, by another table of the same       | not known: the table is refused                   |
-| partition tree                                  |                                                   |
+| the same table of the subscriber is fed by      | its rows are                                        |
+|-------------------------------------------------|-----------------------------------------------------|
+| another subscription of this project, to the    | those that its row filters let through, now or ever |
+| same publisher, by row filters                  | since its rows were brought (R9.12): they stay      |
+| one that had no row filter at some time, or one | not known: the table is refused                     |
+| that is not exact on the subscriber             |                                                     |
+| one of another publisher, or not configured     | not known: the table is refused                     |
+| a native subscription                           | not known: the table is refused                     |
+| any of them, by another table of the same       | not known: the table is refused                     |
+| partition tree                                  |                                                     |
 
-The filter is that of the publisher's catalog. It is evaluated on the subscriber only if its meaning depends
-on nothing but the values of the columns (`filters.compile`), these columns are published to the other
-subscription, and the subscriber's columns have the same types and collations.
+The filters are those of the publisher's catalogs. One is evaluated on the subscriber only if its meaning
+depends on nothing but the values of the columns (`filters.compile`), these columns are published to the other
+subscription, and the subscriber's columns have the same types and collations. What is executed there is
+written from its parsed tree (`filters.subscriber_sql`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from psycopg import sql
+
 from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
 from cdc_replay.config import Config
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
-from cdc_replay.filters.compile import SparkFilter, compile_any
+from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.subscriber_sql import NotPrintableError, filter_sql
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
@@ -39,7 +42,7 @@ from cdc_replay.model.table_state import Pending
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.brought import brought
+from cdc_replay.subscriber.brought import Brought, brought
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
 
 _TREES: Final = """
@@ -100,8 +103,8 @@ class _NotKnownError(Exception):
 
 def rows_of_other_feeds(
     config: Config, at_work: Opened, catalog: PublisherCatalog, tables: Iterable[QualifiedName]
-) -> dict[QualifiedName, tuple[RowFilter, ...]]:
-    """By table, the row filters of its other feeds: rows of the subscriber that pass one may be theirs.
+) -> dict[QualifiedName, sql.Composed]:
+    """By table, the condition of rows of the subscriber that other feeds of it may have brought.
 
     `catalog` is the publisher's as of now.
 
@@ -114,14 +117,14 @@ def rows_of_other_feeds(
         for relation, name in at_work.connection.execute(_NATIVE, (list(trees),))
         for target in trees[relation]
     ]
-    claims: dict[QualifiedName, tuple[RowFilter, ...]] = {}
+    claims: dict[QualifiedName, list[sql.Composed]] = {}
     for feed in _feeds(at_work, trees):
         try:
-            found = _Other(config, at_work, catalog, feed).claims()
+            claim = _Other(config, at_work, catalog, feed).claim()
         except _NotKnownError as reason:
             reasons.append(f'table "{feed.target}": subscription "{feed.name}" feeds it too, {reason}')
         else:
-            claims[feed.target] = tuple(dict.fromkeys((*claims.get(feed.target, ()), *found)))
+            claims.setdefault(feed.target, []).extend([] if claim is None else [claim])
     if reasons:
         raise ReconcileRefused(
             f'subscription "{at_work.subscription.name}" cannot be reconciled: it could delete rows of other'
@@ -132,7 +135,9 @@ def rows_of_other_feeds(
             " subscription only.",
             rule="R7.13",
         )
-    return claims
+    return {
+        table: sql.SQL("({})").format(sql.SQL(" or ").join(found)) for table, found in claims.items() if found
+    }
 
 
 def _trees(at_work: Opened, tables: Iterable[QualifiedName]) -> Mapping[int, Mapping[QualifiedName, bool]]:
@@ -165,30 +170,26 @@ class _Other:
     catalog: PublisherCatalog
     feed: _Feed
 
-    def claims(self) -> tuple[RowFilter, ...]:
-        """The row filters by which its rows came.
+    def claim(self) -> sql.Composed | None:
+        """The condition of rows that it may have brought; None if there are none.
 
         Raises:
-            _NotKnownError: if they do not tell its rows.
+            _NotKnownError: if its row filters do not tell its rows.
         """
-        feed = self.feed
-        if not feed.is_same_table:
-            raise _NotKnownError(f'by table "{feed.table}" of the same partition tree')
+        if not self.feed.is_same_table:
+            raise _NotKnownError(f'by table "{self.feed.table}" of the same partition tree')
         change_log = ChangeLog.open(self.config.publisher(self.at_work.subscription.publisher).change_log)
         publications = self._publications(change_log.header.system_identifier)
-        synced, filters = _synced_and_filters(self.catalog, publications, feed.table)
-        if synced is None:
-            if isinstance(self._state, Pending):
-                return ()
-            raise _NotKnownError(
-                "and its publications do not have the table any more;"
-                f" `cdc-replay refresh {feed.name}` lets it forget the table"
-            )
-        if filters is None:
-            raise _NotKnownError("and has no row filter for it, so that every row may be its own")
-        self._check_brought(change_log, publications, filters)
-        self._check_evaluation(synced, filters)
-        return filters
+        conditions: dict[RowFilter, sql.Composed] = {}
+        for catalog in (*self._catalogs_since_brought(change_log), self.catalog):
+            synced, filters = _synced_and_filters(catalog, publications, self.feed.table)
+            if synced is not None and filters is None:
+                raise _NotKnownError("and has or had no row filter for it, so that every row may be its own")
+            for row_filter in filters or ():
+                if synced is not None and row_filter not in conditions:
+                    conditions[row_filter] = self._condition(synced, row_filter)
+        self._check_brought(conditions)
+        return sql.SQL("({})").format(sql.SQL(" or ").join(conditions.values())) if conditions else None
 
     def _publications(self, system_identifier: str) -> tuple[str, ...]:
         """Those by which its rows came, and those that are configured for it."""
@@ -203,44 +204,55 @@ class _Other:
         return tuple(dict.fromkeys((*record.publications, *configured.subscription.publications)))
 
     @property
+    def _brought(self) -> Brought | None:
+        return brought(self.at_work.connection, self.feed.name).get(self.feed.table)
+
+    @property
     def _state(self) -> object:
         return state.table_states(self.at_work.connection, self.feed.name).get(self.feed.table)
 
-    def _check_brought(
-        self, change_log: ChangeLog, publications: Sequence[str], filters: Sequence[RowFilter]
-    ) -> None:
-        """All its rows came by `filters`, or by some of them (R9.12)."""
-        known = brought(self.at_work.connection, self.feed.name).get(self.feed.table)
-        if known is None:
-            if isinstance(self._state, Pending):
-                return
-            raise _NotKnownError("and it is not known by which row filter its rows came")
-        present = {each.sql for each in filters}
-        former: list[Iterable[str] | None] = [known.definition.filters]
-        if known.lsn < change_log.end_lsn:
-            history = CatalogHistory(change_log.catalogs())
-            for catalog in history.within(Window(known.lsn, change_log.end_lsn)).values():
-                synced, found = _synced_and_filters(catalog, publications, self.feed.table)
-                if synced is not None:
-                    former.append(None if found is None else [each.sql for each in found])
-        if any(each is None or not present.issuperset(each) for each in former):
+    def _catalogs_since_brought(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
+        if self._brought is None:
+            return ()
+        since = min(self._brought.lsn, change_log.end_lsn)
+        history = CatalogHistory(change_log.catalogs())
+        return tuple(history.within(Window(since, change_log.end_lsn)).values())
+
+    def _check_brought(self, filters: Iterable[RowFilter]) -> None:
+        """All its rows came by one of `filters`."""
+        if self._brought is None:
+            if not isinstance(self._state, Pending):
+                raise _NotKnownError("and it is not known by which row filter its rows came")
+            return
+        former = self._brought.definition.filters
+        if former is None:
+            raise _NotKnownError("and had no row filter for it, so that every row may be its own")
+        if not former <= {row_filter.sql for row_filter in filters}:
             raise _NotKnownError(
-                f"and its row filter has changed since its rows were brought at {known.lsn};"
-                f" `cdc-replay refresh {self.feed.name} --reconcile` settles that"
+                f"and the row filter by which its rows were brought at {self._brought.lsn} is not in the"
+                f" change log; run `cdc-replay capture {self.at_work.subscription.publisher}` first"
             )
 
-    def _check_evaluation(self, synced: SyncedTable, filters: Sequence[RowFilter]) -> None:
-        """The subscriber's answers are those of the publisher."""
-        compiled = compile_any(filters, synced.table)
+    def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
+        """The filter for the subscriber, whose answers are those of the publisher."""
+        compiled = compile_filter(row_filter, synced.table)
         if not isinstance(compiled, SparkFilter):
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
-        ((_, target),) = read_target_tables(self.at_work.connection, [self.feed.target]).items()
+        present = self.catalog.tables.get(synced.table.id)
+        # By attribute number: a column may have another name by now.
+        names = {column.attnum: column.name for column in present.columns} if present else {}
+        target = read_target_tables(self.at_work.connection, [self.feed.target])[self.feed.target]
         for column in compiled.columns:
-            if column.name not in synced.columns or not _is_alike(column, target):
+            is_published = column.name in synced.columns and column.attnum in names
+            if not is_published or not _is_alike(column, names[column.attnum], target):
                 raise _NotKnownError(
                     f'and the subscriber cannot evaluate its row filter: column "{column.name}" is not'
                     " published, or has another type or collation there"
                 )
+        try:
+            return filter_sql(compiled, names)
+        except NotPrintableError as error:
+            raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
 
 
 def _synced_and_filters(
@@ -271,9 +283,9 @@ def _stream_filters(
             yield from (published.filters[action] for action in ROW_ACTIONS if action in published.actions)
 
 
-def _is_alike(column: TableColumn, table: TargetTable) -> bool:
-    """Whether the subscriber's column holds the publisher's values and compares them alike."""
-    target = next((each for each in table.columns if each.name == column.name), None)
+def _is_alike(column: TableColumn, name: str, table: TargetTable) -> bool:
+    """Whether the subscriber's column of that name holds the publisher's values and compares them alike."""
+    target = next((each for each in table.columns if each.name == name), None)
     if target is None or not _has_same_values(column.type_sql, target.base_type_sql):
         return False
     return _collation_of(column) == _collation_in(target)

@@ -17,7 +17,6 @@ from psycopg import sql
 from cdc_replay import digest
 from cdc_replay.digest import Side
 from cdc_replay.errors import CdcReplayError, InvalidFilter
-from cdc_replay.model.publication import RowFilter
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
@@ -49,11 +48,10 @@ class Pair:
         synced: SyncedTable,
         target: TargetTable,
         connection: Connection,
-        claims: Sequence[RowFilter] = (),
+        claimed: sql.Composed | None = None,
     ) -> Pair:
-        """The pair; the target has all the published columns. `claims` are the filters of other feeds."""
+        """The pair; the target has all the published columns."""
         key = digest.common_key(synced.table, target, synced.columns)
-        claimed = sql.SQL("({}) is true").format(digest.any_of(claims)) if claims else None
         pair = cls(synced, target, key, own_time_zone(connection), claimed=claimed)
         if synced.filters is None:
             return pair

@@ -27,7 +27,6 @@ from cdc_replay.digest import from_table
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import RowFilter
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
@@ -50,7 +49,7 @@ class ReconcileRequest:
     """Which tables to reconcile with what the snapshot holds.
 
     `lock_timeout` is how many seconds to wait for other writers of the tables; 0: for ever. `claims` are, by
-    table, the row filters of other feeds of the subscriber's table: rows that pass one are not deleted.
+    table, conditions of rows that other feeds of the subscriber's table may have brought: they stay.
     """
 
     subscription: str
@@ -58,7 +57,7 @@ class ReconcileRequest:
     subscriber_dsn: str
     tables: tuple[SyncedTable, ...]
     lock_timeout: float = 0.0
-    claims: Mapping[QualifiedName, Sequence[RowFilter]] = field(default_factory=dict)
+    claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
 
     @property
     def purpose(self) -> str:
@@ -167,8 +166,8 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
         began = time.monotonic()
         log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
         with comparing(synced.table.name), comparable_texts(subscriber):
-            claims = request.claims.get(synced.table.name, ())
-            pair = Pair.of(synced, targets[synced.table.name], subscriber, claims)
+            claimed = request.claims.get(synced.table.name)
+            pair = Pair.of(synced, targets[synced.table.name], subscriber, claimed)
             pair, unequal = _unequal(pair, publisher, subscriber)
         failpoint("reconcile.after_digests")
         staged = stage(pair, number, unequal.buckets, publisher, subscriber)
