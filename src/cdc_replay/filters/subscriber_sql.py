@@ -111,8 +111,8 @@ class _Printer:
                 return sql.SQL("({} is distinct from {})").format(
                     self._collated(left, collation), self.print(right)
                 )
-            case ArrayComparison(array=Array()):
-                return self._compared_with_each(expression, expression.array.elements)
+            case ArrayComparison(array=Array(elements)) as comparison:
+                return self._compared_with_each(comparison, elements)
             case _:
                 return self._conversion(expression)
 
@@ -166,7 +166,7 @@ def _operator(oid: int) -> sql.Composable:
     if oid not in OPERATORS:
         raise NotPrintableError(f"operator {oid} has no form there")
     # From our own table, never from a server.
-    return sql.SQL("operator(pg_catalog.{})").format(sql.SQL(OPERATORS[oid][0]))  # type: ignore[arg-type]
+    return sql.SQL("operator(pg_catalog.{})").format(sql.SQL(OPERATORS[oid][0]))
 
 
 def _constant(type_oid: int, value: bool | float | str | None) -> sql.Composed:

@@ -218,7 +218,7 @@ def test_exact_filters_printed_for_a_subscriber_have_postgresqls_answers(filtere
             sql.SQL("select {} from public.t order by id").format(columns)
         ).fetchall()
     chosen = [row_filter for text, row_filter in zip(IN_SPARK, stored, strict=True) if text in printed]
-    expected = [tuple(map(bool, row)) for row in filtered.answers(chosen)]
+    expected: list[tuple[bool | None, ...]] = [tuple(map(bool, row)) for row in filtered.answers(chosen)]
     assert_same(tuple(printed), answers, expected)
 
 
