@@ -1,8 +1,9 @@
 """`refresh__<subscription>`: read the publications again, as REFRESH PUBLICATION does.
 
 New tables are copied, dropped ones forgotten. With the Param `reconcile` the subscriber then holds exactly
-what the publications say: rows that a changed row filter concerns are brought or deleted, without a full
-copy.
+what the publications say: rows are brought and updated, and all rows are deleted that the publisher does not
+have or the row filter shuts out, without a question. With `dry_run` nothing is changed: the result in the
+task's log counts what would be.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
-from cdc_replay_airflow.assets import subscription
-from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator
+from cdc_replay_airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator
 from cdc_replay_airflow.params import refresh_params, refresh_request
 
 config = load_config()
@@ -26,11 +26,11 @@ for member in config.subscriptions.values():
         params=refresh_params(),
         tags=["cdc-replay", member.subscription.publisher],
     ):
-        SparkJobOperator(
+        refresh = SparkJobOperator(
             task_id="refresh",
             job="refresh",
             subscriptions=[member.name],
             config=config,
             request=refresh_request,
-            outlets=[subscription(member.name)],
         )
+        refresh >> AnnounceOperator(task_id="announce", subscription=member.name, unless=["dry_run"])

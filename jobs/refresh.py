@@ -1,4 +1,4 @@
-"""`spark-submit jobs/refresh.py [--config=PATH] SUBSCRIPTION [--reconcile]`."""
+"""`spark-submit jobs/refresh.py [--config=PATH] SUBSCRIPTION [--reconcile] [--dry-run]`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ parser = argparse.ArgumentParser(description="Read the publications of a subscri
 parser.add_argument("subscription")
 parser.add_argument("--config")
 parser.add_argument("--reconcile", action="store_true")
+parser.add_argument("--dry-run", action="store_true")
 arguments = parser.parse_args()
 with errors_as_exit_codes():
     config = load_config(arguments.config)
-    result = refresh(config, arguments.subscription, reconcile=arguments.reconcile)
+    result = refresh(config, arguments.subscription, reconcile=arguments.reconcile, dry_run=arguments.dry_run)
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")

@@ -70,23 +70,30 @@ def snapshot_request(params: Mapping[str, Any]) -> JobRequest:
 
 
 def refresh_params() -> ParamsDict:
-    """`reconcile`."""
+    """`reconcile`, `dry_run`."""
     return ParamsDict(
         {
             "reconcile": Param(
                 default=False,
                 type="boolean",
                 title="Reconcile",
-                description="Also bring the rows that a changed row filter lets in, and delete those that it"
-                " shuts out.",
-            )
+                description="Also make every table what is published: insert and update rows, and delete all"
+                " rows of the subscriber that the publisher does not have or the row filter shuts out.",
+            ),
+            "dry_run": Param(
+                default=False,
+                type="boolean",
+                title="Dry run",
+                description="Change nothing, and count in the task's log what would be changed.",
+            ),
         }
     )
 
 
 def refresh_request(params: Mapping[str, Any]) -> JobRequest:
     """Arguments of `jobs/refresh.py`."""
-    return JobRequest(("--reconcile",) if params["reconcile"] else ())
+    wanted = {"--reconcile": params["reconcile"], "--dry-run": params["dry_run"]}
+    return JobRequest(tuple(option for option, is_wanted in wanted.items() if is_wanted))
 
 
 def backfill_params() -> ParamsDict:

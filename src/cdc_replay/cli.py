@@ -98,13 +98,28 @@ def _set_log_level(log_level: str) -> None:
     logging.getLogger("cdc_replay").setLevel(log_level.upper())
 
 
+def _has_terminal() -> bool:
+    """Whether somebody is there to answer a question.
+
+    The lines of a batch come by standard input, and its standard output is standard error meanwhile.
+    """
+    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stdout is not sys.stderr
+
+
+def _confirmed(lines: Sequence[str], question: str) -> bool:
+    """Ask on the terminal, after telling what is at stake; standard output is the result's."""
+    for line in lines:
+        typer.echo(line, err=True)
+    return typer.confirm(question, err=True)
+
+
 def _confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal before something is deleted; elsewhere, and with `--yes`, nobody is asked.
 
     Raises:
         typer.Abort: if the answer is no.
     """
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+    if not yes and _has_terminal():
         typer.confirm(question, abort=True, err=True)
 
 
@@ -260,16 +275,41 @@ def _refresh(
     subscription: SubscriptionArgument,
     reconcile: Annotated[
         bool,
-        typer.Option("--reconcile", help="Then bring and remove the rows that a changed filter concerns."),
+        typer.Option(
+            "--reconcile",
+            help="Then make every table what is published: insert and update rows, and DELETE all rows of"
+            " the subscriber that the publisher does not have, or the row filter shuts out. --dry-run counts"
+            " them.",
+        ),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be done, with counts and first keys.")
+    ] = False,
+    yes: YesOption = False,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
 ) -> Outcome:
-    """Read the publications again; copy new tables, forget dropped ones."""
+    """Read the publications again; copy new tables, forget dropped ones. Rows stay, without --reconcile."""
     from cdc_replay.commands.refresh import refresh
+    from cdc_replay.commands.results import RefreshResult
 
-    result = refresh(_prepare(config, log_level), subscription, reconcile=reconcile)
+    def confirm(told: RefreshResult) -> bool:
+        lines = [
+            f"{table.table}: {table.deleted} rows will be deleted, such as {', '.join(table.deleted_keys)}"
+            for table in told.reconciled
+            if table.deleted
+        ]
+        return _confirmed(lines, f"Delete {told.deleted} rows of the subscriber?")
+
+    asks = not yes and _has_terminal()
+    result = refresh(
+        _prepare(config, log_level),
+        subscription,
+        reconcile=reconcile,
+        dry_run=dry_run,
+        confirm=confirm if asks else None,
+    )
     return _one(result, as_json=as_json)
 
 

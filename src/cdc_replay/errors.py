@@ -214,5 +214,13 @@ class InvalidFilter(CdcReplayError):
     """A stored row filter cannot be read, or evaluating it failed."""
 
 
+class ReconcileRefused(CdcReplayError):
+    """A reconciliation could change rows that the subscription did not bring."""
+
+
+class NotConfirmed(CdcReplayError):
+    """A person was asked whether to go on, and said no."""
+
+
 class NotConsistent(CdcReplayError):
     """The subscriber does not hold what the publications say that it should."""

@@ -114,7 +114,7 @@ def test_a_group_has_its_own_spark_connection_and_settings(parsed: dict[str, Any
 def test_what_is_written_to_a_subscriber_is_validated(parsed: dict[str, Any], name: str) -> None:
     asset = f"cdc-replay://subscription/{name}"
     assert parsed["dags"][f"validate__{name}"]["assets"] == [asset]
-    for verb, task in (("snapshot", "snapshot"), ("refresh", "refresh"), ("backfill", "announce")):
+    for verb, task in (("snapshot", "snapshot"), ("refresh", "announce"), ("backfill", "announce")):
         assert parsed["dags"][f"{verb}__{name}"]["tasks"][task]["outlets"] == [asset]
 
 
@@ -122,6 +122,7 @@ def test_manual_dags_have_typed_params(parsed: dict[str, Any]) -> None:
     dags = parsed["dags"]
     assert dags["backfill__nsw"]["params"] == ["dry_run", "from", "into_conn_id", "to"]
     assert dags["snapshot__nsw"]["params"] == ["tables"]
+    assert dags["refresh__nsw"]["params"] == ["dry_run", "reconcile"]
     assert dags["replay__shop"]["params"] == ["to_lsn"]
     for verb in ("snapshot", "backfill", "refresh"):
         assert dags[f"{verb}__nsw"]["schedule"] == "None"

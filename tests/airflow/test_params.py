@@ -50,6 +50,7 @@ ACCEPTED: list[tuple[str, dict[str, Any], list[str] | None]] = [
     ),
     ("refresh", {}, []),
     ("refresh", {"reconcile": True}, ["--reconcile"]),
+    ("refresh", {"reconcile": True, "dry_run": True}, ["--reconcile", "--dry-run"]),
     ("replay", {"to_lsn": "0/1"}, None),
     ("replay", {"to_lsn": None}, None),
     ("capture", {"to_lsn": "FFFFFFFF/FFFFFFFF"}, None),

@@ -64,10 +64,13 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(config: Config, name: str, purpose: str, *, writes: bool = True) -> Iterator[Opened]:
+def opened(
+    config: Config, name: str, purpose: str, *, writes: bool = True, installs: bool = True
+) -> Iterator[Opened]:
     """Connect to the subscriber of `name` and hold its lock until the end.
 
-    A process that works on the subscription now, such as a scheduled replay, is waited for.
+    A process that works on the subscription now, such as a scheduled replay, is waited for. `installs`: the
+    state schema is created where it is missing.
 
     Raises:
         InvalidConfiguration: if there is no such subscription.
@@ -79,7 +82,8 @@ def opened(config: Config, name: str, purpose: str, *, writes: bool = True) -> I
     with connect(dsn, purpose=f"{purpose} {name}") as connection:
         if writes:
             _check_writable(connection, name)
-        state.install(connection)
+        if installs:
+            state.install(connection)
         with contextlib.ExitStack() as stack:
             _wait_for_lock(stack, connection, name)
             yield Opened(subscription, dsn, connection)

@@ -16,19 +16,27 @@ first, in parallel; new ones with rows, and tables that are parked, are reconcil
 | while tables are reconciled | nothing of it, before its one commit       | begins that again  |
 
 A table that is entered and not copied waits, and replay leaves it out: nothing passes it by.
+
+What `reconcile` must not delete is known before anything is changed: rows of other feeds
+(`commands.other_feeds`), and with `origin: none` all rows that are there, because those that were made on
+this side cannot be told from the publisher's (R8.19). Where a person is to be asked, or with `origin: none`,
+the comparison is made once more before, as with `dry_run`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from psycopg import sql
 
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
 from cdc_replay.commands.opened import Opened, exported_beside_others, opened
+from cdc_replay.commands.other_feeds import rows_of_other_feeds
 from cdc_replay.commands.replay import applied_lsn
 from cdc_replay.commands.results import RefreshResult, SnapshotResult, TableReconciled
 from cdc_replay.commands.setup import setup_request
@@ -42,12 +50,21 @@ from cdc_replay.commands.snapshot import (
 )
 from cdc_replay.config import Config
 from cdc_replay.digest import from_table
+from cdc_replay.errors import NotConfirmed, ReconcileRefused
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.model.table_state import Copying, Pending
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
+from cdc_replay.reconcile.tables import (
+    ReconciledTable,
+    ReconcileRequest,
+    preview_tables,
+    reconcile_tables,
+)
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.brought import replaced_tables
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
@@ -55,19 +72,36 @@ from cdc_replay.subscriber.tables import check_targets, read_target_tables
 log = logging.getLogger(__name__)
 
 
-def refresh(config: Config, subscription: str, *, reconcile: bool = False) -> RefreshResult:
+Confirm: TypeAlias = Callable[[RefreshResult], bool]
+"""Asked before rows are deleted, with the result of a dry run."""
+
+
+def refresh(
+    config: Config,
+    subscription: str,
+    *,
+    reconcile: bool = False,
+    dry_run: bool = False,
+    confirm: Confirm | None = None,
+) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
     With `copy_data: false` the new ones start as they are, with what is committed from now on; with
-    `reconcile` they get all their rows. A parked subscription is replayed again.
+    `reconcile` they get all their rows. A parked subscription is replayed again. With `dry_run` the result
+    says what would be done.
 
     Raises:
-        PublicationRefused, PublicationMissing, TargetMismatch: with nothing changed.
+        PublicationRefused, PublicationMissing, TargetMismatch, ReconcileRefused: with nothing changed.
+        NotConfirmed: if `confirm` says no to what a reconciliation would delete, with nothing changed.
         CdcReplayError: as from `snapshot`; with `reconcile`, as `reconcile_tables`.
     """
     began = time.monotonic()
-    with opened(config, subscription, "refresh") as at_work:
+    with opened(config, subscription, "refresh", writes=not dry_run, installs=not dry_run) as at_work:
+        if dry_run:
+            return _foreseen(config, at_work, reconcile=reconcile)
         before = lsn = applied_lsn(at_work)
+        if reconcile:
+            _check_reconciliation(config, at_work, confirm)
         published, added, removed = _entered_and_forgotten(config, at_work, reconcile=reconcile)
         if reconcile:
             copied = _copied_where_empty(config, at_work, published)
@@ -91,13 +125,80 @@ def refresh(config: Config, subscription: str, *, reconcile: bool = False) -> Re
             added=tuple(map(str, added)),
             removed=tuple(map(str, removed)),
             snapshot=copied,
-            inserted=sum(each.insert for each in reconciled),
-            updated=sum(each.update for each in reconciled),
-            deleted=sum(each.delete for each in reconciled),
-            bytes=sum(each.bytes for each in reconciled),
-            reconciled=tuple(map(_table_result, reconciled)),
             warnings=warnings,
+        ).with_tables(map(_table_result, reconciled))
+
+
+def _foreseen(config: Config, at_work: Opened, *, reconcile: bool) -> RefreshResult:
+    """What `refresh` would do. Nothing is written on either side."""
+    began = time.monotonic()
+    reconciled: tuple[ReconciledTable, ...] = ()
+    if reconcile:
+        with exported_beside_others(config, at_work) as exported:
+            published = published_tables(at_work, exported)
+            tables = tuple(published.tables.values())
+            reconciled = preview_tables(_request(config, at_work, exported, published.catalog, tables))
+        _check_origin(at_work, reconciled)
+    else:
+        published = published_now(config, at_work)
+    states = at_work.table_states()
+    return RefreshResult(
+        subscription=at_work.subscription.name,
+        from_lsn=applied_lsn(at_work),
+        to_lsn=published.catalog.lsn,
+        seconds=time.monotonic() - began,
+        added=tuple(str(table) for table in published.tables if table not in states),
+        removed=tuple(str(table) for table in states if table not in published.tables),
+        snapshot=SnapshotResult.nothing(at_work.subscription.name),
+        dry_run=True,
+    ).with_tables(map(_table_result, reconciled))
+
+
+def _check_reconciliation(config: Config, at_work: Opened, confirm: Confirm | None) -> None:
+    """No row goes that is not ours, or that a person wants to keep. Before anything is changed."""
+    if confirm is None and at_work.subscription.origin is OriginPolicy.ANY:
+        published = published_now(config, at_work)
+        rows_of_other_feeds(config, at_work, published.catalog, published.tables)
+        return
+    told = _foreseen(config, at_work, reconcile=True)
+    if confirm is not None and told.deleted and not confirm(told):
+        raise NotConfirmed(
+            f'subscription "{at_work.subscription.name}" was not reconciled: nothing was changed',
+            detail=f"{told.deleted} rows of the subscriber would have been deleted.",
         )
+
+
+def _check_origin(at_work: Opened, tables: Sequence[ReconciledTable]) -> None:
+    """With `origin: none`, both sides may write: a row that the publisher lacks may have been made here.
+
+    Raises:
+        ReconcileRefused: if rows would be deleted or updated.
+    """
+    changed = [table for table in tables if table.delete or table.update]
+    if at_work.subscription.origin is OriginPolicy.ANY or not changed:
+        return
+    raise ReconcileRefused(
+        f'subscription "{at_work.subscription.name}" has origin: none, and rows that were made on this side'
+        " cannot be told from the publisher's: it is not reconciled",
+        detail="\n".join(
+            f'table "{table.name}": {table.delete} rows would be deleted, {table.update} updated'
+            for table in changed
+        ),
+        hint="Nothing was changed. Correct these rows by hand; rows that are only missing are brought.",
+        rule="R8.19",
+    )
+
+
+def _request(
+    config: Config,
+    at_work: Opened,
+    exported: ExportedSnapshot,
+    catalog: PublisherCatalog,
+    tables: tuple[SyncedTable, ...],
+) -> ReconcileRequest:
+    claims = rows_of_other_feeds(config, at_work, catalog, [each.table.name for each in tables])
+    name, lock_timeout = at_work.subscription.name, at_work.subscription.lock_timeout
+    return ReconcileRequest(name, exported, at_work.dsn, tables, lock_timeout, claims)
 
 
 def _entered_and_forgotten(
@@ -189,13 +290,22 @@ def _reconciled(config: Config, at_work: Opened) -> tuple[Lsn, tuple[ReconciledT
                 "to_lsn": str(lsn),
                 "tables": [_table_result(each).to_dict() for each in done],
             }
+            _check_origin(at_work, done)
             state.record_result(connection, name, "reconcile", recorded)
 
-        request = ReconcileRequest(name, exported, at_work.dsn, tables, at_work.subscription.lock_timeout)
+        request = _request(config, at_work, exported, published.catalog, tables)
         return lsn, reconcile_tables(request, record)
 
 
 def _table_result(done: ReconciledTable) -> TableReconciled:
-    return TableReconciled(
+    result = TableReconciled(
         str(done.name), done.insert, done.update, done.delete, done.rows, done.bytes, done.seconds
+    )
+    if done.preview is None:
+        return result
+    return dataclasses.replace(
+        result,
+        deleted_keys=done.preview.delete.keys,
+        updated_keys=done.preview.update.keys,
+        inserted_keys=done.preview.insert.keys,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -249,7 +249,10 @@ class BackfillResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class TableReconciled(Result):
-    """One table of a reconciliation: what was changed, and what was read to find it."""
+    """One table of a reconciliation: what was changed, and what was read to find it.
+
+    With `--dry-run`, what would be changed, and the keys of the first rows of each kind.
+    """
 
     table: str
     inserted: int
@@ -258,6 +261,9 @@ class TableReconciled(Result):
     rows_read: int
     bytes: int
     seconds: float
+    deleted_keys: tuple[str, ...] = ()
+    updated_keys: tuple[str, ...] = ()
+    inserted_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +272,7 @@ class RefreshResult(Result):
 
     If it was reconciled: what that changed, the bytes that it moved from server to server, and all tables
     hold exactly what is published as of `to_lsn`. `warnings` names tables that reconciling would change.
+    `dry_run`: all of it would be done, and nothing was.
     """
 
     subscription: str
@@ -281,6 +288,19 @@ class RefreshResult(Result):
     bytes: int = 0
     reconciled: tuple[TableReconciled, ...] = ()
     warnings: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def with_tables(self, reconciled: Iterable[TableReconciled]) -> RefreshResult:
+        """The result with these reconciled tables, and their sums."""
+        tables = tuple(reconciled)
+        return dataclasses.replace(
+            self,
+            inserted=sum(table.inserted for table in tables),
+            updated=sum(table.updated for table in tables),
+            deleted=sum(table.deleted for table in tables),
+            bytes=sum(table.bytes for table in tables),
+            reconciled=tables,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ from dataclasses import dataclass
 
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.model.relation import RelationId
-from cdc_replay.publication.column_list import in_order, published_columns, unlisted_columns
+from cdc_replay.publication.column_list import (
+    POSTGRES_18,
+    in_order,
+    published_columns,
+    unlisted_columns,
+)
 from cdc_replay.publication.effective_filter import ROW_ACTIONS, any_of, effective_filters, filter_in
 from cdc_replay.publication.partition_root import contains, excepts, partition_root
 
@@ -50,6 +55,13 @@ class SyncedTable:
     """The filters to OR; None: every row is copied."""
     columns: tuple[str, ...]
     """The columns to copy, in attribute-number order of `table`."""
+    unpublished: tuple[str, ...] = ()
+    """Columns that an initial copy brings besides, where the target has them.
+
+    A table all of whose columns are generated, and not published, has an empty list of published columns.
+    PostgreSQL 18 hands it to the subscriber as NULL, which means "no list" (pg_get_publication_tables): the
+    copy has all columns, the change stream none.
+    """
 
 
 def resolve(
@@ -96,14 +108,23 @@ def synced_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tup
             listed_in.setdefault(relation, []).append(publication)
     leaves = _leaves(catalog)
     return tuple(
-        SyncedTable(
-            table=table,
-            leaves=leaves[table.id],
-            filters=any_of(filter_in(publication, table) for publication in listed_in[table.id]),
-            columns=published_columns(listed_in[table.id], table, catalog.server_version),
-        )
+        _synced_table(catalog, table, leaves[table.id], listed_in[table.id])
         for table in sorted((catalog.tables[relation] for relation in listed_in), key=lambda t: t.name)
         if not any(ancestor.id in listed_in for ancestor in catalog.ancestors(table.id))
+    )
+
+
+def _synced_table(
+    catalog: PublisherCatalog, table: Table, leaves: tuple[Table, ...], publications: Sequence[Publication]
+) -> SyncedTable:
+    columns = published_columns(publications, table, catalog.server_version)
+    lists_all = not columns and catalog.server_version >= POSTGRES_18
+    return SyncedTable(
+        table=table,
+        leaves=leaves,
+        filters=any_of(filter_in(publication, table) for publication in publications),
+        columns=columns,
+        unpublished=tuple(column.name for column in table.columns) if lists_all else (),
     )
 
 

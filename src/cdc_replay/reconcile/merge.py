@@ -8,21 +8,23 @@ one key, that one is updated, all others are deleted and inserted.
     deletes, then updates in place, then inserts    a unique constraint sees the final rows as far as it can
     rows that exchange unique values, or columns    are taken out and put back, as a whole: a column of the
     that UPDATE must not set                        subscriber's own keeps its value
+    surplus rows that another feed claims           stay: it may have brought them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
+import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.digest import from_table, hash_of
+from cdc_replay.digest import LONGEST_KEY, from_table, hash_of
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
-from cdc_replay.reconcile.staging import Pair, Staged, names, temporary
+from cdc_replay.reconcile.staging import Pair, Staged, comparing, names, temporary
 from cdc_replay.subscriber.session import comparable_texts
 from cdc_replay.subscriber.tables import TargetColumn
 
@@ -31,19 +33,21 @@ _ALWAYS: Final = "a"
 
 _PRESENT: Final = """
     create temporary table {present} as
-    select relation, place, key_hash, row_hash,
-           row_number() over (partition by key_hash, row_hash) as number
+    select relation, place, key_hash, row_hash, claimed,
+           row_number() over (partition by key_hash, row_hash order by claimed) as number
     from (
         select t.tableoid as relation, t.ctid as place,
-               {key_hash}::uuid as key_hash, {row_hash}::uuid as row_hash
+               {key_hash}::uuid as key_hash, {row_hash}::uuid as row_hash, {claimed} as claimed
         from {target} as t
-        where {within} or {outside}
+        where {within} or {outside} and not {claimed}
     ) as rows
 """
+"""Unclaimed rows come first where equal rows cancel out, or rows of one key are updated."""
 
 _WANTED: Final = """
     create temporary table {wanted} as
-    select place, key_hash, row_hash, row_number() over (partition by key_hash, row_hash) as number
+    select place, key_hash, row_hash, false as claimed,
+           row_number() over (partition by key_hash, row_hash) as number
     from (
         select s.ctid as place, {key_hash}::uuid as key_hash, {row_hash}::uuid as row_hash from {staged} as s
     ) as rows
@@ -51,7 +55,7 @@ _WANTED: Final = """
 
 _LEFT_OVER: Final = """
     create temporary table {left_over} as
-    select one.*, row_number() over (partition by one.key_hash) as of_key
+    select one.*, row_number() over (partition by one.key_hash order by one.claimed) as of_key
     from {one} as one
     where not exists (
         select from {other} as other
@@ -65,13 +69,23 @@ _PAIRS: Final = """
     from {surplus} as surplus join {missing} as missing using (key_hash, of_key)
 """
 
+_IS_DELETED: Final = """
+    not surplus.claimed and not exists (
+        select from {missing} as missing
+        where missing.key_hash = surplus.key_hash and missing.of_key = surplus.of_key
+    )
+"""
+
+_IS_INSERTED: Final = """
+    not exists (
+        select from {surplus} as surplus
+        where surplus.key_hash = missing.key_hash and surplus.of_key = missing.of_key
+    )
+"""
+
 _DELETE: Final = """
     delete from {target} as t using {surplus} as surplus
-    where t.tableoid = surplus.relation and t.ctid = surplus.place
-      and not exists (
-          select from {missing} as missing
-          where missing.key_hash = surplus.key_hash and missing.of_key = surplus.of_key
-      )
+    where t.tableoid = surplus.relation and t.ctid = surplus.place and {is_deleted}
 """
 
 _UPDATE: Final = """
@@ -99,11 +113,26 @@ _INSERT: Final = """
     insert into {table} {columns} overriding system value
     select {values}
     from {missing} as missing join {staged} as s on s.ctid = missing.place
-    where not exists (
-        select from {surplus} as surplus
-        where surplus.key_hash = missing.key_hash and surplus.of_key = missing.of_key
-    )
+    where {is_inserted}
 """
+
+_DELETED_ROWS: Final = """
+    from {target} as r join {surplus} as surplus on r.tableoid = surplus.relation and r.ctid = surplus.place
+    where {is_deleted}
+"""
+
+_UPDATED_ROWS: Final = "from {pairs} as p join {staged} as r on r.ctid = p.staged"
+
+_INSERTED_ROWS: Final = """
+    from {missing} as missing join {staged} as r on r.ctid = missing.place where {is_inserted}
+"""
+
+_FIRST_KEYS: Final = """
+    select count(*) over (), {shown} {rows} order by {order} limit {limit}
+"""
+
+KEYS_SHOWN: Final = 5
+"""Of the rows of a table that would be deleted, updated and inserted."""
 
 _TEMPORARY: Final = ("present", "wanted", "surplus", "missing", "pairs", "taken")
 
@@ -115,6 +144,23 @@ class Merged:
     insert: int = 0
     update: int = 0
     delete: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """How many rows a merge would change in one way, and the keys of the first of them."""
+
+    rows: int = 0
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a merge would do to its target."""
+
+    insert: Foreseen = Foreseen()
+    update: Foreseen = Foreseen()
+    delete: Foreseen = Foreseen()
 
 
 def merge(connection: Connection, staged: Staged) -> Merged:
@@ -130,6 +176,18 @@ def merge(connection: Connection, staged: Staged) -> Merged:
         return _Merge(connection, staged.pair, staged, staged.table).run()
 
 
+def preview(connection: Connection, staged: Staged) -> Preview:
+    """What `merge` would do, in a transaction of its own that writes nothing but temporary tables.
+
+    Raises:
+        As `comparing`.
+    """
+    if staged.table is None:
+        return Preview()
+    with comparing(staged.pair.name), connection.transaction(force_rollback=True):
+        return _Merge(connection, staged.pair, staged, staged.table).preview()
+
+
 @dataclass(frozen=True, slots=True)
 class _Merge:
     connection: Connection
@@ -140,12 +198,39 @@ class _Merge:
     def run(self) -> Merged:
         with comparable_texts(self.connection):
             self._compare()
-        deleted = self._run(_DELETE)
+        deleted = self._run(_DELETE, is_deleted=self._filled(_IS_DELETED))
         updated = self._update()
         inserted = self._insert()
         dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
         self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
         return Merged(inserted, updated, deleted)
+
+    def preview(self) -> Preview:
+        with comparable_texts(self.connection):
+            self._compare()
+            return Preview(*(self._foreseen(rows) for rows in (_INSERTED_ROWS, _UPDATED_ROWS, _DELETED_ROWS)))
+
+    def _foreseen(self, rows: LiteralString) -> Foreseen:
+        key = self.pair.key
+        of_key = [sql.Identifier("r", name) for name in key]
+        texts = sql.SQL(", ").join(sql.SQL("format('%s', {})").format(each) for each in of_key)
+        whole = sql.SQL("left(row({})::text, {})").format(
+            names(self.pair.columns, "r"), sql.Literal(LONGEST_KEY)
+        )
+        is_ordered = key and all(self.pair.target.column(name).less for name in key)
+        found = self._execute(
+            _FIRST_KEYS,
+            shown=texts if key else whole,
+            rows=self._filled(
+                rows, is_deleted=self._filled(_IS_DELETED), is_inserted=self._filled(_IS_INSERTED)
+            ),
+            order=sql.SQL(", ").join(of_key) if is_ordered else texts if key else whole,
+            limit=sql.Literal(KEYS_SHOWN),
+        ).fetchall()
+        return Foreseen(
+            found[0][0] if found else 0,
+            tuple(f"({', '.join(key)})=({', '.join(shown)})" if key else shown[0] for _, *shown in found),
+        )
 
     def _compare(self) -> None:
         """Fill `surplus`, `missing` and `pairs`."""
@@ -154,8 +239,8 @@ class _Merge:
         columns = hash_of(names(pair.columns, "t"))
         buckets = self.staged.buckets
         within = buckets.condition(key) if buckets.numbers else sql.SQL("false")
-        outside = pair.outside or sql.SQL("false")
-        self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside)
+        outside, claimed = pair.outside or sql.SQL("false"), pair.claimed or sql.SQL("false")
+        self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside, claimed=claimed)
         key = hash_of(names(pair.hashed_key, "s"))
         self._run(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
         self._analyze("present", "wanted")
@@ -191,22 +276,28 @@ class _Merge:
         columns = self.pair.columns
         # A table may have no column at all, and its rows are counted all the same.
         listed = sql.SQL("({})").format(names(columns)) if columns else sql.SQL("")
-        return self._run(_INSERT, columns=listed, values=names(columns, "s"))
+        is_inserted = self._filled(_IS_INSERTED)
+        return self._run(_INSERT, columns=listed, values=names(columns, "s"), is_inserted=is_inserted)
 
     def _published(self) -> Iterable[TargetColumn]:
         return [self.pair.target.column(name) for name in self.pair.columns]
 
     def _run(self, statement: LiteralString, **parts: sql.Composable) -> int:
+        return self._execute(statement, **parts).rowcount
+
+    def _execute(self, statement: LiteralString, **parts: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self.connection.execute(self._filled(statement, **parts))
+
+    def _filled(self, statement: LiteralString, **parts: sql.Composable) -> sql.Composed:
         target = self.pair.target
         tables = {name: temporary(name) for name in _TEMPORARY}
-        filled = sql.SQL(statement).format(
+        return sql.SQL(statement).format(
             **tables,
             **parts,
             staged=self.table,
             target=from_table(target.name, is_partitioned=target.is_partitioned),
             table=sql.Identifier(target.name.schema, target.name.name),
         )
-        return self.connection.execute(filled).rowcount
 
     def _analyze(self, *tables: str) -> None:
         for table in tables:

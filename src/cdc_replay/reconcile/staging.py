@@ -30,7 +30,8 @@ from cdc_replay.subscriber.tables import TargetTable
 class Pair:
     """A published table and its target; rows belong together by `key`, empty where there is none.
 
-    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell.
+    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell;
+    `claimed` of rows that another feed of the target may have brought, which are never deleted.
     `time_zone` is that of the sessions which write to the target.
     """
 
@@ -39,12 +40,19 @@ class Pair:
     key: tuple[str, ...]
     time_zone: str
     outside: sql.Composed | None = None
+    claimed: sql.Composed | None = None
 
     @classmethod
-    def of(cls, synced: SyncedTable, target: TargetTable, connection: Connection) -> Pair:
+    def of(
+        cls,
+        synced: SyncedTable,
+        target: TargetTable,
+        connection: Connection,
+        claimed: sql.Composed | None = None,
+    ) -> Pair:
         """The pair; the target has all the published columns."""
         key = digest.common_key(synced.table, target, synced.columns)
-        pair = cls(synced, target, key, own_time_zone(connection))
+        pair = cls(synced, target, key, own_time_zone(connection), claimed=claimed)
         if synced.filters is None:
             return pair
         outside = digest.outside_filter(synced.filters)

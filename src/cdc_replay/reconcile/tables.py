@@ -15,8 +15,8 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import psycopg
@@ -33,7 +33,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
-from cdc_replay.reconcile.merge import Merged, merge
+from cdc_replay.reconcile.merge import Merged, Preview, merge, preview
 from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 class ReconcileRequest:
     """Which tables to reconcile with what the snapshot holds.
 
-    `lock_timeout` is how many seconds to wait for other writers of the tables; 0: for ever.
+    `lock_timeout` is how many seconds to wait for other writers of the tables; 0: for ever. `claims` are, by
+    table, conditions of rows that other feeds of the subscriber's table may have brought: they stay.
     """
 
     subscription: str
@@ -56,6 +57,7 @@ class ReconcileRequest:
     subscriber_dsn: str
     tables: tuple[SyncedTable, ...]
     lock_timeout: float = 0.0
+    claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
 
     @property
     def purpose(self) -> str:
@@ -70,7 +72,7 @@ class ReconcileRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReconciledTable:
-    """What was changed in a table of the subscriber.
+    """What was changed in a table of the subscriber; with `preview`, what would be.
 
     `rows` were read from the publisher because they could differ; `bytes` are those rows in COPY's text
     format and the digests of both sides.
@@ -83,6 +85,7 @@ class ReconciledTable:
     rows: int
     bytes: int
     seconds: float
+    preview: Preview | None = None
 
 
 BeforeCommit: TypeAlias = Callable[[Connection, Sequence[ReconciledTable]], None]
@@ -123,6 +126,29 @@ def reconcile_tables(
     return done
 
 
+def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
+    """Compare as `reconcile_tables` does, and change nothing: no row, no state, no sequence, no lock.
+
+    Raises:
+        TargetMismatch, InvalidFilter, MissingPrivilege, ServerUnavailable: as `reconcile_tables`.
+    """
+    with (
+        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
+        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
+    ):
+        work = _compared(request, publisher, subscriber)
+        publisher.rollback()
+        return tuple(_previewed(subscriber, each) for each in work)
+
+
+def _previewed(connection: Connection, work: _Work) -> ReconciledTable:
+    began = time.monotonic()
+    seen, staged = preview(connection, work.staged), work.staged
+    counts = (seen.insert.rows, seen.update.rows, seen.delete.rows)
+    seconds = work.seconds + time.monotonic() - began
+    return ReconciledTable(staged.pair.name, *counts, staged.rows, work.bytes, seconds, seen)
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """What there is to merge into one table, and what finding it took."""
@@ -140,7 +166,8 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
         began = time.monotonic()
         log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
         with comparing(synced.table.name), comparable_texts(subscriber):
-            pair = Pair.of(synced, targets[synced.table.name], subscriber)
+            claimed = request.claims.get(synced.table.name)
+            pair = Pair.of(synced, targets[synced.table.name], subscriber, claimed)
             pair, unequal = _unequal(pair, publisher, subscriber)
         failpoint("reconcile.after_digests")
         staged = stage(pair, number, unequal.buckets, publisher, subscriber)

@@ -167,9 +167,16 @@ def _plans(
             logger.info("table %s: the chunks of a killed snapshot cannot be used, it is copied anew", name)
             staged = {}
         begun = _begun(request, states.get(name), staged)
-        table = TableCopy(name, synced.columns, targets[name].is_partitioned, begun)
+        columns = _copied_columns(synced, targets[name])
+        table = TableCopy(name, columns, targets[name].is_partitioned, begun)
         planned = TablePlan(table, synced, definition, staged, logged if staged else None, ())
         yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
+
+
+def _copied_columns(synced: SyncedTable, target: TargetTable) -> tuple[str, ...]:
+    """The published columns; of the unpublished ones those that the target takes. Others get its defaults."""
+    taken = {column.name for column in target.columns if not column.is_generated}
+    return (*synced.columns, *(name for name in synced.unpublished if name in taken))
 
 
 def _usable(
@@ -234,9 +241,10 @@ def _chunks(
         for pages in chunk.pages
     )
     chunks = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes, done=done)
-    is_direct = len(chunks) == 1 and not done and not request.replace
+    # COPY has no form for rows without columns: they are inserted from a staging table.
+    is_direct = len(chunks) == 1 and not done and not request.replace and bool(table.columns)
     for chunk in chunks:
-        queries = tuple(plan.select(piece, synced.columns, synced.filters) for piece in chunk.slices)
+        queries = tuple(plan.select(piece, table.columns, synced.filters) for piece in chunk.slices)
         if is_direct:
             yield ChunkCopy(table, chunk.number, queries, chunk.bytes, staging=None)
             continue
