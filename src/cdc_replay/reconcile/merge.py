@@ -8,11 +8,14 @@ one key, that one is updated, all others are deleted and inserted.
     deletes, then updates in place, then inserts    a unique constraint sees the final rows as far as it can
     rows that exchange unique values, or columns    are taken out and put back, as a whole: a column of the
     that UPDATE must not set                        subscriber's own keeps its value
+
+`merge_values` only updates rows that both have, and counts the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
@@ -105,6 +108,39 @@ _INSERT: Final = """
     )
 """
 
+_PAIRS_OF_ONE: Final = """
+    create temporary table {pairs} as
+    select surplus.relation, surplus.place, missing.place as staged
+    from {surplus} as surplus join {missing} as missing using (key_hash)
+    where not exists (
+        select from {surplus} as again where again.key_hash = surplus.key_hash and again.of_key > 1
+    ) and not exists (
+        select from {missing} as again where again.key_hash = missing.key_hash and again.of_key > 1
+    )
+"""
+"""The rows of a key that either side has more than once cannot be told apart."""
+
+_COUNT_MISSING: Final = """
+    select count(*) from {missing} as missing
+    where not exists (select from {surplus} as surplus where surplus.key_hash = missing.key_hash)
+"""
+
+_COUNT_SURPLUS: Final = """
+    select count(*) from {surplus} as surplus
+    where not exists (select from {missing} as missing where missing.key_hash = surplus.key_hash)
+"""
+
+_COUNT_TAKEN_OUT: Final = """
+    select count(*)
+    from {surplus} as surplus
+    join (select {key_hash}::uuid as key_hash from {unpublished} as s group by 1) as unpublished
+        using (key_hash)
+    join (select t.tableoid as relation, t.ctid as place from {target} as t where not ({outside})) as inside
+        using (relation, place)
+    where not exists (select from {missing} as missing where missing.key_hash = surplus.key_hash)
+"""
+"""A row that is outside by the values that it has here came by another way."""
+
 _TEMPORARY: Final = ("present", "wanted", "surplus", "missing", "pairs", "taken")
 
 
@@ -131,6 +167,38 @@ def merge(connection: Connection, staged: Staged) -> Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedValues:
+    """What comparing rows by their key has come to.
+
+    `differ` rows are on both sides with other values, and `update` of them have the publisher's now.
+    `missing` are rows that are published and not here. Of the rows that are only here, the publisher has
+    `taken_out` without publishing them, and `own` not at all.
+    """
+
+    update: int = 0
+    differ: int = 0
+    missing: int = 0
+    taken_out: int = 0
+    own: int = 0
+
+
+def merge_values(
+    connection: Connection, staged: Staged, unpublished: sql.Identifier | None, *, moves: bool
+) -> MergedValues:
+    """Give rows that both sides have the staged values, if it `moves` any; no row comes or goes.
+
+    `unpublished` has the keys of the publisher's rows in the same buckets that are not published.
+
+    Raises:
+        ApplyConflict, MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `merge`.
+    """
+    if staged.table is None or not staged.buckets.numbers:
+        return MergedValues()
+    with writing(staged.pair.name):
+        return _Merge(connection, staged.pair, staged, staged.table).run_values(unpublished, moves=moves)
+
+
+@dataclass(frozen=True, slots=True)
 class _Merge:
     connection: Connection
     pair: Pair
@@ -139,22 +207,46 @@ class _Merge:
 
     def run(self) -> Merged:
         with comparable_texts(self.connection):
-            self._compare()
+            self._compare(self.pair.outside or sql.SQL("false"), _PAIRS)
         deleted = self._run(_DELETE)
         updated = self._update()
         inserted = self._insert()
-        dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
-        self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
+        self._drop()
         return Merged(inserted, updated, deleted)
 
-    def _compare(self) -> None:
-        """Fill `surplus`, `missing` and `pairs`."""
+    def run_values(self, unpublished: sql.Identifier | None, *, moves: bool) -> MergedValues:
+        """Update the rows that both sides have, if it `moves` any, and count those of one side."""
+        with comparable_texts(self.connection):
+            self._compare(sql.SQL("false"), _PAIRS_OF_ONE)
+            surplus = self._count(_COUNT_SURPLUS)
+            taken_out = 0 if unpublished is None else self._taken_out(unpublished)
+        found = MergedValues(
+            differ=self._count("select count(*) from {pairs}"),
+            missing=self._count(_COUNT_MISSING),
+            taken_out=taken_out,
+            own=surplus - taken_out,
+        )
+        if moves and found.differ:
+            found = dataclasses.replace(found, update=self._update())
+        self._drop()
+        return found
+
+    def _taken_out(self, unpublished: sql.Identifier) -> int:
+        key = hash_of(names(self.pair.hashed_key, "s"))
+        outside = self.pair.outside or sql.SQL("false")
+        return self._count(_COUNT_TAKEN_OUT, key_hash=key, unpublished=unpublished, outside=outside)
+
+    def _drop(self) -> None:
+        dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
+        self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
+
+    def _compare(self, outside: sql.Composable, pairs: LiteralString) -> None:
+        """Fill `surplus`, `missing` and `pairs`; `outside` is true of rows of whatever bucket."""
         pair = self.pair
         key = hash_of(names(pair.hashed_key, "t"))
         columns = hash_of(names(pair.columns, "t"))
         buckets = self.staged.buckets
         within = buckets.condition(key) if buckets.numbers else sql.SQL("false")
-        outside = pair.outside or sql.SQL("false")
         self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside)
         key = hash_of(names(pair.hashed_key, "s"))
         self._run(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
@@ -162,7 +254,7 @@ class _Merge:
         self._run(_LEFT_OVER, left_over=temporary("surplus"), one=temporary("present"), other=_WANTED_TABLE)
         self._run(_LEFT_OVER, left_over=temporary("missing"), one=_WANTED_TABLE, other=temporary("present"))
         self._analyze("surplus", "missing")
-        self._run(_PAIRS)
+        self._run(pairs)
         self._analyze("pairs")
 
     def _update(self) -> int:
@@ -197,16 +289,22 @@ class _Merge:
         return [self.pair.target.column(name) for name in self.pair.columns]
 
     def _run(self, statement: LiteralString, **parts: sql.Composable) -> int:
+        return self.connection.execute(self._filled(statement, parts)).rowcount
+
+    def _count(self, statement: LiteralString, **parts: sql.Composable) -> int:
+        ((count,),) = self.connection.execute(self._filled(statement, parts)).fetchall()
+        return int(count)
+
+    def _filled(self, statement: LiteralString, parts: Mapping[str, sql.Composable]) -> sql.Composed:
         target = self.pair.target
         tables = {name: temporary(name) for name in _TEMPORARY}
-        filled = sql.SQL(statement).format(
+        return sql.SQL(statement).format(
             **tables,
             **parts,
             staged=self.table,
             target=from_table(target.name, is_partitioned=target.is_partitioned),
             table=sql.Identifier(target.name.schema, target.name.name),
         )
-        return self.connection.execute(filled).rowcount
 
     def _analyze(self, *tables: str) -> None:
         for table in tables:

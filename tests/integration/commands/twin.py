@@ -51,10 +51,22 @@ class Twin:
     _databases: list[Database] = field(default_factory=list)
 
     def subscribe(
-        self, name: str, *publications: str, tables: str, native: bool = True, **options: object
+        self,
+        name: str,
+        *publications: str,
+        tables: str = "",
+        native: bool = True,
+        beside: str | None = None,
+        **options: object,
     ) -> None:
-        """A new pair of databases with `tables`, subscribed to `publications`; setup is done for it."""
-        ours, other = self.database(tables), self.database(tables)
+        """A new pair of databases with `tables`, subscribed to `publications`; setup is done for it.
+
+        With `beside`, the databases of that subscription are subscribed once more.
+        """
+        if beside is None:
+            ours, other = self.database(tables), self.database(tables)
+        else:
+            ours, other = self.pairs[beside].ours, self.pairs[beside].native
         self.pairs[name] = Pair(ours, other, publications, options)
         setup(self.config, "pub")
         if native:
