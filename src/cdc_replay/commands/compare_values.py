@@ -11,9 +11,10 @@ differ get the publisher's values; no row is inserted, none deleted:
 | here, and not on the publisher                  | stays: it is the subscriber's own, or that of     |
 |                                                 | another subscription, or its DELETE was not sent  |
 
-Nothing is moved where the subscriber need not have the publisher's values, or where they cannot be told to
-belong together; then what differs is counted too. A warning gives the numbers, and the command that moves
-such rows. Where a rewrite has changed no value, nothing differs, and nothing is said.
+Nothing is moved where the subscriber need not have the publisher's values, or where rows cannot be told to
+belong together: without a key, or where rows of both sides have keys that the other does not have. Then what
+differs is counted too. A warning gives the numbers, and the command that moves such rows. Where a rewrite has
+changed no value, nothing differs, and nothing is said.
 
 Both sides are compared at a fence: an exported snapshot, up to which the log is captured and replayed. All
 subscriptions of a `sync` end there. A table that cannot be compared, such as one of which the subscriber
@@ -228,6 +229,8 @@ def _warning(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: 
     remedy = f"`cdc-replay refresh {subscription} --reconcile` moves them"
     if reason == ORIGIN_IS_NONE:
         remedy = f"an UPDATE of {done.name} on the publisher that touches them (SET v = v) sends them"
+    if reason is None and left:
+        reason = "its key may have been rewritten"
     because = "" if reason is None else f", because {reason}"
     return (
         f"table {done.name} goes on with rows that differ since the publisher rewrote it by the transaction"

@@ -181,6 +181,11 @@ class MergedValues:
     taken_out: int = 0
     own: int = 0
 
+    @property
+    def may_have_other_keys(self) -> bool:
+        """Whether the key itself may have been rewritten, so that one key need not be one row."""
+        return bool(self.missing and self.own)
+
 
 def merge_values(
     connection: Connection, staged: Staged, unpublished: sql.Identifier | None, *, moves: bool
@@ -226,7 +231,7 @@ class _Merge:
             taken_out=taken_out,
             own=surplus - taken_out,
         )
-        if moves and found.differ:
+        if moves and found.differ and not found.may_have_other_keys:
             found = dataclasses.replace(found, update=self._update())
         self._drop()
         return found

@@ -12,6 +12,7 @@ from cdc_replay.commands.explain import explain
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.results import TableCompared
+from cdc_replay.commands.resume import resume
 from cdc_replay.commands.rewritten import PARKED_BY_REWRITE
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status
@@ -91,7 +92,7 @@ def test_rewritten_values_come_to_the_rows_that_both_sides_have(
 def test_a_key_that_was_rewritten_leaves_rows_as_natively_and_counts_them(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R11.9: the UPDATE of id 101 finds nothing, as natively; `refresh --reconcile` is named, and moves them."""
+    """R11.9: the UPDATE of id 101 finds nothing, as natively; `refresh --reconcile` moves them."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables="create table t (id bigint primary key, a int)")
     twin.sync()
@@ -108,6 +109,41 @@ def test_a_key_that_was_rewritten_leaves_rows_as_natively_and_counts_them(
 
     refresh(twin.config, "s", reconcile=True)
     assert ours(twin, "t") == [(101, 20), (102, 2), (7, 7)]
+
+
+def test_rows_of_a_rewritten_key_do_not_get_each_other_s_values(twin: Twin) -> None:
+    """R11.9: id 2 is on both sides, and is not the same row."""
+    twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
+    twin.subscribe("s", "p", tables="create table t (id int primary key, a int)")
+    twin.sync()
+    twin.publish("alter table t alter id type int using id + 1")
+
+    (compared,) = synced(twin)
+
+    assert twin.rows("s", "t") == [(1, 1), (2, 2)]
+    assert (compared.updated, compared.differing, compared.missing) == (0, 1, 1)
+    assert "because its key may have been rewritten" in str(compared.warning)
+
+
+def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> None:
+    """R8.5, R11.9: nothing of the transaction is applied, and the values that it left are brought."""
+    twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
+    twin.subscribe("s", "p", tables=THERE, native=False)
+    twin.sync_ours()
+    twin.pairs["s"].ours.run("insert into t values (3, 0)")
+    twin.publish(f"begin; {HUNDREDFOLD}; insert into t values (3, 3); commit")
+    (result,) = twin.sync_ours()
+    assert result.replay.error is not None
+    with twin.pairs["s"].ours.connect() as connection:
+        record = state.subscription_record(connection, "s")
+    assert record is not None
+
+    resume(twin.config, "s", skip=record.parked_transaction)
+
+    assert marks(twin) == ["t"]
+    (result,) = twin.sync_ours()
+    assert [each.updated for each in result.compared] == [3]
+    assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200), (3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +213,7 @@ def test_rows_that_the_rewrite_lets_in_and_takes_out_are_counted(twin: Twin) -> 
 
 
 def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -> None:
-    """R11.6, R11.14, R2.2: dropped and detached partitions, a DELETE and a TRUNCATE that are not published."""
+    """R11.6, R11.14, R2.2: dropped and detached partitions; DELETE and TRUNCATE are not published."""
     twin.publisher.run(
         "create table r (id int, part text, a int, primary key (id, part)) partition by list (part);"
         "create table r_n partition of r for values in ('n');"
