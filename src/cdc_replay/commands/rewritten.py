@@ -139,8 +139,9 @@ def release_rewritten(at_work: Opened, log_start: Lsn) -> None:
     """Let tables go on, and be compared, that were parked before a rewrite, if the log has their changes."""
     name = at_work.subscription.name
     for table, found in at_work.table_states().items():
-        is_parked = isinstance(found, Parked) and found.reason.startswith(PARKED_BY_REWRITE)
-        if is_parked and found.applied_lsn >= log_start:
+        if not isinstance(found, Parked) or not found.reason.startswith(PARKED_BY_REWRITE):
+            continue
+        if found.applied_lsn >= log_start:
             with at_work.connection.transaction():
                 state.set_table_state(at_work.connection, name, table, Ready(found.applied_lsn))
                 state.mark_rewritten(at_work.connection, name, [table], found.applied_lsn)

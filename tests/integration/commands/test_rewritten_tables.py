@@ -174,7 +174,7 @@ def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twi
     twin.publisher.run(f"create publication high for table t where ({filtered} >= 100)")
     twin.publisher.run("insert into t values (1, 1), (2, 99), (150, 150)")
     twin.subscribe("low", "low", tables=THERE)
-    twin.subscribe("high", "high", beside="low")
+    twin.subscribe_beside("low", "high", "high")
     twin.sync()
     twin.publish("alter table t add c float default random()")
     on_both(twin, "alter table t add c float; insert into t values (500, 500)", "low")
@@ -265,7 +265,7 @@ def test_where_values_may_differ_changes_go_on_as_natively(
 ) -> None:
     """R2.2, R7.11, R8.19, R9.12: nothing is moved, and what differs is counted."""
     twin.publisher.run(f"{T}; create publication p {publication}; {T_ROWS}")
-    twin.subscribe("s", "p", tables=THERE, **options)
+    twin.subscribe("s", "p", tables=THERE, native=True, **options)
     twin.sync()
     on_both(twin, "insert into t values (50, 50), (51, 51); update t set a = 8 where id = 2")
     if before:

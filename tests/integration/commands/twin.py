@@ -51,27 +51,27 @@ class Twin:
     _databases: list[Database] = field(default_factory=list)
 
     def subscribe(
-        self,
-        name: str,
-        *publications: str,
-        tables: str = "",
-        native: bool = True,
-        beside: str | None = None,
-        **options: object,
+        self, name: str, *publications: str, tables: str, native: bool = True, **options: object
     ) -> None:
-        """A new pair of databases with `tables`, subscribed to `publications`; setup is done for it.
-
-        With `beside`, the databases of that subscription are subscribed once more.
-        """
-        if beside is None:
-            ours, other = self.database(tables), self.database(tables)
-        else:
-            ours, other = self.pairs[beside].ours, self.pairs[beside].native
-        self.pairs[name] = Pair(ours, other, publications, options)
-        setup(self.config, "pub")
+        """A new pair of databases with `tables`, subscribed to `publications`; setup is done for it."""
+        self._subscribe(name, Pair(self.database(tables), self.database(tables), publications, options))
         if native:
-            copy = {key: value for key, value in options.items() if key in {"copy_data", "origin"}}
-            self.native(name).create(publications, copy)
+            self._subscribe_natively(name)
+
+    def subscribe_beside(self, other: str, name: str, *publications: str, **options: object) -> None:
+        """The databases of the pair `other`, subscribed once more."""
+        pair = self.pairs[other]
+        self._subscribe(name, Pair(pair.ours, pair.native, publications, options))
+        self._subscribe_natively(name)
+
+    def _subscribe(self, name: str, pair: Pair) -> None:
+        self.pairs[name] = pair
+        setup(self.config, "pub")
+
+    def _subscribe_natively(self, name: str) -> None:
+        pair = self.pairs[name]
+        copy = {key: value for key, value in pair.options.items() if key in {"copy_data", "origin"}}
+        self.native(name).create(pair.publications, copy)
 
     def database(self, script: str = "") -> Database:
         """A further database of the subscriber's cluster."""
