@@ -61,9 +61,13 @@ def definition_of(table: SyncedTable) -> Definition:
 def remember_definitions(
     connection: Connection, subscription: str, lsn: Lsn, tables: Iterable[SyncedTable]
 ) -> None:
-    """Record that the tables' rows are those of `lsn`, by the definitions that `tables` have."""
+    """Record that the tables' rows are those of `lsn`, by the definitions that `tables` have.
+
+    So are their values: a rewrite before it is made good, and one behind it is in the log (R11.9).
+    """
     for table in tables:
         remember_brought(connection, subscription, table.table.name, lsn, definition_of(table))
+        state.forget_rewrite(connection, subscription, table.table.name)
 
 
 def changed_filters(

@@ -12,6 +12,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.captured import not_captured
 from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.results import Result
+from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing
 from cdc_replay.filters.compile import ServerFilter, compile_filter
@@ -53,7 +54,7 @@ class ExplainResult(Result):
     """What a subscription sees of its publisher as of `to_lsn`.
 
     `definitions` says from where in the stream on a changed definition is in force (R9.10, R9.11). `warnings`
-    also names tables whose rows were brought with another row filter (R9.12).
+    also names tables whose rows were brought with another row filter (R9.12), or rewritten since (R11.9).
     """
 
     subscription: str
@@ -103,17 +104,18 @@ def _not_captured(catalog: PublisherCatalog, subscription: Subscription) -> tupl
 
 
 def _changed(config: Config, subscription: str, catalog: PublisherCatalog) -> tuple[str, ...]:
-    """Warnings of changed row filters; one that this is not known, where the subscriber does not answer."""
+    """Warnings of changed row filters and of rewrites; where the subscriber does not answer, one of that."""
     found = config.subscription(subscription)
     change_log = config.publisher(found.subscription.publisher).change_log
     try:
         with connect(config.dsn_of(found), purpose=f"explain {subscription}") as connection:
+            rewritten = rewritten_tables(connection, subscription)
             changed = changed_filters(connection, found.subscription, change_log, catalog)
     except ChangeLogMissing:
         return ()
     except CdcReplayError as error:
         return (f"whether row filters have changed since rows were brought is not known: {error.message}",)
-    return tuple(map(str, changed.values()))
+    return tuple(map(str, (*changed.values(), *rewritten.values())))
 
 
 def explain_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[ExplainedTable, ...]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import SubscriberNotWritable, SubscriptionBusy
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60
 PAUSE_SECONDS: Final = 0.2
+_TRIES_BESIDE_OTHERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,21 @@ def exported_beside_others(config: Config, at_work: Opened) -> Iterator[Exported
         with others_may_work(at_work):
             dsn = config.dsn_of(config.publisher(at_work.subscription.publisher))
             exported = stack.enter_context(export_snapshot(dsn))
+        yield exported
+
+
+@contextlib.contextmanager
+def exported_behind(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+    """The same, at or behind the position of every table: where others go past it, it is taken anew."""
+    for _ in range(_TRIES_BESIDE_OTHERS):
+        with exported_beside_others(config, at_work) as exported:
+            if max(at_work.ready_tables().values(), default=ZERO) <= exported.consistent_point:
+                yield exported
+                return
+        log.info(
+            "subscription %s was replayed past the fence, which is taken anew", at_work.subscription.name
+        )
+    with export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher))) as exported:
         yield exported
 
 

@@ -34,7 +34,7 @@ from cdc_replay.apply.window import Applied, BeforeCommit, OpenWindow, advance_o
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.parking import Outcome
-from cdc_replay.commands.plan import Content, ContentOf, Plan, PlannedTooEarly, content_of, plan_window
+from cdc_replay.commands.plan import Content, ContentOf, Plan, content_of, plan_window
 from cdc_replay.commands.results import ReplayResult, first_keys
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.commands.staged_windows import StagedWindow, request_of, staged_windows
@@ -141,7 +141,7 @@ class Pipeline:
         name, began = at_work.subscription.name, time.monotonic()
         if (before := self._merging.get(name)) is not None:
             reached = dict.fromkeys(before.plan.behind, before.plan.window.upto)
-            with contextlib.suppress(CdcReplayError, psycopg.Error, PlannedTooEarly):
+            with contextlib.suppress(CdcReplayError, psycopg.Error):
                 return plan_window(change_log, content, at_work.assuming(reached), upto)
             # Once it is applied, or is not, what is in the way may be gone, or may be told.
             self._settle(name)
@@ -209,6 +209,7 @@ class Pipeline:
             def before_commit(connection: Connection, applied: Applied) -> None:
                 # Tables without a change in the window have reached its end too.
                 state.advance_tables(connection, name, done.behind, done.window.upto)
+                state.mark_rewritten(connection, name, done.rewritten, done.window.upto)
                 timed = dataclasses.replace(done, began=began)
                 results.append(_result(timed, counts(), applied))
                 state.record_result(connection, name, "replay", results[-1].to_dict())
@@ -240,6 +241,12 @@ class Pipeline:
                 "subscription %s: passed over changes of %s, which were published and are not subscribed to;"
                 " `cdc-replay refresh %s` takes in what is published now",
                 *(name, ", ".join(map(str, plan.unsubscribed)), name),
+            )
+        if plan.rewritten:
+            log.info(
+                "subscription %s: the publisher has rewritten %s by the transaction that committed at %s,"
+                " which sends no changes (R11.9); the next sync, snapshot or refresh compares values",
+                *(name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
             )
         outcome = Outcome((result,))
         if plan.obstacle is None:

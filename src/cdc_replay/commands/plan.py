@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened
-from cdc_replay.commands.rewritten import Rewrites, rewrites_in, rewritten_since, tell_of, without_rewritten
+from cdc_replay.commands.rewritten import Rewrites, first_rewrites, rewrites_in
 from cdc_replay.commands.shapes import fit
 from cdc_replay.commands.window import definitions_and_summary
 from cdc_replay.errors import SubscriberNotReady
@@ -33,10 +33,6 @@ class Content:
     rewrites: Rewrites
 
 
-class PlannedTooEarly(Exception):
-    """The window cannot be planned before the one before it is applied."""
-
-
 ContentOf: TypeAlias = Callable[[Window], Content]
 
 
@@ -56,9 +52,11 @@ class Plan:
     """Tables that the window changes, and that are published, but not subscribed to (R7.12)."""
     asked: Lsn
     """The position that was asked for; the window ends before it where shapes change (`commands.shapes`),
-    or where it would be long."""
+    behind a rewrite (`commands.rewritten`), or where it would be long."""
     obstacle: SubscriberNotReady | None = None
     """Why the rest cannot be applied; without it, the rest is another window."""
+    rewritten: tuple[QualifiedName, ...] = ()
+    """Tables that the last transaction of the window has rewritten without sending it (R11.9)."""
 
     @property
     def name(self) -> str:
@@ -88,7 +86,6 @@ def plan_window(
         SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
             transaction does not fit its tables.
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
-        PlannedTooEarly: where a table is to be parked, and `at_work` is not there yet.
     """
     began = time.monotonic()
     if not at_work.has_tables_listed():
@@ -111,13 +108,9 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
     window = Window(min(behind.values(), default=upto), upto)
     found = content(window)
     publications = at_work.subscription.publications
-    rewritten = rewritten_since(at_work, change_log, behind, found.rewrites)
-    if rewritten.at and at_work.assumed:
-        raise PlannedTooEarly
-    if (end := rewritten.first_end) is not None and end < upto:
+    rewritten = first_rewrites(behind, found.rewrites, publications)
+    if rewritten and (end := min(rewritten.values())) < upto:
         return dataclasses.replace(_planned(change_log, content, at_work, end), asked=upto)
-    tell_of(at_work, rewritten)
-    behind = without_rewritten(at_work, behind, rewritten)
     targets = read_target_tables(at_work.connection, tuple(behind))
     wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
     routes = plan_routes(found.defined, publications, wanted)
@@ -148,6 +141,7 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
         summary.transactions,
         tuple(unsubscribed),
         upto,
+        rewritten=tuple(sorted(rewritten)),
     )
 
 

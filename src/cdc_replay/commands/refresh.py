@@ -35,6 +35,7 @@ from psycopg import sql
 
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
+from cdc_replay.commands.compare_values import compare_marked_tables
 from cdc_replay.commands.opened import Opened, exported_beside_others, opened
 from cdc_replay.commands.other_feeds import rows_of_other_feeds
 from cdc_replay.commands.replay import applied_lsn
@@ -115,8 +116,10 @@ def refresh(
                 copied = copied.followed_by(again)
             # The table that stopped it may have left; otherwise the next replay parks it again.
             state.unpark(at_work.connection, subscription)
+            copied = dataclasses.replace(copied, compared=compare_marked_tables(config, at_work))
             before = lsn = applied_lsn(at_work)
-            reconciled, warnings = (), _warnings(config, at_work, published)
+            told = (each.warning for each in copied.compared)
+            reconciled, warnings = (), (*_warnings(config, at_work, published), *filter(None, told))
         return RefreshResult(
             subscription=subscription,
             from_lsn=before,

@@ -109,8 +109,29 @@ class TableCopied(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class TableCompared(Result):
+    """One table that the publisher had rewritten, of which values were compared by key (R11.9).
+
+    `updated` rows got the publisher's values, `differing` rows have others still. `missing` rows are
+    published and not here, `taken_out` rows are here and on the publisher and not published. `warning` says
+    what of that stays, and why.
+    """
+
+    table: str
+    rewritten_at: Lsn
+    updated: int
+    differing: int
+    missing: int
+    taken_out: int
+    rows_read: int
+    bytes: int
+    seconds: float
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotResult(Result):
-    """Tables copied as of `to_lsn`; none if every table was ready."""
+    """Tables copied as of `to_lsn`, none if every table was ready; and those compared after a rewrite."""
 
     subscription: str
     from_lsn: Lsn | None
@@ -119,6 +140,7 @@ class SnapshotResult(Result):
     rows: int
     bytes: int
     tables: tuple[TableCopied, ...]
+    compared: tuple[TableCompared, ...] = ()
 
     @classmethod
     def nothing(cls, subscription: str, seconds: float = 0.0) -> SnapshotResult:
@@ -135,6 +157,7 @@ class SnapshotResult(Result):
             rows=self.rows + later.rows,
             bytes=self.bytes + later.bytes,
             tables=(*self.tables, *later.tables),
+            compared=(*self.compared, *later.compared),
         )
 
 
@@ -206,7 +229,10 @@ def first_keys(
 
 @dataclass(frozen=True, slots=True)
 class SyncResult(Result):
-    """A sync of one subscription: its snapshot, if one was needed, the capture and the replay."""
+    """A sync of one subscription: its snapshot, if one was needed, the capture and the replay.
+
+    `compared` are tables that the publisher had rewritten.
+    """
 
     subscription: str
     from_lsn: Lsn
@@ -215,18 +241,7 @@ class SyncResult(Result):
     snapshot: SnapshotResult
     capture: CaptureResult
     replay: ReplayResult
-
-    def followed_by(self, later: SyncResult) -> SyncResult:
-        """This sync and the next one as one."""
-        return SyncResult(
-            subscription=self.subscription,
-            from_lsn=self.from_lsn,
-            to_lsn=later.to_lsn,
-            seconds=self.seconds + later.seconds,
-            snapshot=self.snapshot.followed_by(later.snapshot),
-            capture=self.capture.followed_by(later.capture),
-            replay=self.replay.followed_by(later.replay),
-        )
+    compared: tuple[TableCompared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

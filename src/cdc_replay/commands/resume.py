@@ -14,11 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.results import ResumeResult
+from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, NotParked
-from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.subscriber import state
@@ -54,6 +56,8 @@ def resume(
             resumed: Sequence[QualifiedName] = tuple(dict.fromkeys(tables))
         else:
             resumed = _resume_subscription(at_work, skip, accept_null=accept_null)
+        if skip is not None:
+            _mark_rewritten(config, at_work, resumed, skip)
         seconds = time.monotonic() - began
         result = ResumeResult(subscription, skip, skip, seconds, tuple(map(str, resumed)))
         state.record_result(at_work.connection, subscription, "resume", result.to_dict())
@@ -111,6 +115,18 @@ def _transaction_without_value(what: str, transaction: Lsn | None, reason: str) 
             rule=UNKNOWN_VALUE_RULE,
         )
     return transaction
+
+
+def _mark_rewritten(config: Config, at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn) -> None:
+    """What the skipped transaction has rewritten is compared later all the same (R11.9)."""
+    subscription = at_work.subscription
+    change_log = ChangeLog.open(config.publisher(subscription.publisher).change_log)
+    window = Window(Lsn(skip.value - 1), skip)
+    rewritten = rewrites_in(change_log, window, change_log.summary(window)).published(
+        subscription.publications
+    )
+    marked = [table for table in tables if table in rewritten]
+    state.mark_rewritten(at_work.connection, subscription.name, marked, skip)
 
 
 def _check_transaction(what: str, parked: Lsn | None, skip: Lsn) -> None:

@@ -1,19 +1,15 @@
 """Tables whose rows the publisher rewrote, which sends nothing (R9.3, R11.9).
 
-    ALTER TABLE t ALTER id TYPE bigint USING id + 100      every id is another one now
-    UPDATE t SET a = 1 WHERE id = 101                      sent; a native subscriber has no such row
+    ALTER TABLE t ALTER v TYPE bigint USING v * 100        the rows of t have other values now
+    ALTER TABLE t ADD c float DEFAULT random()             and here, the subscriber's own default
 
-The publisher's event trigger says so by a message in the same transaction (`catalog.delta`). Where the
-subscriber mirrors the table, what a window would do to it has no meaning then, neither before the rewrite nor
-after it: replay parks the table at the position that it has, and goes on with the others. The next `snapshot`
-makes it what it is on the publisher at a later one, and moves only rows that differ.
+The publisher's event trigger says so by a message in the same transaction (`catalog.delta`). Replay applies
+the table's changes before and behind it as natively. A window ends behind the transaction, so that none holds
+the keys of one row in two forms. The commit that brings the table there marks it: its values have not been
+compared since (`subscription_table.rewritten_at`).
 
-Elsewhere that would take away what the subscriber rightly has: rows whose DELETE is not published, or that
-came by another row filter. There the changes are applied as natively, and the log tells of the rewrite. A
-window ends behind it, so that none holds the keys of one row in two forms.
-
-A crash after the parking leaves a parked table, which is what it is; before it, the next run finds the same
-message in the log.
+`sync`, `snapshot` and `refresh` compare the values of marked tables (`commands.compare_values`). Killed
+before that, they are marked still.
 """
 
 from __future__ import annotations
@@ -26,38 +22,45 @@ from typing import Final
 from cdc_replay.catalog.delta import REWRITE_PREFIX, parse_rewrite
 from cdc_replay.changelog.content import LogSummary
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, RelationId
-from cdc_replay.model.table_state import Parked
-from cdc_replay.publication.mirror import why_not_mirrored
-from cdc_replay.publication.resolve import resolve, synced_tables
+from cdc_replay.model.table_state import Parked, Ready
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.publication.resolve import resolve
 from cdc_replay.subscriber import state
 
 log = logging.getLogger(__name__)
 
+PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
+"""So begins the reason of a table that an earlier version parked before a rewrite, and did not mark."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rewrites:
-    """The tables of a window that were rewritten, each with the end of the last commit that did it.
+    """The tables of a window that were rewritten, each with the ends of the commits that did it, in order.
 
     `catalogs` are those in force anywhere in the window.
     """
 
-    last: Mapping[RelationId, Lsn]
+    commits: Mapping[RelationId, tuple[Lsn, ...]]
     catalogs: tuple[PublisherCatalog, ...]
 
-    def published(self, publications: Sequence[str]) -> dict[QualifiedName, Lsn]:
-        """The published relations of the rewritten tables, under any of the catalogs."""
-        found: dict[QualifiedName, Lsn] = {}
-        for relation, commit_lsn in self.last.items():
+    @property
+    def last(self) -> Mapping[RelationId, Lsn]:
+        """The end of the last commit that rewrote a table."""
+        return {relation: ends[-1] for relation, ends in self.commits.items()}
+
+    def published(self, publications: Sequence[str]) -> dict[QualifiedName, frozenset[Lsn]]:
+        """The published relations of the rewritten tables, under any of the catalogs, with their commits."""
+        found: dict[QualifiedName, frozenset[Lsn]] = {}
+        for relation, ends in self.commits.items():
             for catalog in self.catalogs:
                 for name in _published(catalog, relation, publications):
-                    found[name] = max(commit_lsn, found.get(name, commit_lsn))
+                    found[name] = found.get(name, frozenset()) | set(ends)
         return found
 
 
@@ -68,16 +71,17 @@ def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> R
     """The rewrites of `window`; reads the log only if its summary has messages that are no changes."""
     if summary.logical is None:
         return NONE
-    last: dict[RelationId, Lsn] = {}
+    commits: dict[RelationId, tuple[Lsn, ...]] = {}
     for message in change_log.logical_messages(summary.logical, REWRITE_PREFIX):
         try:
-            last |= dict.fromkeys(parse_rewrite(message.content), message.commit_lsn)
+            for relation in parse_rewrite(message.content):
+                commits[relation] = (*commits.get(relation, ()), message.commit_lsn)
         except InvalidMessage as error:
             # Whoever may emit messages may give them any prefix.
             log.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
-    if not last:
+    if not commits:
         return NONE
-    return Rewrites(last, tuple(catalog_history(change_log).within(window).values()))
+    return Rewrites(commits, tuple(catalog_history(change_log).within(window).values()))
 
 
 def _published(
@@ -93,93 +97,51 @@ def _published(
             yield found.table.name
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """The tables of a subscription that were rewritten, each with the end of the last commit that did it.
-
-    `parked` are to be reconciled. The others go on, each for the reason that `going_on` gives.
-    """
-
-    at: Mapping[QualifiedName, Lsn]
-    going_on: Mapping[QualifiedName, str]
-
-    @property
-    def parked(self) -> frozenset[QualifiedName]:
-        """The tables to park."""
-        return frozenset(self.at.keys() - self.going_on.keys())
-
-    @property
-    def first_end(self) -> Lsn | None:
-        """The end of the first transaction behind which a table goes on that it has rewritten."""
-        return min((self.at[table] for table in self.going_on), default=None)
-
-
-def rewritten_since(
-    at_work: Opened, change_log: ChangeLog, behind: Mapping[QualifiedName, Lsn], rewrites: Rewrites
-) -> Rewritten:
-    """Those of `behind` (a table's applied LSN) that were rewritten since."""
-    publications = at_work.subscription.publications
-    published = rewrites.published(publications).items()
-    at = {table: end for table, end in published if table in behind and end > behind[table]}
-    if not at:
-        return Rewritten({}, {})
-    if not at_work.subscription.copy_data:
-        return Rewritten(at, dict.fromkeys(at, "copy_data is false"))
-    going_on = {
-        table: reason
-        for catalog in rewrites.catalogs
-        for table, reason in _not_mirrored(catalog, publications)
-        if table in at
-    }
-    for table in changed_filters(at_work.connection, at_work.subscription, change_log.uri):
-        if table in at:
-            going_on[table] = "its row filter or columns have changed since its rows were brought"
-    return Rewritten(at, going_on)
-
-
-def _not_mirrored(
-    catalog: PublisherCatalog, publications: Sequence[str]
-) -> Iterator[tuple[QualifiedName, str]]:
-    for synced in synced_tables(catalog, publications):
-        if reason := why_not_mirrored(catalog, publications, synced):
-            yield synced.table.name, reason
-
-
-def tell_of(at_work: Opened, rewritten: Rewritten) -> None:
-    """Log which tables go on although they were rewritten."""
-    name = at_work.subscription.name
-    for table, reason in rewritten.going_on.items():
-        log.warning(
-            "subscription %s: table %s goes on although its rows on the publisher were rewritten by the"
-            " transaction that committed at %s, which sends no changes (R11.9), because %s;"
-            " `cdc-replay refresh %s --reconcile` brings what differs",
-            *(name, table, rewritten.at[table], reason, name),
-        )
-
-
-def without_rewritten(
-    at_work: Opened, behind: Mapping[QualifiedName, Lsn], rewritten: Rewritten
+def first_rewrites(
+    behind: Mapping[QualifiedName, Lsn], rewrites: Rewrites, publications: Sequence[str]
 ) -> dict[QualifiedName, Lsn]:
-    """`behind` without those that are to be reconciled: they are parked."""
-    kept = dict(behind)
-    for table in sorted(rewritten.parked):
-        rewritten_at = rewritten.at[table]
-        reason = (
-            f"its rows on the publisher were rewritten by the transaction that committed at {rewritten_at},"
-            " which sends no changes (R11.9); the next snapshot or sync brings what differs"
+    """Those of `behind` (a table's applied LSN) that were rewritten since; the end of the first commit."""
+    return {
+        table: min(since)
+        for table, ends in rewrites.published(publications).items()
+        if table in behind and (since := [end for end in ends if end > behind[table]])
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenTable:
+    """A table of which values have not been compared since the rewrite that ended at `lsn`."""
+
+    table: QualifiedName
+    subscription: str
+    lsn: Lsn
+
+    @property
+    def notice(self) -> str:
+        """One sentence, with the remedy."""
+        return (
+            f"its rows on the publisher were rewritten by the transaction that committed at {self.lsn}, which"
+            f" sends no changes, and its values have not been compared since; `cdc-replay sync"
+            f" {self.subscription}` or `cdc-replay snapshot {self.subscription}` brings what differs"
         )
-        applied_lsn = kept.pop(table)
-        name = at_work.subscription.name
-        state.set_table_state(at_work.connection, name, table, Parked(applied_lsn, reason))
-        log.warning("subscription %s: table %s is parked at %s: %s", name, table, applied_lsn, reason)
-    return kept
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.notice} (R11.9)"
 
 
-def waiting_for_copy(at_work: Opened) -> frozenset[QualifiedName]:
-    """The parked tables that a snapshot copies without being asked for them."""
-    if not at_work.subscription.copy_data:
-        return frozenset()
-    states = at_work.table_states().items()
-    return frozenset(
-        name for name, found in states if isinstance(found, Parked) and found.transaction is None
-    )
+def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, RewrittenTable]:
+    """The subscription's tables of which values have not been compared since a rewrite, by name."""
+    marked = state.rewritten_tables(connection, subscription).items()
+    return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
+
+
+def release_rewritten(at_work: Opened, log_start: Lsn) -> None:
+    """Let tables go on, and be compared, that were parked before a rewrite, if the log has their changes."""
+    name = at_work.subscription.name
+    for table, found in at_work.table_states().items():
+        if not isinstance(found, Parked) or not found.reason.startswith(PARKED_BY_REWRITE):
+            continue
+        if found.applied_lsn >= log_start:
+            with at_work.connection.transaction():
+                state.set_table_state(at_work.connection, name, table, Ready(found.applied_lsn))
+                state.mark_rewritten(at_work.connection, name, [table], found.applied_lsn)

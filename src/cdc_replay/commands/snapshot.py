@@ -13,6 +13,7 @@ brings it forward again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.captured import not_captured
 from cdc_replay.commands.changed_filters import remember_definitions
+from cdc_replay.commands.compare_values import compare_marked_tables
 from cdc_replay.commands.opened import (
     Opened,
     copying,
@@ -34,6 +36,7 @@ from cdc_replay.commands.opened import (
 )
 from cdc_replay.commands.results import SnapshotResult, TableCopied
 from cdc_replay.commands.resumed_copy import history_of, read_log_of
+from cdc_replay.commands.rewritten import release_rewritten
 from cdc_replay.commands.spark_errors import translated_spark_errors
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
@@ -71,9 +74,9 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
-    A table that was ready before the change log was begun anew is copied again, too, and one that the
-    publisher has rewritten is reconciled (R11.9). Copying named tables lets a parked subscription be replayed
-    again.
+    A table that was ready before the change log was begun anew is copied again, too. Of one that the
+    publisher has rewritten the values are compared (`commands.compare_values`, R11.9). Copying named tables
+    lets a parked subscription be replayed again.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
@@ -82,7 +85,8 @@ def snapshot(
         SubscriberNotReady: listing every table and column that the subscriber lacks.
     """
     with opened(config, subscription, "snapshot") as at_work:
-        return snapshot_opened(config, at_work, tables=tables, progress=progress, lets_others_work=True)
+        copied = snapshot_opened(config, at_work, tables=tables, progress=progress, lets_others_work=True)
+        return dataclasses.replace(copied, compared=compare_marked_tables(config, at_work))
 
 
 def snapshot_opened(
@@ -126,6 +130,7 @@ def _snapshot(config: Config, at_work: Opened, wish: _Wish) -> SnapshotResult:
     publisher = config.publisher(at_work.subscription.publisher)
     change_log = remembered(config, at_work)
     read_log = read_log_of(config, publisher.name)
+    release_rewritten(at_work, change_log.start_lsn)
     states = at_work.table_states()
     if not tables and not _needed(at_work, states, change_log.start_lsn):
         return SnapshotResult.nothing(at_work.subscription.name, time.monotonic() - began)
@@ -223,8 +228,7 @@ def _needs_copy(at_work: Opened, found: TableState, log_start: Lsn) -> bool:
 def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
     """Whether its rows cannot be brought up to date by the log.
 
-    Either it was begun anew since (R1.33), or the publisher has rewritten the rows, which sends nothing
-    (R11.9).
+    Either it was begun anew since (R1.33), or a change has a value that nobody has (R4.6).
     """
     match found:
         case Parked(transaction=None):
@@ -255,13 +259,13 @@ def _copy(at_work: Opened, exported: ExportedSnapshot, work: _Work) -> tuple[Cop
     wanted = _tables_to_copy(at_work, published.tables, work)
     check_captured(published.catalog, at_work.subscription, wanted)
     copied: list[CopiedTable] = []
-    rewritten = tuple(each for each in wanted if not work.named and _is_rewritten(work, each))
+    parked = tuple(each for each in wanted if not work.named and _is_parked(work, each))
     # An initial copy deletes no row (R7.13); a resync replaces those that are there.
     for replace in (False, True):
         tables = tuple(
             each
             for each in wanted
-            if each not in rewritten
+            if each not in parked
             and replace is (bool(work.named) or _is_stale(work.states.get(each.table.name), work.log_start))
         )
         if tables:
@@ -273,12 +277,12 @@ def _copy(at_work: Opened, exported: ExportedSnapshot, work: _Work) -> tuple[Cop
                 copied += load_tables(spark_session("cdc-replay"), request, progress=work.wish.progress)
             if replace:
                 remember_definitions(at_work.connection, name, exported.consistent_point, tables)
-    if rewritten:
-        copied += _reconciled(at_work, exported, rewritten)
+    if parked:
+        copied += _reconciled(at_work, exported, parked)
     return tuple(copied)
 
 
-def _is_rewritten(work: _Work, table: SyncedTable) -> bool:
+def _is_parked(work: _Work, table: SyncedTable) -> bool:
     found = work.states.get(table.table.name)
     return isinstance(found, Parked) and found.transaction is None and found.applied_lsn >= work.log_start
 
@@ -286,7 +290,7 @@ def _is_rewritten(work: _Work, table: SyncedTable) -> bool:
 def _reconciled(
     at_work: Opened, exported: ExportedSnapshot, tables: tuple[SyncedTable, ...]
 ) -> Iterator[CopiedTable]:
-    """Tables whose rows the publisher has rewritten (R11.9), often to what they were: little is moved."""
+    """Tables whose rows the log has but for a value (R4.6): little is moved."""
     name, lock_timeout = at_work.subscription.name, at_work.subscription.lock_timeout
     lsn = exported.consistent_point
 

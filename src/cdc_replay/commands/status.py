@@ -6,6 +6,7 @@ waited for longer than a few seconds (`lag.ANSWER_SECONDS`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
 from cdc_replay.commands.lag import Lag, ask_all, connect_to_ask, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.commands.results import Json, Result, to_json
+from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SlotMissing, SubscriptionParked
@@ -53,7 +55,10 @@ class PublisherStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A subscribed table and its state; `notice` is set if a changed filter may have left rows (R9.12)."""
+    """A subscribed table and its state.
+
+    `notice` is set if a changed filter may have left rows (R9.12), or a rewrite values (R11.9).
+    """
 
     subscription: str
     table: str
@@ -257,14 +262,15 @@ def _copies(connection: Connection, subscription: str) -> tuple[CopyStatus, ...]
 def _notices(
     config: Config, found: SubscriptionConfig, connection: Connection
 ) -> Mapping[QualifiedName, str]:
-    """What there is to say about tables whose filter has changed, as far as the log tells."""
+    """What there is to say about tables that were rewritten, or whose filter has changed as the log tells."""
     subscription = found.subscription
     change_log = config.publisher(subscription.publisher).change_log
-    try:
-        changed = changed_filters(connection, subscription, change_log)
-    except CdcReplayError:
-        return {}  # the publisher's line says what is wrong with its log
-    return {table: each.notice for table, each in changed.items()}
+    notices = {table: each.notice for table, each in rewritten_tables(connection, subscription.name).items()}
+    # The publisher's line says what is wrong with its log.
+    with contextlib.suppress(CdcReplayError):
+        for table, changed in changed_filters(connection, subscription, change_log).items():
+            notices[table] = "; ".join([*filter(None, [notices.get(table)]), changed.notice])
+    return notices
 
 
 def _left_out(config: Config, found: SubscriptionConfig, tables: Collection[QualifiedName]) -> str | None:

@@ -1,8 +1,8 @@
 """`sync`: snapshot where needed, then capture and replay, side by side.
 
-On return the subscribers equal the publisher's filtered state as of one LSN. What replay cannot bring there,
-because the publisher has rewritten a table without sending its rows (R11.9), it leaves to a snapshot: then
-all three steps are done again.
+On return the subscribers equal the publisher's filtered state as of one LSN. Where the publisher has
+rewritten a table without sending its rows (R11.9), all are brought to a fence, and the values of that table
+are compared there (`commands.compare_values`). What is in the way of that is a warning: changes go on.
 
 A subscription whose subscriber does not answer, or whose snapshot fails, stops nobody else. Its tables that
 are ready are replayed all the same, and the error is in its result.
@@ -16,16 +16,15 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import psycopg
 
 from cdc_replay.capture.pull import current_position
 from cdc_replay.commands.catch_up import caught_up
+from cdc_replay.commands.compare_values import compare_marked, warn_of_failure
 from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import common_publisher
 from cdc_replay.commands.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
-from cdc_replay.commands.rewritten import waiting_for_copy
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
@@ -33,16 +32,13 @@ from cdc_replay.model.lsn import ZERO, Lsn
 
 log = logging.getLogger(__name__)
 
-ROUNDS: Final = 5
-"""A table that is rewritten again and again is left to the next sync after that many copies."""
-
 
 def sync(
     config: Config, subscriptions: Sequence[str], *, to_lsn: Lsn | None = None
 ) -> tuple[SyncResult, ...]:
     """Bring subscriptions of one publisher to `to_lsn` (default: the publisher's WAL position at the start).
 
-    A table that is copied on the way is copied as of a later LSN; all are brought to that one then. A
+    A table that is copied or compared on the way is so as of a later LSN; all are brought to that one then. A
     subscription that is named twice is synced once.
 
     Raises:
@@ -60,9 +56,7 @@ def sync(
                 at_work.append(stack.enter_context(opened(config, name, "sync")))
             except (CdcReplayError, psycopg.Error) as error:
                 syncing.fail(name, error)
-        for _ in range(ROUNDS):
-            if syncing.round(at_work):
-                break
+        syncing.run(at_work)
     return tuple(syncing.result(name) for name in subscriptions)
 
 
@@ -80,8 +74,8 @@ class _Syncing:
         log.warning("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
 
-    def round(self, at_work: Sequence[Opened]) -> bool:
-        """The three steps, once; whether replay has left no table to another snapshot.
+    def run(self, at_work: Sequence[Opened]) -> None:
+        """The three steps; then what rewrites have left to compare.
 
         Raises:
             CdcReplayError: from capture, or the first failure if there is nothing to replay.
@@ -93,12 +87,11 @@ class _Syncing:
             raise next(iter(self.failures.values()))
         publisher = common_publisher(self.config, [each.subscription.name for each in going_on])
         upto = max(self.target, *(snapshot_lsn(each, self.target) for each in snapshots.values()))
-        waiting = [waiting_for_copy(each) for each in going_on]
         captured, replays = caught_up(self.config, publisher, going_on, upto)
-        self.captured = captured if self.captured is None else self.captured.followed_by(captured)
+        self.captured = captured
         for replayed in replays:
             name = replayed.subscription
-            found = SyncResult(
+            self.results[name] = SyncResult(
                 subscription=name,
                 from_lsn=replayed.from_lsn,
                 to_lsn=replayed.to_lsn,
@@ -107,11 +100,37 @@ class _Syncing:
                 capture=captured,
                 replay=replayed,
             )
-            self.results[name] = self.results[name].followed_by(found) if name in self.results else found
-        return all(waiting_for_copy(each) <= known for each, known in zip(going_on, waiting, strict=True))
+        self._compare([each for each in going_on if self._is_applied(each)])
+
+    def _is_applied(self, each: Opened) -> bool:
+        found = self.results.get(each.subscription.name)
+        return found is not None and found.replay.error is None
+
+    def _compare(self, at_work: Sequence[Opened]) -> None:
+        """Bring all to a fence where one of them has a table whose values are to be compared there."""
+        began = time.monotonic()
+        try:
+            found = compare_marked(self.config, at_work)
+        except (CdcReplayError, psycopg.Error) as error:
+            for each in at_work:
+                warn_of_failure(each, error)
+            return
+        if found is None or self.captured is None:
+            return
+        self.captured = self.captured.followed_by(found.captured)
+        for replayed in found.replayed:
+            before = self.results[replayed.subscription]
+            self.results[replayed.subscription] = dataclasses.replace(
+                before,
+                to_lsn=replayed.to_lsn,
+                seconds=before.seconds + time.monotonic() - began,
+                capture=self.captured,
+                replay=before.replay.followed_by(replayed),
+                compared=found.tables[replayed.subscription],
+            )
 
     def result(self, name: str) -> SyncResult:
-        """All rounds of a subscription; what kept it from being opened or copied counts as its error."""
+        """What a subscription has come to; what kept it from being opened or copied counts as its error."""
         if self.captured is None:
             raise next(iter(self.failures.values()))
         nothing = ReplayResult(name, ZERO, ZERO, 0.0)

@@ -10,24 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.commands.changed_filters import ChangedFilter, changed_filters
-from cdc_replay.commands.opened import Opened, exported_beside_others, opened
+from cdc_replay.commands.changed_filters import changed_filters
+from cdc_replay.commands.opened import Opened, exported_behind, opened
 from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import Json, Result
+from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
-from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
+from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.mirror import why_not_mirrored
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber import state
@@ -38,8 +38,6 @@ from cdc_replay.validate.report import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 log = logging.getLogger(__name__)
-
-_TRIES_BESIDE_OTHERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def _at_the_fence(
     publisher = config.publisher(config.subscription(subscription).subscription.publisher)
     with (
         opened(config, subscription, "validate") as at_work,
-        _exported(config, at_work) as exported,
+        exported_behind(config, at_work) as exported,
     ):
         fence_lsn = exported.consistent_point
         captured_up_to(config, publisher.name, fence_lsn)
@@ -106,33 +104,21 @@ def _at_the_fence(
         with import_snapshot(exported, purpose="catalog") as connection:
             catalog = read_catalog(connection, fence_lsn)
         changed = changed_filters(at_work.connection, at_work.subscription, publisher.change_log, catalog)
-        tables = validated_tables(at_work, catalog, changed)
+        notices = {table: each.notice for table, each in changed.items()}
+        for table, each in rewritten_tables(at_work.connection, subscription).items():
+            notices[table] = "; ".join([*filter(None, [notices.get(table)]), each.notice])
+        tables = validated_tables(at_work, catalog, notices)
         fence = stack.enter_context(open_fence(exported, at_work.dsn, subscription))
     return ValidationRequest(subscription, fence, tables, config.expectations), replayed.from_lsn
 
 
-@contextlib.contextmanager
-def _exported(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
-    """A snapshot at or behind the position of every table."""
-    for _ in range(_TRIES_BESIDE_OTHERS):
-        with exported_beside_others(config, at_work) as exported:
-            if max(at_work.ready_tables().values(), default=ZERO) <= exported.consistent_point:
-                yield exported
-                return
-        log.info(
-            "subscription %s was replayed past the fence, which is taken anew", at_work.subscription.name
-        )
-    with export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher))) as exported:
-        yield exported
-
-
 def validated_tables(
-    at_work: Opened, catalog: PublisherCatalog, changed: Mapping[QualifiedName, ChangedFilter]
+    at_work: Opened, catalog: PublisherCatalog, notices: Mapping[QualifiedName, str]
 ) -> tuple[ValidatedTable, ...]:
     """The subscription's tables with how each of them can be judged.
 
     One whose filter has changed is judged as any other: native keeps such rows too (R9.12), but they are not
-    what the publications say. It is told where they come from.
+    what the publications say. It is told where they come from: `notices`, also of a rewrite (R11.9).
     """
     publications = at_work.subscription.publications
     synced = {each.table.name: each for each in synced_tables(catalog, publications)}
@@ -142,7 +128,7 @@ def validated_tables(
     found = []
     for name, each in subscribed.items():
         reason = why_not_mirrored(catalog, publications, each)
-        notice = changed[name].notice if name in changed else ""
+        notice = notices.get(name, "")
         found.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
     return tuple(found)
 

@@ -31,6 +31,9 @@ subscription would bring at the consistent point (R7.3-R7.6). What it lacked bec
 the difference, and so is what a refused change or a rewritten table left undone. So a parked table is
 repaired too, and the result does not depend on how the rows came to be.
 
+Values of a rewritten table alone (R11.9) are compared by the same digests, where both sides are at one LSN
+(`compare_values`): rows of one key are updated, all others stay, and are counted.
+
 A table without key is a multiset of whole rows. Otherwise a row of both sides is updated in place, so that
 columns of the subscriber's own survive.
 

@@ -9,10 +9,13 @@ one key, that one is updated, all others are deleted and inserted.
     rows that exchange unique values, or columns    are taken out and put back, as a whole: a column of the
     that UPDATE must not set                        subscriber's own keeps its value
     surplus rows that another feed claims           stay: it may have brought them
+
+`merge_values` only updates rows that both have, and counts the others.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
@@ -134,6 +137,39 @@ _FIRST_KEYS: Final = """
 KEYS_SHOWN: Final = 5
 """Of the rows of a table that would be deleted, updated and inserted."""
 
+_PAIRS_OF_ONE: Final = """
+    create temporary table {pairs} as
+    select surplus.relation, surplus.place, missing.place as staged
+    from {surplus} as surplus join {missing} as missing using (key_hash)
+    where not exists (
+        select from {surplus} as again where again.key_hash = surplus.key_hash and again.of_key > 1
+    ) and not exists (
+        select from {missing} as again where again.key_hash = missing.key_hash and again.of_key > 1
+    )
+"""
+"""The rows of a key that either side has more than once cannot be told apart."""
+
+_COUNT_MISSING: Final = """
+    select count(*) from {missing} as missing
+    where not exists (select from {surplus} as surplus where surplus.key_hash = missing.key_hash)
+"""
+
+_COUNT_SURPLUS: Final = """
+    select count(*) from {surplus} as surplus
+    where not exists (select from {missing} as missing where missing.key_hash = surplus.key_hash)
+"""
+
+_COUNT_TAKEN_OUT: Final = """
+    select count(*)
+    from {surplus} as surplus
+    join (select {key_hash}::uuid as key_hash from {unpublished} as s group by 1) as unpublished
+        using (key_hash)
+    join (select t.tableoid as relation, t.ctid as place from {target} as t where not ({outside})) as inside
+        using (relation, place)
+    where not exists (select from {missing} as missing where missing.key_hash = surplus.key_hash)
+"""
+"""A row that is outside by the values that it has here came by another way."""
+
 _TEMPORARY: Final = ("present", "wanted", "surplus", "missing", "pairs", "taken")
 
 
@@ -189,6 +225,43 @@ def preview(connection: Connection, staged: Staged) -> Preview:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedValues:
+    """What comparing rows by their key has come to.
+
+    `differ` rows are on both sides with other values, and `update` of them have the publisher's now.
+    `missing` are rows that are published and not here. Of the rows that are only here, the publisher has
+    `taken_out` without publishing them, and `own` not at all.
+    """
+
+    update: int = 0
+    differ: int = 0
+    missing: int = 0
+    taken_out: int = 0
+    own: int = 0
+
+    @property
+    def may_have_other_keys(self) -> bool:
+        """Whether the key itself may have been rewritten, so that one key need not be one row."""
+        return bool(self.missing and self.own)
+
+
+def merge_values(
+    connection: Connection, staged: Staged, unpublished: sql.Identifier | None, *, moves: bool
+) -> MergedValues:
+    """Give rows that both sides have the staged values, if it `moves` any; no row comes or goes.
+
+    `unpublished` has the keys of the publisher's rows in the same buckets that are not published.
+
+    Raises:
+        ApplyConflict, MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `merge`.
+    """
+    if staged.table is None or not staged.buckets.numbers:
+        return MergedValues()
+    with writing(staged.pair.name):
+        return _Merge(connection, staged.pair, staged, staged.table).run_values(unpublished, moves=moves)
+
+
+@dataclass(frozen=True, slots=True)
 class _Merge:
     connection: Connection
     pair: Pair
@@ -197,17 +270,16 @@ class _Merge:
 
     def run(self) -> Merged:
         with comparable_texts(self.connection):
-            self._compare()
+            self._compare(self.pair.outside or sql.SQL("false"), _PAIRS)
         deleted = self._run(_DELETE, is_deleted=self._filled(_IS_DELETED))
         updated = self._update()
         inserted = self._insert()
-        dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
-        self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
+        self._drop()
         return Merged(inserted, updated, deleted)
 
     def preview(self) -> Preview:
         with comparable_texts(self.connection):
-            self._compare()
+            self._compare(self.pair.outside or sql.SQL("false"), _PAIRS)
             return Preview(*(self._foreseen(rows) for rows in (_INSERTED_ROWS, _UPDATED_ROWS, _DELETED_ROWS)))
 
     def _foreseen(self, rows: LiteralString) -> Foreseen:
@@ -232,14 +304,40 @@ class _Merge:
             tuple(f"({', '.join(key)})=({', '.join(shown)})" if key else shown[0] for _, *shown in found),
         )
 
-    def _compare(self) -> None:
-        """Fill `surplus`, `missing` and `pairs`."""
+    def run_values(self, unpublished: sql.Identifier | None, *, moves: bool) -> MergedValues:
+        """Update the rows that both sides have, if it `moves` any, and count those of one side."""
+        with comparable_texts(self.connection):
+            self._compare(sql.SQL("false"), _PAIRS_OF_ONE)
+            surplus = self._count(_COUNT_SURPLUS)
+            taken_out = 0 if unpublished is None else self._taken_out(unpublished)
+        found = MergedValues(
+            differ=self._count("select count(*) from {pairs}"),
+            missing=self._count(_COUNT_MISSING),
+            taken_out=taken_out,
+            own=surplus - taken_out,
+        )
+        if moves and found.differ and not found.may_have_other_keys:
+            found = dataclasses.replace(found, update=self._update())
+        self._drop()
+        return found
+
+    def _taken_out(self, unpublished: sql.Identifier) -> int:
+        key = hash_of(names(self.pair.hashed_key, "s"))
+        outside = self.pair.outside or sql.SQL("false")
+        return self._count(_COUNT_TAKEN_OUT, key_hash=key, unpublished=unpublished, outside=outside)
+
+    def _drop(self) -> None:
+        dropped = sql.SQL(", ").join(map(temporary, _TEMPORARY))
+        self.connection.execute(sql.SQL("drop table if exists {}").format(dropped))
+
+    def _compare(self, outside: sql.Composable, pairs: LiteralString) -> None:
+        """Fill `surplus`, `missing` and `pairs`; `outside` is true of rows of whatever bucket."""
         pair = self.pair
         key = hash_of(names(pair.hashed_key, "t"))
         columns = hash_of(names(pair.columns, "t"))
         buckets = self.staged.buckets
         within = buckets.condition(key) if buckets.numbers else sql.SQL("false")
-        outside, claimed = pair.outside or sql.SQL("false"), pair.claimed or sql.SQL("false")
+        claimed = pair.claimed or sql.SQL("false")
         self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside, claimed=claimed)
         key = hash_of(names(pair.hashed_key, "s"))
         self._run(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
@@ -247,7 +345,7 @@ class _Merge:
         self._run(_LEFT_OVER, left_over=temporary("surplus"), one=temporary("present"), other=_WANTED_TABLE)
         self._run(_LEFT_OVER, left_over=temporary("missing"), one=_WANTED_TABLE, other=temporary("present"))
         self._analyze("surplus", "missing")
-        self._run(_PAIRS)
+        self._run(pairs)
         self._analyze("pairs")
 
     def _update(self) -> int:
@@ -284,6 +382,10 @@ class _Merge:
 
     def _run(self, statement: LiteralString, **parts: sql.Composable) -> int:
         return self._execute(statement, **parts).rowcount
+
+    def _count(self, statement: LiteralString, **parts: sql.Composable) -> int:
+        ((count,),) = self._execute(statement, **parts).fetchall()
+        return int(count)
 
     def _execute(self, statement: LiteralString, **parts: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
         return self.connection.execute(self._filled(statement, **parts))

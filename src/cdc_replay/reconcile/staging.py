@@ -17,6 +17,7 @@ from psycopg import sql
 from cdc_replay import digest
 from cdc_replay.digest import Side
 from cdc_replay.errors import CdcReplayError, InvalidFilter
+from cdc_replay.model.publication import RowFilter
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
@@ -91,15 +92,22 @@ class Pair:
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""
-        converted = self._converted
-        key = sql.SQL(", ").join(converted.get(name, sql.Identifier(name)) for name in self.hashed_key)
         filters = self.synced.filters
         passes = sql.SQL("true") if filters is None else digest.any_of(filters)
+        return self._selected(self.columns, passes, buckets)
+
+    def unpublished_keys_of(self, buckets: Buckets, filters: Sequence[RowFilter]) -> sql.Composed:
+        """The keys of the publisher's rows in these buckets that the filters shut out."""
+        return self._selected(self.key, digest.outside_filter(filters), buckets)
+
+    def _selected(self, columns: Sequence[str], condition: sql.Composable, buckets: Buckets) -> sql.Composed:
+        converted = self._converted
+        key = sql.SQL(", ").join(converted.get(name, sql.Identifier(name)) for name in self.hashed_key)
         table = self.synced.table
         return sql.SQL("select {} from {} where ({}) and {}").format(
-            names(self.columns),
+            names(columns),
             digest.from_table(table.name, is_partitioned=table.is_partitioned),
-            passes,
+            condition,
             buckets.condition(digest.hash_of(key)),
         )
 
@@ -140,6 +148,30 @@ def stage(pair: Pair, number: int, buckets: Buckets, publisher: Connection, subs
     )
     subscriber.execute(sql.SQL("analyze {}").format(table))
     return Staged(pair, buckets, table, copied.rows, copied.bytes)
+
+
+def stage_unpublished_keys(
+    staged: Staged, number: int, publisher: Connection, subscriber: Connection
+) -> sql.Identifier | None:
+    """Bring the keys of the rows of the same buckets that the publisher has and does not publish.
+
+    None where that can be no row that is told from others by its key.
+
+    Raises:
+        CdcReplayError: as `copy_across`.
+    """
+    pair, filters = staged.pair, staged.pair.synced.filters
+    if filters is None or not pair.key or not staged.buckets.numbers:
+        return None
+    table = temporary(f"unpublished_{number}")
+    subscriber.execute(
+        sql.SQL("create temporary table {} as select {} from {} with no data").format(
+            table, names(pair.key), sql.Identifier(pair.name.schema, pair.name.name)
+        )
+    )
+    rows = pair.unpublished_keys_of(staged.buckets, filters)
+    copy_across(publisher, [rows], subscriber, CopyTarget(table, pair.name, pair.key))
+    return table
 
 
 def temporary(name: str) -> sql.Identifier:

@@ -33,8 +33,8 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
-from cdc_replay.reconcile.merge import Merged, Preview, merge, preview
-from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage
+from cdc_replay.reconcile.merge import Merged, MergedValues, Preview, merge, merge_values, preview
+from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage, stage_unpublished_keys
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
@@ -147,6 +147,50 @@ def _previewed(connection: Connection, work: _Work) -> ReconciledTable:
     counts = (seen.insert.rows, seen.update.rows, seen.delete.rows)
     seconds = work.seconds + time.monotonic() - began
     return ReconciledTable(staged.pair.name, *counts, staged.rows, work.bytes, seconds, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """What comparing the values of one table has come to; `rows` and `bytes` as in `ReconciledTable`."""
+
+    name: QualifiedName
+    values: MergedValues
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def compare_values(
+    request: ReconcileRequest, before_commit: Callable[[Connection, ComparedTable], None], *, moves: bool
+) -> ComparedTable:
+    """Bring the values of the rows that both sides have, of one table, if it `moves` any; count the others.
+
+    No row comes or goes, and the table's state stays. The caller holds the subscription's lock, keeps the
+    snapshot exported until this returns, and has brought the table to its LSN.
+
+    Raises:
+        CdcReplayError: as `reconcile_tables`.
+    """
+    with (
+        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
+        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
+    ):
+        (work,) = _compared(request, publisher, subscriber)
+        with comparing(work.staged.pair.name):
+            unpublished = stage_unpublished_keys(work.staged, 0, publisher, subscriber)
+        publisher.rollback()
+        failpoint("reconcile.after_staging")
+        with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
+            targets = [work.staged.pair.target] if moves and work.staged.buckets.numbers else []
+            _lock(request, subscriber, targets)
+            with statement_triggers_disabled(subscriber, targets):
+                values = merge_values(subscriber, work.staged, unpublished, moves=moves)
+            staged = work.staged
+            done = ComparedTable(staged.pair.name, values, staged.rows, work.bytes, work.seconds)
+            before_commit(subscriber, done)
+            failpoint("reconcile.before_commit")
+    failpoint("reconcile.after_commit")
+    return done
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,6 +436,39 @@ def advance_tables(
     connection.execute(_ADVANCE_TABLES, (subscription, str(applied_lsn), schemas, tables))
 
 
+def mark_rewritten(
+    connection: Connection, subscription: str, names: Iterable[QualifiedName], commit_lsn: Lsn
+) -> None:
+    """Note that values of these tables were not compared since the publisher rewrote them (R11.9)."""
+    for name in names:
+        connection.execute(
+            "update cdc_replay.subscription_table set rewritten_at = %s"
+            " where subscription = %s and schema_name = %s and table_name = %s",
+            (str(commit_lsn), subscription, name.schema, name.name),
+        )
+
+
+def forget_rewrite(connection: Connection, subscription: str, name: QualifiedName) -> None:
+    """The table's values have been compared, or copied, behind the rewrite."""
+    connection.execute(
+        "update cdc_replay.subscription_table set rewritten_at = null"
+        " where subscription = %s and schema_name = %s and table_name = %s and rewritten_at is not null",
+        (subscription, name.schema, name.name),
+    )
+
+
+def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
+    """The tables of which values have not been compared since a rewrite, with the end of its transaction."""
+    if not is_installed(connection):
+        return {}
+    rows = connection.execute(
+        "select schema_name, table_name, rewritten_at::text from cdc_replay.subscription_table"
+        " where subscription = %s and rewritten_at is not null order by schema_name, table_name",
+        (subscription,),
+    )
+    return {QualifiedName(schema, name): Lsn.parse(lsn) for schema, name, lsn in rows}
+
+
 def forget_table(connection: Connection, subscription: str, name: QualifiedName) -> None:
     """Drop the table from the subscription; its rows stay (R7.13)."""
     connection.execute(

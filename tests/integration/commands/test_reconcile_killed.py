@@ -9,9 +9,12 @@ import sys
 
 import pytest
 
+from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh
+from cdc_replay.commands.replay import replay
 from cdc_replay.failpoints import FAILPOINTS, VARIABLE
 from cdc_replay.model.table_state import Pending, Ready
+from cdc_replay.subscriber import state
 from embedded.java import spark_environment
 from fixtures.native import wait_for
 from fixtures.postgres import Database
@@ -109,3 +112,44 @@ def test_a_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
     assert ours.rows("select n from notes order by n") == [(1,), (2,), (3,)]
     assert ours.rows("table t") == [(1, 1)]
     assert {type(each) for each in twin.states("s").values()} == {Ready}
+
+
+@pytest.mark.parametrize(
+    ("command", "failpoint"),
+    [
+        ("replay", "replay.before_commit"),
+        ("replay", "replay.after_commit"),
+        ("sync", "reconcile.after_staging"),
+        ("sync", "reconcile.before_commit"),
+        ("snapshot", "reconcile.after_commit"),
+    ],
+)
+def test_killed_values_of_a_rewritten_table_are_compared_by_the_next_run(
+    twin: Twin, command: str, failpoint: str
+) -> None:
+    """R11.9, R8.17: the mark is one commit with the position behind the rewrite, and goes with the values."""
+    twin.publisher.run(TABLES)
+    twin.publisher.run("insert into t values (1, 1), (2, 2); create publication p for table t")
+    twin.subscribe("s", "p", tables=TABLES, native=False)
+    twin.sync_ours()
+    ours = twin.pairs["s"].ours
+    ours.run("insert into t values (50, 50)")
+    twin.publish("insert into t values (3, 3);\nalter table t alter a type int using a * 10")
+    capture(twin.config, "pub")
+    if command == "snapshot":
+        replay(twin.config, ["s"])
+
+    killed(twin, failpoint, command, "s")
+
+    assert ours.rows(OURS) == []
+    values = [row[1] for row in ours.rows("select * from t order by id")]
+    with ours.connect() as connection:
+        is_marked = bool(state.rewritten_tables(connection, "s"))
+    if failpoint == "replay.before_commit":
+        assert (values, is_marked) == ([1, 2, 50], False)
+    elif failpoint == "reconcile.after_commit":
+        assert (values, is_marked) == ([10, 20, 30, 50], False)
+    else:
+        assert (values, is_marked) == ([1, 2, 3, 50], True)
+    twin.sync_ours()
+    assert ours.rows("select * from t order by id") == [(1, 10), (2, 20), (3, 30), (50, 50)]

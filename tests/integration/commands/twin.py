@@ -54,12 +54,24 @@ class Twin:
         self, name: str, *publications: str, tables: str, native: bool = True, **options: object
     ) -> None:
         """A new pair of databases with `tables`, subscribed to `publications`; setup is done for it."""
-        ours, other = self.database(tables), self.database(tables)
-        self.pairs[name] = Pair(ours, other, publications, options)
-        setup(self.config, "pub")
+        self._subscribe(name, Pair(self.database(tables), self.database(tables), publications, options))
         if native:
-            copy = {key: value for key, value in options.items() if key in {"copy_data", "origin"}}
-            self.native(name).create(publications, copy)
+            self._subscribe_natively(name)
+
+    def subscribe_beside(self, other: str, name: str, *publications: str, **options: object) -> None:
+        """The databases of the pair `other`, subscribed once more."""
+        pair = self.pairs[other]
+        self._subscribe(name, Pair(pair.ours, pair.native, publications, options))
+        self._subscribe_natively(name)
+
+    def _subscribe(self, name: str, pair: Pair) -> None:
+        self.pairs[name] = pair
+        setup(self.config, "pub")
+
+    def _subscribe_natively(self, name: str) -> None:
+        pair = self.pairs[name]
+        copy = {key: value for key, value in pair.options.items() if key in {"copy_data", "origin"}}
+        self.native(name).create(pair.publications, copy)
 
     def database(self, script: str = "") -> Database:
         """A further database of the subscriber's cluster."""
