@@ -144,6 +144,7 @@ class ReplayResult(Result):
 
     Then `retry` says whether running it again can help. `conflict_keys` are the keys of the first rows of
     each kind and table. `parked` are tables that could not be applied, and that stand still from now on.
+    `passed_over` are those whose changes were ignored: published and there, but not subscribed to (R7.12).
     """
 
     subscription: str
@@ -161,6 +162,7 @@ class ReplayResult(Result):
     conflicts: Mapping[str, int] = field(default_factory=dict)
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parked: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
     error: str | None = None
     retry: Retry | None = None
 
@@ -184,6 +186,7 @@ class ReplayResult(Result):
             conflicts=_sums(self.conflicts, later.conflicts),
             conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
             parked=(*self.parked, *later.parked),
+            passed_over=tuple(dict.fromkeys((*self.passed_over, *later.passed_over))),
             error=later.error,
             retry=later.retry,
         )

@@ -18,6 +18,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.state import KnownTable
 
 
 def resume(
@@ -49,13 +50,17 @@ def _resume_subscription(at_work: Opened, skip: Lsn | None) -> Sequence[Qualifie
     record = state.subscription_record(at_work.connection, name)
     if record is None or record.parked_at is None:
         raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, at_work.table_states()))
-    behind: list[QualifiedName] = []
+    behind: list[KnownTable] = []
     if skip is not None:
         _check_transaction(f'subscription "{name}"', record.parked_transaction, skip)
-        behind = [table for table, applied in at_work.ready_tables().items() if applied < skip]
-        state.advance_tables(at_work.connection, name, behind, skip)
+        behind = [
+            each
+            for each in at_work.known_tables()
+            if isinstance(each.state, Ready) and each.state.applied_lsn < skip
+        ]
+        state.advance_tables(at_work.connection, name, [each.relation for each in behind], skip)
     state.unpark(at_work.connection, name)
-    return behind
+    return [each.name for each in behind if each.name is not None]
 
 
 def _resume_tables(at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn | None) -> None:

@@ -39,7 +39,8 @@ StagedWindow: TypeAlias = Prepared | CdcReplayError
 
 def request_of(plan: Plan) -> ApplyRequest:
     """Where the plan's window goes."""
-    return ApplyRequest(plan.opened.subscription, plan.opened.dsn, plan.routes.tables, plan.window.upto)
+    subscription, dsn = plan.opened.subscription, plan.opened.dsn
+    return ApplyRequest(subscription, dsn, plan.routes.tables, plan.window.upto, plan.relations)
 
 
 def staged_windows(

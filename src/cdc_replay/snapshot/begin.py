@@ -167,7 +167,7 @@ def _plans(
             logger.info("table %s: the chunks of a killed snapshot cannot be used, it is copied anew", name)
             staged = {}
         begun = _begun(request, states.get(name), staged)
-        table = TableCopy(name, synced.columns, targets[name].is_partitioned, begun)
+        table = TableCopy(name, synced.columns, targets[name].is_partitioned, begun, targets[name].oid)
         planned = TablePlan(table, synced, definition, staged, logged if staged else None, ())
         yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
 

@@ -330,7 +330,8 @@ def test_task_that_runs_twice_copies_once(
         begun = Copying(request.snapshot.consistent_point)
         with subscriber.connect() as connection:
             set_table_state(connection, "s", public("t"), begun)
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun)
+        [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
+        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), 0, staging)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
