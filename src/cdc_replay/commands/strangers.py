@@ -53,15 +53,31 @@ def renamed_alike(
     moved = {each.recorded_name: each.name for each in known if each.is_renamed}
     if not moved:
         return {}
+    return {
+        relation: had[-1]
+        for relation, had in _names_since(change_log, after).items()
+        if any(moved.get(name) == had[-1] for name in had)
+    }
+
+
+def called_otherwise_before(
+    change_log: ChangeLog, after: Lsn, names: Collection[QualifiedName]
+) -> Mapping[RelationId, QualifiedName]:
+    """The publisher's tables that have one of `names` now, and earlier had none of them, with that name."""
+    return {
+        relation: had[-1]
+        for relation, had in _names_since(change_log, after).items()
+        if had[-1] in names and all(name == had[-1] or name not in names for name in had)
+    }
+
+
+def _names_since(change_log: ChangeLog, after: Lsn) -> dict[RelationId, list[QualifiedName]]:
+    """What each of the publisher's tables was called, in order."""
     names: dict[RelationId, list[QualifiedName]] = {}
     for catalog in catalog_history(change_log).within(Window(after, change_log.end_lsn)).values():
         for relation, table in catalog.tables.items():
             names.setdefault(relation, []).append(table.name)
-    return {
-        relation: had[-1]
-        for relation, had in names.items()
-        if any(moved.get(name) == had[-1] for name in had)
-    }
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.status import status
+from cdc_replay.commands.validate import validate
 from cdc_replay.errors import CdcReplayError
 from fixtures.native import wait_for
 from integration.commands.twin import Twin
@@ -274,3 +276,41 @@ def test_a_table_is_dropped_on_the_subscriber_and_left_out_of_the_publication(tw
     assert set(twin.states("sub")) == {"b"}
     results = replay(twin.config, ["sub"])
     assert results[0].error is None
+
+
+def test_a_native_subscription_that_is_behind_stops_at_the_old_name_and_ours_does_not(twin: Twin) -> None:
+    subscribed(twin, tables=TWO, rows=TWO_ROWS)
+    twin.native("sub").pause()
+    twin.publish("insert into a values (3, 'a');\nalter table a rename to c;\ninsert into c values (4, 'c')")
+    on_subscribers(twin, "sub", "alter table a rename to c")
+    twin.sync_ours("sub")
+    assert twin.pairs["sub"].ours.rows("select id from c order by id") == [(1,), (2,), (3,), (4,)]
+    twin.native("sub").resume()
+    assert_native_stops(twin, "sub")
+    twin.pairs["sub"].native.run("alter table c rename to a")
+    native = twin.pairs["sub"].native
+    wait_for(lambda: native.rows("select count(*) from a") == [(3,)], "the change under the old name")
+    native.run("alter table a rename to c")
+    twin.sync()
+    assert len(twin.rows("sub", "c")) == 4
+
+
+def test_a_backfill_reaches_a_table_under_the_name_that_it_had(twin: Twin) -> None:
+    subscribed(twin, tables=TWO, rows=TWO_ROWS)
+    begin = twin.position()
+    twin.publish("update a set v = 'x' where id = 1")
+    twin.sync()
+    on_subscribers(twin, "sub", "alter table a rename to c")
+    twin.publish("alter table a rename to c;\ninsert into c values (3, 'c')")
+    twin.sync()
+    twin.pairs["sub"].ours.run("delete from c where id = 1")
+    backfill(twin.config, "sub", str(begin), str(twin.position()))
+    assert twin.rows("sub", "c") == [(1, "x"), (2, "a"), (3, "c")]
+
+
+def test_validation_fails_for_a_table_that_the_subscriber_made_anew(twin: Twin) -> None:
+    subscribed(twin, tables=TWO, rows=TWO_ROWS)
+    on_subscribers(twin, "sub", "drop table a; create table a (id int primary key, v text)")
+    found = validate(twin.config, "sub")
+    assert not found.success
+    assert "refresh" in (found.error or "")
