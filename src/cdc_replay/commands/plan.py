@@ -147,23 +147,22 @@ class _Lagging:
         return tuple(each.relation for each in self.known if each.name in names and each.is_renamed)
 
 
-def _lagging(at_work: Opened, change_log: ChangeLog, upto: Lsn) -> _Lagging:
+def _lagging(at_work: Opened, upto: Lsn) -> _Lagging:
     known = at_work.known_tables()
     ready = {each: each.state.applied_lsn for each in known if isinstance(each.state, Ready)}
     behind = {each.name: lsn for each, lsn in ready.items() if each.name is not None and lsn < upto}
-    start = change_log.header.start_lsn
-    dropped = {each.relation: lsn for each, lsn in ready.items() if each.name is None and start <= lsn < upto}
+    dropped = {each.relation: lsn for each, lsn in ready.items() if each.name is None and lsn < upto}
     lagging = [*behind.values(), *dropped.values()]
     upto = upto if lagging else min(ready.values(), default=upto)
     targets = read_target_tables(at_work.connection, tuple(behind))
     found = _Lagging(known, targets, behind, dropped, Window(min(lagging, default=upto), upto))
     if any(name not in targets or targets[name].oid != found.relations[name] for name in behind):
-        return _lagging(at_work, change_log, upto)  # one was renamed or dropped between the two looks
+        return _lagging(at_work, upto)  # one was renamed or dropped between the two looks
     return found
 
 
 def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
-    lagging = _lagging(at_work, change_log, upto)
+    lagging = _lagging(at_work, upto)
     behind, targets, window = lagging.behind, lagging.targets, lagging.window
     upto = window.upto
     _check_no_gap(change_log, at_work.subscription.name, behind)

@@ -171,6 +171,15 @@ def remembered(config: Config, at_work: Opened) -> ChangeLog:
         change_log.header.system_identifier,
         at_work.subscription.publications,
     )
+    # Of a table that the subscriber has dropped nothing can be seen from before the log (R1.33).
+    before = [
+        each.relation
+        for each in at_work.known_tables()
+        if each.name is None
+        and isinstance(each.state, Ready)
+        and each.state.applied_lsn < change_log.start_lsn
+    ]
+    state.advance_tables(at_work.connection, at_work.subscription.name, before, change_log.start_lsn)
     return change_log
 
 

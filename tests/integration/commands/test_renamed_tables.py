@@ -5,6 +5,8 @@ Native finds the target of a change by the published name, and knows by its oid 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cdc_replay.commands.backfill import backfill
@@ -60,7 +62,7 @@ def on_subscribers(twin: Twin, name: str, script: str) -> None:
         database.run(script)
 
 
-def subscribed(twin: Twin, *, tables: str = TABLES, rows: str = ROWS, **options: object) -> None:
+def subscribed(twin: Twin, *, tables: str = TABLES, rows: str = ROWS, **options: Any) -> None:
     twin.publisher.run(tables)
     twin.publisher.run(rows)
     twin.publisher.run(PUBLICATION if tables is TABLES else "create publication p for all tables")
@@ -302,9 +304,10 @@ def test_a_backfill_reaches_a_table_under_the_name_that_it_had(twin: Twin) -> No
     twin.sync()
     on_subscribers(twin, "sub", "alter table a rename to c")
     twin.publish("alter table a rename to c;\ninsert into c values (3, 'c')")
+    end = twin.position()
     twin.sync()
     twin.pairs["sub"].ours.run("delete from c where id = 1")
-    backfill(twin.config, "sub", str(begin), str(twin.position()))
+    backfill(twin.config, "sub", str(begin), str(end))
     assert twin.rows("sub", "c") == [(1, "x"), (2, "a"), (3, "c")]
 
 
