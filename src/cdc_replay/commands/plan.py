@@ -184,7 +184,7 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
         routes = plan_routes(defined, publications, wanted, renamed)
     unknown = strangers(at_work, change_log, window, routes.elsewhere, lagging.names)
     columns = {table.name: table.columns for table in routes.tables}
-    if unknown.upto < fitting.upto:
+    if unknown.upto < upto and unknown.upto <= fitting.upto:
         fitting = dataclasses.replace(fitting, upto=unknown.upto, is_obstructed=True)
         columns, targets = {**columns, **unknown.wanted}, {**targets, **unknown.targets}
     obstacle = None
