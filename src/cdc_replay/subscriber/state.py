@@ -307,6 +307,8 @@ def install(connection: Connection) -> None:
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         # `if not exists` alone fails where another session creates the same schema right now.
         connection.execute("select pg_advisory_xact_lock(%s)", (_advisory_key("install", ""),))
+        if is_installed(connection):
+            return  # by another session, which works with it by now
         for statement in _INSTALL:
             connection.execute(statement)
 
