@@ -43,11 +43,18 @@ from cdc_replay.model.change import Truncation
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
+from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
-from cdc_replay.subscriber.state import advance_tables
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.state import advance_tables, set_table_state
+from cdc_replay.subscriber.tables import (
+    TargetTable,
+    check_names,
+    check_targets,
+    read_target_tables,
+    renamed_meanwhile,
+)
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 if TYPE_CHECKING:
@@ -62,6 +69,7 @@ class ApplyRequest:
     """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
 
     `refold` folds changes once more, where the flow stages contingent ones (`apply.contingent`).
+    `relations` are the oids that the caller has found them to have; without, what their names lead to counts.
     """
 
     subscription: Subscription
@@ -69,6 +77,7 @@ class ApplyRequest:
     tables: tuple[SubscribedTable, ...]
     upto: Lsn
     refold: Refold | None = None
+    relations: Mapping[QualifiedName, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,7 @@ class OpenWindow:
         def attempt() -> Applied:
             with refusals(None), _transaction(self.connection, self.request):
                 applied = self._merge_all(staged, truncations, started)
+                check_names(self.connection, {name: each.oid for name, each in self.targets.items()})
                 _finish(self.connection, self.request, applied, before_commit)
             return applied
 
@@ -300,6 +310,9 @@ def _persistently(attempt: Callable[[], _T], connection: Connection, request: Ap
 def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedName, TargetTable]:
     targets = read_target_tables(connection, [table.name for table in request.tables])
     check_targets({table.name: table.columns for table in request.tables}, targets)
+    for name in targets.keys() & request.relations.keys():
+        if targets[name].oid != request.relations[name]:
+            raise renamed_meanwhile(name)
     return targets
 
 
@@ -312,8 +325,11 @@ def _truncated(table: TargetTable) -> sql.Composed:
 def _finish(
     connection: Connection, request: ApplyRequest, applied: Applied, before_commit: BeforeCommit | None
 ) -> None:
-    names = [table.name for table in request.tables]
-    advance_tables(connection, request.subscription.name, names, request.upto)
+    for table in request.tables:
+        if (relation := request.relations.get(table.name)) is not None:
+            advance_tables(connection, request.subscription.name, [relation], request.upto)
+        else:
+            set_table_state(connection, request.subscription.name, table.name, Ready(request.upto))
     if before_commit is not None:
         before_commit(connection, applied)
     failpoint("replay.before_commit")

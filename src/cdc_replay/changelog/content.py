@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -157,6 +157,65 @@ def end_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) 
         # The last transaction may go on in the next row group.
         last = sorted(commits)[-2:]
     return window.upto
+
+
+@dataclass(frozen=True, slots=True)
+class SentChanges:
+    """Changes to look for in the log.
+
+    `kinds` are the kinds of row changes by relation version and number of the catalog version, `truncated`
+    are pairs of a relation and such a number.
+    """
+
+    kinds: Mapping[tuple[int, int], frozenset[str]]
+    truncated: frozenset[tuple[RelationId, int]]
+
+
+def end_before(
+    groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
+) -> Lsn:
+    """As `end_without`, up to where there is none of these changes.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    last: list[int] = []
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
+        commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
+        found = [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
+        if found:
+            return Lsn(max((each for each in commits if each < min(found)), default=window.after.value))
+        # The last transaction may go on in the next row group.
+        last = sorted(commits)[-2:]
+    return window.upto
+
+
+def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) -> Iterator[int]:
+    """The commit LSNs of the row changes among them."""
+    versions = pa.array(sorted({version for version, _ in sent.kinds}), pa.int64())
+    rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
+    if not len(rows):
+        return
+    numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
+    columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
+    for commit_lsn, version, kind, number in zip(*columns, numbers, strict=True):
+        if kind in sent.kinds.get((version, number), ()):
+            yield commit_lsn
+
+
+def _sent_truncates(
+    group: RowGroup, window: Window, sent: SentChanges, catalogs: CatalogVersions
+) -> Iterator[int]:
+    """The commit LSNs of the TRUNCATEs among them."""
+    found = list(_truncates(group, window)) if sent.truncated else []
+    if not found:
+        return
+    positions, relations = zip(*found, strict=True)
+    numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
+    for (commit_lsn, _), relation, number in zip(positions, relations, numbers, strict=True):
+        if (relation, number) in sent.truncated:
+            yield commit_lsn
 
 
 def _first_messages(table: pa.Table) -> pa.ChunkedArray:

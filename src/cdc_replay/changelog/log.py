@@ -34,6 +34,8 @@ from cdc_replay.changelog.content import (
     LoggedDefinitions,
     LoggedMessage,
     LogSummary,
+    SentChanges,
+    end_before,
     end_without,
     log_summary,
     logged_commits,
@@ -398,6 +400,14 @@ class ChangeLog:
             ChangeLogDamaged: as for `segments`.
         """
         return end_without(self.segments(window), window, versions)
+
+    def end_before(self, window: Window, sent: SentChanges, catalogs: CatalogVersions) -> Lsn:
+        """Up to where `window` can be applied without one of these changes.
+
+        Raises:
+            ChangeLogDamaged: as for `segments`.
+        """
+        return end_before(self.segments(window), window, sent, catalogs)
 
     def prunable(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
         """The first segments of the log, as long as they lie wholly at or before `upto`.

@@ -35,6 +35,7 @@ from cdc_replay.commands.replay import replay_opened
 from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.commands.spark_errors import translated_spark_errors
+from cdc_replay.commands.strangers import called_otherwise_before
 from cdc_replay.commands.unsent import Unsent
 from cdc_replay.commands.window import decode_window, definitions
 from cdc_replay.compact import (
@@ -264,7 +265,8 @@ def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, w
     with connect(destination.dsn, purpose=f"backfill {at_work.subscription.name}") as connection:
         targets = read_target_tables(connection, names)
     wanted = {name: Target.of(targets.get(name), window.after) for name in names}
-    routes = plan_routes(defined, at_work.subscription.publications, wanted)
+    renamed = called_otherwise_before(change_log, window.after, names)
+    routes = plan_routes(defined, at_work.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes
 

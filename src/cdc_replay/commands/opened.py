@@ -19,6 +19,7 @@ from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.state import KnownTable
 
 log = logging.getLogger(__name__)
 
@@ -31,29 +32,37 @@ _TRIES_BESIDE_OTHERS: Final = 3
 class Opened:
     """A subscription that no other process can work on while this is open.
 
-    `assumed` are tables that a window advances which is being applied, each with that window's end.
+    `assumed` are tables, by oid, that a window advances which is being applied, each with that window's end.
     """
 
     config: SubscriptionConfig
     dsn: str
     connection: Connection
-    assumed: Mapping[QualifiedName, Lsn] = field(default_factory=dict)
+    assumed: Mapping[int, Lsn] = field(default_factory=dict)
 
     @property
     def subscription(self) -> Subscription:
         """What is subscribed to."""
         return self.config.subscription
 
+    def known_tables(self) -> tuple[KnownTable, ...]:
+        """Its tables as the subscriber holds them; will hold them, where that is assumed."""
+        return tuple(
+            dataclasses.replace(each, state=Ready(self.assumed[each.relation]))
+            if each.relation in self.assumed
+            else each
+            for each in state.known_tables(self.connection, self.subscription.name)
+        )
+
     def table_states(self) -> Mapping[QualifiedName, TableState]:
-        """The states of its tables, as the subscriber holds them; will hold them, where that is assumed."""
-        held = state.table_states(self.connection, self.subscription.name)
-        return {**held, **{name: Ready(applied_lsn) for name, applied_lsn in self.assumed.items()}}
+        """The states of its tables that are there, by the names that they have now."""
+        return {each.name: each.state for each in self.known_tables() if each.name is not None}
 
     def has_tables_listed(self) -> bool:
         """Whether a snapshot or refresh has found out which tables it has, be it none."""
-        return bool(self.table_states()) or state.has_tables_listed(self.connection, self.subscription.name)
+        return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
 
-    def assuming(self, assumed: Mapping[QualifiedName, Lsn]) -> Opened:
+    def assuming(self, assumed: Mapping[int, Lsn]) -> Opened:
         """As it is once the window that is being applied is applied."""
         return dataclasses.replace(self, assumed=assumed)
 
@@ -62,6 +71,14 @@ class Opened:
         return {
             name: found.applied_lsn for name, found in self.table_states().items() if isinstance(found, Ready)
         }
+
+    def position(self) -> Lsn | None:
+        """What replay has reached with all tables that it can advance; None before the first snapshot.
+
+        A table that was dropped on the subscriber counts: what comes for it must be seen (R8.1).
+        """
+        states = (each.state for each in self.known_tables())
+        return min((found.applied_lsn for found in states if isinstance(found, Ready)), default=None)
 
 
 @contextlib.contextmanager

@@ -204,7 +204,7 @@ class _Settling:
         return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
     def _park(self, reason: str, transaction: Lsn) -> None:
-        at = min(self.at_work.ready_tables().values(), default=self.ends[self.done])
+        at = self.at_work.position() or self.ends[self.done]
         state.park(self.at_work.connection, self.at_work.subscription.name, at, reason, transaction)
 
     def _park_table(self, outcome: Outcome, transaction: Lsn) -> bool:

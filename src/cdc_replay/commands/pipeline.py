@@ -140,7 +140,7 @@ class Pipeline:
         """The subscription's next window; None if it goes no further."""
         name, began = at_work.subscription.name, time.monotonic()
         if (before := self._merging.get(name)) is not None:
-            reached = dict.fromkeys(before.plan.behind, before.plan.window.upto)
+            reached = dict.fromkeys(before.plan.advanced, before.plan.window.upto)
             with contextlib.suppress(CdcReplayError, psycopg.Error):
                 return plan_window(change_log, content, at_work.assuming(reached), upto)
             # Once it is applied, or is not, what is in the way may be gone, or may be told.
@@ -208,8 +208,10 @@ class Pipeline:
         def record(done: Plan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
             def before_commit(connection: Connection, applied: Applied) -> None:
                 # Tables without a change in the window have reached its end too.
-                state.advance_tables(connection, name, done.behind, done.window.upto)
+                state.advance_tables(connection, name, done.advanced, done.window.upto)
                 state.mark_rewritten(connection, name, done.rewritten, done.window.upto)
+                if done.found_by_name:
+                    state.record_names(connection, name, done.found_by_name)
                 timed = dataclasses.replace(done, began=began)
                 results.append(_result(timed, counts(), applied))
                 state.record_result(connection, name, "replay", results[-1].to_dict())
@@ -238,8 +240,8 @@ class Pipeline:
         )
         if plan.unsubscribed:
             log.warning(
-                "subscription %s: passed over changes of %s, which were published and are not subscribed to;"
-                " `cdc-replay refresh %s` takes in what is published now",
+                "subscription %s: passed over changes of %s, which are published and not subscribed to,"
+                " new on the publisher or made anew on the subscriber; `cdc-replay refresh %s` takes them in",
                 *(name, ", ".join(map(str, plan.unsubscribed)), name),
             )
         if plan.rewritten:
@@ -302,6 +304,7 @@ def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayRe
         conflicts=dict(applied.conflicts),
         conflict_keys=first_keys(applied.conflict_keys, {}),
         unsent_nulls=counts.get(UNSENT_NULLS, 0),
+        passed_over=tuple(map(str, plan.unsubscribed)),
     )
 
 

@@ -47,6 +47,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.state import KnownTable
 
 if TYPE_CHECKING:
     from cdc_replay.changelog.segment import Segment
@@ -250,7 +251,7 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> N
             state.bring_up_to_date(connection)
             _check_publisher(connection, name, change_log)
             is_busy = _is_busy(connection, name)
-            states = state.table_states(connection, name)
+            states = _holding(state.known_tables(connection, name))
     except RetentionUnknown:
         raise
     except (CdcReplayError, psycopg.Error) as error:
@@ -259,13 +260,21 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> N
             detail=str(error).strip(),
             hint="Bring its subscriber back, or take the subscription out of the configuration.",
         ) from error
-    if is_busy and (not states or any(isinstance(each, Pending) for each in states.values())):
+    if is_busy and (not states or any(isinstance(each, Pending) for each in states)):
         raise RetentionUnknown(
             f'subscription "{name}" may be about to copy tables, so nothing is pruned',
             detail="A job of it runs, and it has tables that wait for their snapshot.",
             hint="Run the command again when the job has ended.",
         )
-    return Need(name, _needed_lsn(name, states.values(), change_log), is_busy)
+    return Need(name, _needed_lsn(name, states, change_log), is_busy)
+
+
+def _holding(known: Iterable[KnownTable]) -> list[TableState]:
+    """The states that keep changes in the log.
+
+    Replay stops at the next change of a Ready table that was dropped on the subscriber (R8.1).
+    """
+    return [each.state for each in known if each.name is not None or isinstance(each.state, Ready)]
 
 
 def _check_publisher(connection: Connection, name: str, change_log: ChangeLog) -> None:

@@ -1,7 +1,8 @@
 """`refresh`: as ALTER SUBSCRIPTION … REFRESH PUBLICATION, and more with `--reconcile`.
 
 The publications are read again. New tables are copied, dropped ones are forgotten, rows that are already
-there stay (R7.13, R9.12).
+there stay (R7.13, R9.12). A table of the subscriber is new if it was not subscribed to, whatever its name:
+one that was renamed on both sides is not, one that was made anew on the subscriber is (R7.12).
 
 With `reconcile`, every table then is what a new subscription would copy at one LSN, the result's `to_lsn`:
 rows that a changed filter shuts out are deleted, rows that it lets in are brought, rows that differ are
@@ -67,7 +68,6 @@ from cdc_replay.reconcile.tables import (
     reconcile_tables,
 )
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.brought import replaced_tables
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 log = logging.getLogger(__name__)
@@ -111,9 +111,6 @@ def refresh(
         else:
             # Also where no table is new: a refresh that was killed may have left some waiting.
             copied = snapshot_opened(config, at_work, lets_others_work=True)
-            if replaced := _replaced(at_work, published):
-                again = snapshot_opened(config, at_work, tables=replaced, lets_others_work=True)
-                copied = copied.followed_by(again)
             # The table that stopped it may have left; otherwise the next replay parks it again.
             state.unpark(at_work.connection, subscription)
             copied = dataclasses.replace(copied, compared=compare_marked_tables(config, at_work))
@@ -216,31 +213,22 @@ def _entered_and_forgotten(
     # would be in neither.
     setup_publisher(setup_request(config, publisher), dry_run=False)
     remembered(config, at_work)
-    states = at_work.table_states()
-    added = {table: each for table, each in published.tables.items() if table not in states}
-    removed = tuple(table for table in states if table not in published.tables)
+    known = at_work.known_tables()
+    names = {each.name for each in known}
+    added = {table: each for table, each in published.tables.items() if table not in names}
+    # One that was dropped on the subscriber is forgotten; what has its name is another table (R7.12).
+    removed = tuple(each for each in known if each.name not in published.tables)
     with at_work.connection.transaction():
         state.enter_tables(at_work.connection, at_work.subscription.name, added)
-        for table in removed:
-            state.forget_table(at_work.connection, at_work.subscription.name, table)
-    return published, tuple(added), removed
+        for each in removed:
+            state.forget_table(at_work.connection, at_work.subscription.name, each.relation)
+    return published, tuple(added), tuple(each.name or each.recorded_name for each in removed)
 
 
 def _check_columns(at_work: Opened, tables: Mapping[QualifiedName, SyncedTable]) -> None:
     """Also with `copy_data: false`: reconciling brings rows, so the columns must be there."""
     targets = read_target_tables(at_work.connection, tuple(tables))
     check_targets({name: each.columns for name, each in tables.items()}, targets)
-
-
-def _replaced(at_work: Opened, published: Published) -> tuple[QualifiedName, ...]:
-    """The tables that were dropped and created again on the subscriber, if rows are to be copied at all.
-
-    To a native subscription such a table is a new one (R7.12).
-    """
-    if not at_work.subscription.copy_data:
-        return ()
-    found = replaced_tables(at_work.connection, at_work.subscription.name)
-    return tuple(name for name in found if name in published.tables)
 
 
 def _warnings(config: Config, at_work: Opened, published: Published) -> tuple[str, ...]:

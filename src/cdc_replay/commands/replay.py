@@ -268,4 +268,4 @@ def _reported(at_work: Opened, outcome: Outcome) -> ReplayResult:
 
 def applied_lsn(at_work: Opened) -> Lsn | None:
     """The position that all ready tables have reached; None before the first snapshot."""
-    return min(at_work.ready_tables().values(), default=None)
+    return at_work.position()

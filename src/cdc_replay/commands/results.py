@@ -167,7 +167,8 @@ class ReplayResult(Result):
 
     Then `retry` says whether running it again can help. `conflict_keys` are the keys of the first rows of
     each kind and table. `unsent_nulls` are NULLs that were stored for values which nobody has (R4.6).
-    `parked` are tables that could not be applied, and that stand still from now on.
+    `parked` are tables that could not be applied, and that stand still from now on. `passed_over` are those
+    whose changes were ignored: published and there, but not subscribed to (R7.12).
     """
 
     subscription: str
@@ -186,6 +187,7 @@ class ReplayResult(Result):
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unsent_nulls: int = 0
     parked: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
     error: str | None = None
     retry: Retry | None = None
 
@@ -210,6 +212,7 @@ class ReplayResult(Result):
             conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
             unsent_nulls=self.unsent_nulls + later.unsent_nulls,
             parked=(*self.parked, *later.parked),
+            passed_over=tuple(dict.fromkeys((*self.passed_over, *later.passed_over))),
             error=later.error,
             retry=later.retry,
         )

@@ -24,6 +24,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.state import KnownTable
 
 UNKNOWN_VALUE_RULE: Final = "R4.6"
 """The rule that the reason of a subscription or table names which is parked for an unsent value."""
@@ -70,17 +71,21 @@ def _resume_subscription(at_work: Opened, skip: Lsn | None, *, accept_null: bool
     record = state.subscription_record(at_work.connection, name)
     if record is None or record.parked_at is None:
         raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, at_work.table_states()))
-    behind: list[QualifiedName] = []
+    behind: list[KnownTable] = []
     if accept_null:
         what = f'subscription "{name}"'
         accepted = _transaction_without_value(what, record.parked_transaction, record.parked_reason or "")
         state.accept_null(at_work.connection, name, accepted)
     if skip is not None:
         _check_transaction(f'subscription "{name}"', record.parked_transaction, skip)
-        behind = [table for table, applied in at_work.ready_tables().items() if applied < skip]
-        state.advance_tables(at_work.connection, name, behind, skip)
+        behind = [
+            each
+            for each in at_work.known_tables()
+            if isinstance(each.state, Ready) and each.state.applied_lsn < skip
+        ]
+        state.advance_tables(at_work.connection, name, [each.relation for each in behind], skip)
     state.unpark(at_work.connection, name)
-    return behind
+    return [each.name for each in behind if each.name is not None]
 
 
 def _resume_tables(

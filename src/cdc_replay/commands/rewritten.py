@@ -26,7 +26,7 @@ from cdc_replay.commands.opened import Opened
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.publication import PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
@@ -54,12 +54,18 @@ class Rewrites:
         """The end of the last commit that rewrote a table."""
         return {relation: ends[-1] for relation, ends in self.commits.items()}
 
-    def published(self, publications: Sequence[str]) -> dict[QualifiedName, frozenset[Lsn]]:
-        """The published relations of the rewritten tables, under any of the catalogs, with their commits."""
+    def published(
+        self, publications: Sequence[str], renamed: Mapping[RelationId, QualifiedName] | None = None
+    ) -> dict[QualifiedName, frozenset[Lsn]]:
+        """The published relations of the rewritten tables, under any of the catalogs, with their commits.
+
+        By name; those of `renamed` by the name that is given there.
+        """
         found: dict[QualifiedName, frozenset[Lsn]] = {}
         for relation, ends in self.commits.items():
             for catalog in self.catalogs:
-                for name in _published(catalog, relation, publications):
+                for table in _published(catalog, relation, publications):
+                    name = (renamed or {}).get(table.id, table.name)
                     found[name] = found.get(name, frozenset()) | set(ends)
         return found
 
@@ -86,7 +92,7 @@ def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> R
 
 def _published(
     catalog: PublisherCatalog, relation: RelationId, publications: Sequence[str]
-) -> Iterator[QualifiedName]:
+) -> Iterator[Table]:
     if relation not in catalog.tables:
         return
     leaves = [relation]
@@ -94,16 +100,19 @@ def _published(
         leaves += [each for each in catalog.tables if relation in {a.id for a in catalog.ancestors(each)}]
     for leaf in leaves:
         if (found := resolve(catalog, publications, leaf)) is not None:
-            yield found.table.name
+            yield found.table
 
 
 def first_rewrites(
-    behind: Mapping[QualifiedName, Lsn], rewrites: Rewrites, publications: Sequence[str]
+    behind: Mapping[QualifiedName, Lsn],
+    rewrites: Rewrites,
+    publications: Sequence[str],
+    renamed: Mapping[RelationId, QualifiedName],
 ) -> dict[QualifiedName, Lsn]:
     """Those of `behind` (a table's applied LSN) that were rewritten since; the end of the first commit."""
     return {
         table: min(since)
-        for table, ends in rewrites.published(publications).items()
+        for table, ends in rewrites.published(publications, renamed).items()
         if table in behind and (since := [end for end in ends if end > behind[table]])
     }
 

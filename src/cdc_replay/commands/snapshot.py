@@ -191,6 +191,15 @@ def remembered(config: Config, at_work: Opened) -> ChangeLog:
         at_work.subscription.publications,
         change_log.header.database,
     )
+    # Of a table that the subscriber has dropped nothing can be seen from before the log (R1.33).
+    before = [
+        each.relation
+        for each in at_work.known_tables()
+        if each.name is None
+        and isinstance(each.state, Ready)
+        and each.state.applied_lsn < change_log.start_lsn
+    ]
+    state.advance_tables(at_work.connection, at_work.subscription.name, before, change_log.start_lsn)
     return change_log
 
 

@@ -39,9 +39,9 @@ StagedWindow: TypeAlias = Prepared | CdcReplayError
 
 def request_of(plan: Plan) -> ApplyRequest:
     """Where the plan's window goes."""
-    at_work, window = plan.opened, plan.window
+    at_work, tables = plan.opened, plan.routes.tables
     return ApplyRequest(
-        at_work.subscription, at_work.dsn, plan.routes.tables, window.upto, refold=contingent_changes
+        at_work.subscription, at_work.dsn, tables, plan.window.upto, contingent_changes, plan.relations
     )
 
 

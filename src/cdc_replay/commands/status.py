@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -30,6 +30,8 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.replication import slot_status
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.progress import reported_progress
+from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber.tables import read_target_tables
 
 _POSITION = "select pg_current_wal_flush_lsn()::text"
 
@@ -206,18 +208,21 @@ def _subscription(
     name, publisher = found.name, publishers[found.subscription.publisher]
     try:
         with connect_to_ask(config.dsn_of(found), f"status {name}") as connection:
-            states = state.table_states(connection, name)
+            known = state.known_tables(connection, name)
             record = state.subscription_record(connection, name)
             replayed = state.last_result(connection, name, "replay")
             validated = state.last_result(connection, name, "validate")
             notices = _notices(config, found, connection)
             lag_seconds, lag, error = _lag(config.publisher(publisher.publisher), connection, name)
             copies = _copies(connection, name)
+            dropped = _dropped(connection, name, known)
     except (CdcReplayError, psycopg.Error) as failure:
         reason = unanswered(failure).reason
         status = SubscriptionStatus(name, publisher.publisher, error=str(failure), behind_reason=reason)
         return _SubscriberStatus(status)
-    applied = min((each.applied_lsn for each in states.values() if isinstance(each, Ready)), default=None)
+    states = {each.name: each.state for each in known if each.name is not None}
+    reached = (each.state.applied_lsn for each in known if isinstance(each.state, Ready))
+    applied = min(reached, default=None)
     error = error or _left_out(config, found, states)
     if record is not None and record.parked_at is not None:
         before = (
@@ -236,10 +241,28 @@ def _subscription(
         behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
         behind_reason=None if lag is None else lag.reason,
     )
-    tables = (
+    tables = [
         TableStatus(name, str(table), describe(each), notices.get(table)) for table, each in states.items()
-    )
-    return _SubscriberStatus(status, tuple(tables), copies)
+    ]
+    return _SubscriberStatus(status, (*tables, *dropped), copies)
+
+
+def _dropped(connection: Connection, subscription: str, known: Sequence[KnownTable]) -> list[TableStatus]:
+    """The subscribed tables that the subscriber has dropped, by the names that they had."""
+    names = dict.fromkeys(each.recorded_name for each in known if each.name is None)
+    present = {each.name for each in known}
+    replaced = {name for name in read_target_tables(connection, names) if name not in present}
+    return [
+        TableStatus(
+            subscription,
+            str(name),
+            "dropped on the subscriber; the table of its name is another one, and is not subscribed to: its"
+            f" changes are passed over until `cdc-replay refresh {subscription}` takes it in"
+            if name in replaced
+            else "dropped on the subscriber: replay stops at a change that is published under that name",
+        )
+        for name in names
+    ]
 
 
 def _copies(connection: Connection, subscription: str) -> tuple[CopyStatus, ...]:

@@ -122,8 +122,9 @@ def validated_tables(
     """
     publications = at_work.subscription.publications
     synced = {each.table.name: each for each in synced_tables(catalog, publications)}
-    states = at_work.table_states()
-    subscribed = {name: each for name, each in synced.items() if name in states}
+    # One that was dropped on the subscriber fails, whatever has its name now.
+    known = {each.name or each.recorded_name for each in at_work.known_tables()}
+    subscribed = {name: each for name, each in synced.items() if name in known}
     targets = read_target_tables(at_work.connection, tuple(subscribed))
     found = []
     for name, each in subscribed.items():

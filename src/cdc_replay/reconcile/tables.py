@@ -38,7 +38,7 @@ from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage, stage_u
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.tables import TargetTable, check_names, check_targets, read_target_tables
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ def reconcile_tables(
         with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
             targets = [each.staged.pair.target for each in work]
             _lock(request, subscriber, targets)
+            check_names(subscriber, {each.name: each.oid for each in targets})
             with statement_triggers_disabled(subscriber, targets):
                 done = tuple(_merged(request, subscriber, each) for each in work)
             if before_commit is not None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog
-from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
+from cdc_replay.model.relation import QualifiedName, Relation, RelationId, ReplicaIdentity
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.route.row_identity import key_of, row_identity
@@ -82,13 +83,26 @@ class Route:
 class Routes:
     """The routes of one subscription in one window, and the tables that they lead to.
 
-    `elsewhere` are the published relations that the window changes and that have no route: they are not among
-    its targets.
+    `elsewhere` is what the window has of published relations that are not among its targets.
     """
 
     tables: tuple[SubscribedTable, ...]
     routes: tuple[Route, ...]
-    elsewhere: frozenset[QualifiedName]
+    elsewhere: tuple[Unrouted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unrouted:
+    """What is published under a name of which the window has no target.
+
+    `actions` are those that are published, `columns` what its changes bring.
+    """
+
+    name: QualifiedName
+    relation: Relation
+    catalog_version: int
+    actions: frozenset[PublishAction]
+    columns: tuple[str, ...]
 
 
 class Defined(NamedTuple):
@@ -109,20 +123,29 @@ class _Way:
     published: PublishedRelation
 
 
+NOT_RENAMED: Final[Mapping[RelationId, QualifiedName]] = MappingProxyType({})
+
+
 def plan_routes(
-    defined: Iterable[Defined], publications: Sequence[str], targets: Mapping[QualifiedName, Target]
+    defined: Iterable[Defined],
+    publications: Sequence[str],
+    targets: Mapping[QualifiedName, Target],
+    renamed: Mapping[RelationId, QualifiedName] = NOT_RENAMED,
 ) -> Routes:
     """The routes of all that changes of the window are defined by, which is what may be refused too.
 
-    Relations that the publications do not publish, or whose published relation is not among `targets`, have
-    no route (R7.12). A table that its catalog does not know has none.
+    The target is the table with the name that the published relation has at the position (R8.1), or for those
+    in `renamed` the one that is given there, whatever they are called. Relations that the publications do not
+    publish, or whose target is not among `targets`, have no route (R7.12). A table that its catalog does not
+    know has none.
 
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
     by_name: dict[QualifiedName, list[_Way]] = {}
     for way in _ways(defined, publications):
-        by_name.setdefault(way.published.table.name, []).append(way)
+        name = renamed.get(way.published.table.id, way.published.table.name)
+        by_name.setdefault(name, []).append(way)
     by_target = {name: ways for name, ways in by_name.items() if name in targets}
     tables = tuple(
         _subscribed_table(index, name, by_target[name], targets[name])
@@ -133,7 +156,12 @@ def plan_routes(
         Route(number, way.relation, way.catalog_version, way.published, table, frozenset(_sent_columns(way)))
         for number, (way, table) in enumerate(arrivals)
     )
-    return Routes(tables, routes, frozenset(by_name.keys() - by_target.keys()))
+    elsewhere = tuple(
+        Unrouted(name, way.relation, way.catalog_version, way.published.actions, tuple(_sent_columns(way)))
+        for name in sorted(by_name.keys() - by_target.keys())
+        for way in by_name[name]
+    )
+    return Routes(tables, routes, elsewhere)
 
 
 def _ways(defined: Iterable[Defined], publications: Sequence[str]) -> Iterator[_Way]:

@@ -168,7 +168,7 @@ def _plans(
             staged = {}
         begun = _begun(request, states.get(name), staged)
         columns = _copied_columns(synced, targets[name])
-        table = TableCopy(name, columns, targets[name].is_partitioned, begun)
+        table = TableCopy(name, columns, targets[name].is_partitioned, begun, targets[name].oid)
         planned = TablePlan(table, synced, definition, staged, logged if staged else None, ())
         yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
 

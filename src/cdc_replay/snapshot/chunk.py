@@ -47,7 +47,8 @@ from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker
-from cdc_replay.subscriber.state import set_table_state, stable_hash, table_states
+from cdc_replay.subscriber.state import known_tables, set_table_state, stable_hash
+from cdc_replay.subscriber.tables import check_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,14 @@ class TableCopy:
     """A table of the subscriber that receives a copy.
 
     `begun` is the state that allows the copy: another one means that someone else has completed it.
+    `relation` is the table's oid: a table that has come under its name meanwhile gets nothing.
     """
 
     name: QualifiedName
     columns: tuple[str, ...]
     is_partitioned: bool
     begun: TableState
+    relation: int
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -193,6 +196,7 @@ def _copy(
         target = CopyTarget(table.identifier, table.name, table.columns)
         with built_afterwards(destination, table.name.schema, table.name.name):
             copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+        check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, setting.subscription, table.name, Ready(point))
     failpoint("snapshot.after_table")
@@ -239,7 +243,7 @@ def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
     connection.execute(
         "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
     )
-    return table_states(connection, subscription).get(table.name) == table.begun
+    return _state_of(connection, subscription, table) == table.begun
 
 
 def is_still_wanted(connection: Connection, subscription: str, table: TableCopy) -> bool:
@@ -247,10 +251,15 @@ def is_still_wanted(connection: Connection, subscription: str, table: TableCopy)
 
     A table that was complete before may have been replayed further in the meantime; it still takes the rows.
     """
-    found = table_states(connection, subscription).get(table.name)
+    found = _state_of(connection, subscription, table)
     return found == table.begun or (
         isinstance(found, Ready | Parked) and isinstance(table.begun, Ready | Parked)
     )
+
+
+def _state_of(connection: Connection, subscription: str, table: TableCopy) -> TableState | None:
+    known = known_tables(connection, subscription)
+    return next((each.state for each in known if each.relation == table.relation), None)
 
 
 def empty(connection: Connection, table: TableCopy) -> None:

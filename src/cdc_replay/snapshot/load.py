@@ -51,6 +51,7 @@ from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.snapshot.watch import Progress, watched
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.state import set_table_state
+from cdc_replay.subscriber.tables import check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,6 +266,7 @@ class _Run:
                 target, overlay = table.identifier, self._overlay(planned)
                 with built_afterwards(connection, table.name.schema, table.name.name):
                     rows = move_staged(connection, planned.staging, target, table.columns, overlay)
+                check_names(connection, {table.name: table.relation})
                 set_table_state(connection, request.subscription, table.name, Ready(point))
         failpoint("snapshot.after_table")
         return rows, time.monotonic() - began

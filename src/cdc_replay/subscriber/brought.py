@@ -1,9 +1,8 @@
-"""By which definition the rows of a table were brought, as of which LSN, and into which table.
+"""By which definition the rows of a table were brought, as of which LSN.
 
 A changed row filter sends nothing (R9.12), so rows that came under another one stay, and rows that it would
 have let in are missing. Whether that can be so is known by comparing what is in force now with what the table
-was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`. It also tells
-whether the subscriber's table is still the one that was filled, or another one of its name.
+was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`.
 
 It is written before an initial copy, when the table has no rows of ours yet, and behind a copy that replaces
 rows, or with a reconciliation. A crash between can make it older than the rows, never younger: then a
@@ -22,23 +21,23 @@ from cdc_replay.subscriber.state import is_installed
 
 _REMEMBER: Final = """
     insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns, relation)
-    values (%(subscription)s, %(schema)s, %(table)s, %(lsn)s, %(filters)s, %(columns)s,
-        to_regclass(format('%%I.%%I', %(schema)s::text, %(table)s::text))::oid)
-    on conflict (subscription, schema_name, table_name)
-    do update set lsn = excluded.lsn, filters = excluded.filters, columns = excluded.columns,
-        relation = excluded.relation
+    select subscription, %(schema)s, %(table)s, %(lsn)s, %(filters)s, %(columns)s, relation
+    from cdc_replay.subscription_table
+    where subscription = %(subscription)s
+        and relation::oid = pg_catalog.to_regclass(
+            pg_catalog.format('%%I.%%I', %(schema)s::text, %(table)s::text))::oid
+    on conflict (subscription, relation)
+    do update set schema_name = excluded.schema_name, table_name = excluded.table_name, lsn = excluded.lsn,
+        filters = excluded.filters, columns = excluded.columns
 """
 
 _BROUGHT: Final = """
-    select schema_name, table_name, lsn::text, filters, columns
-    from cdc_replay.brought where subscription = %s order by schema_name, table_name
-"""
-
-
-_REPLACED: Final = """
-    select schema_name, table_name from cdc_replay.brought
-    where subscription = %s and relation <> to_regclass(format('%%I.%%I', schema_name, table_name))::oid
-    order by schema_name, table_name
+    select namespace.nspname, class.relname, brought.lsn::text, brought.filters, brought.columns
+    from cdc_replay.brought
+    join pg_catalog.pg_class as class on class.oid = brought.relation
+    join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where brought.subscription = %s
+    order by namespace.nspname, class.relname
 """
 
 
@@ -65,7 +64,7 @@ class Brought:
 def remember_brought(
     connection: Connection, subscription: str, name: QualifiedName, lsn: Lsn, definition: Definition
 ) -> None:
-    """Store it for a table of the subscription, in place of what was known."""
+    """Store it for the subscription's table that has this name now, in place of what was known."""
     values = {
         "subscription": subscription,
         "schema": name.schema,
@@ -75,11 +74,6 @@ def remember_brought(
         "columns": sorted(definition.columns),
     }
     connection.execute(_REMEMBER, values)
-
-
-def replaced_tables(connection: Connection, subscription: str) -> tuple[QualifiedName, ...]:
-    """The subscription's tables in whose place there is another one since their rows were brought."""
-    return tuple(QualifiedName(*names) for names in connection.execute(_REPLACED, (subscription,)))
 
 
 def brought(connection: Connection, subscription: str) -> dict[QualifiedName, Brought]:

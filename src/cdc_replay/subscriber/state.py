@@ -6,10 +6,15 @@ commit (R8.17). Whoever changes rows changes the state in the same transaction; 
 | table              | a row is                                                                       |
 |--------------------|--------------------------------------------------------------------------------|
 | subscription       | a subscription, the publisher it is bound to, and why it is parked, if it is   |
-| subscription_table | the state of one table of it (`model.table_state`)                             |
+| subscription_table | the state of one table of it (`model.table_state`), which its oid names        |
 | brought            | the definition with which the rows of one table were brought (`brought`)       |
 | result             | what one command ended with; the last `RESULTS_KEPT` of each command stay      |
 | copy_progress      | how far the running copy of one table is (`subscriber.progress`)               |
+
+A subscribed table is a table of this database, whatever its name, as in `pg_subscription_rel`: renamed, it
+keeps its state, and another one that is made in its place is not subscribed to (R7.12). Names in the answers
+are those that tables have at that moment; `schema_name` and `table_name` are what a table was called when a
+change reached it by its name.
 
 The functions work on an open connection and never commit a transaction that the caller has opened. Those that
 only read answer "nothing known" where the schema does not exist yet.
@@ -68,7 +73,6 @@ _INSTALL: Final = (
         lsn pg_lsn,
         reason text,
         transaction pg_lsn,
-        primary key (subscription, schema_name, table_name),
         check ((state = 'pending') = (lsn is null)),
         check ((state = 'parked') = (reason is not null))
     )
@@ -81,10 +85,7 @@ _INSTALL: Final = (
         lsn pg_lsn not null,
         filters text[],
         columns text[] not null,
-        relation oid,
-        primary key (subscription, schema_name, table_name),
-        foreign key (subscription, schema_name, table_name)
-            references cdc_replay.subscription_table on delete cascade
+        relation oid
     )
     """,
     """
@@ -124,35 +125,111 @@ _INSTALL: Final = (
         add column if not exists rewritten_at pg_lsn,
         add column if not exists null_accepted_at pg_lsn
     """,
+    # Tables were known by name, and by the oid of the one whose rows had been brought, if it was kept.
+    """
+    alter table cdc_replay.brought
+        drop constraint if exists brought_subscription_schema_name_table_name_fkey,
+        drop constraint if exists brought_relation_fkey,
+        drop constraint if exists brought_pkey
+    """,
+    "alter table cdc_replay.subscription_table drop constraint if exists subscription_table_pkey",
+    """
+    update cdc_replay.subscription_table as known
+    set relation = coalesce(
+        (select brought.relation from cdc_replay.brought
+         where brought.subscription = known.subscription and brought.schema_name = known.schema_name
+             and brought.table_name = known.table_name),
+        pg_catalog.to_regclass(pg_catalog.format('%I.%I', schema_name, table_name))::oid)
+    where relation is null
+    """,
+    """
+    delete from cdc_replay.subscription_table
+    where ctid in (
+        select ctid
+        from (
+            select ctid, relation, pg_catalog.row_number() over (
+                partition by subscription, relation
+                order by relation = pg_catalog.to_regclass(
+                    pg_catalog.format('%I.%I', schema_name, table_name))::oid desc nulls last
+            ) as place
+            from cdc_replay.subscription_table
+        ) as placed
+        where relation is null or place > 1
+    )
+    """,
+    """
+    update cdc_replay.brought
+    set relation = known.relation
+    from cdc_replay.subscription_table as known
+    where brought.relation is null and brought.subscription = known.subscription
+        and brought.schema_name = known.schema_name and brought.table_name = known.table_name
+    """,
+    """
+    delete from cdc_replay.brought
+    where not exists (
+        select from cdc_replay.subscription_table as known
+        where known.subscription = brought.subscription and known.schema_name = brought.schema_name
+            and known.table_name = brought.table_name and known.relation = brought.relation
+    )
+    """,
+    # A dump writes the name of a regclass, and its restoration finds the oid that the table has there.
+    "alter table cdc_replay.subscription_table alter column relation type regclass",
+    "alter table cdc_replay.brought alter column relation type regclass",
+    "alter table cdc_replay.subscription_table add primary key (subscription, relation)",
+    """
+    alter table cdc_replay.brought
+        add primary key (subscription, relation),
+        add constraint brought_relation_fkey foreign key (subscription, relation)
+            references cdc_replay.subscription_table on delete cascade
+    """,
 )
 
 _IS_INSTALLED: Final = """
     select exists (
-        select from pg_catalog.pg_attribute
-        where attrelid = pg_catalog.to_regclass('cdc_replay.subscription_table')
-            and attname = 'null_accepted_at' and not attisdropped
+        select from pg_catalog.pg_constraint
+        where conrelid = pg_catalog.to_regclass('cdc_replay.brought') and conname = 'brought_relation_fkey'
     )
 """
-"""The column that the last statement of `_INSTALL` adds."""
+"""What the last statement of `_INSTALL` adds."""
+
+_TABLES: Final = """
+    select known.relation::oid::bigint, known.schema_name, known.table_name, namespace.nspname, class.relname,
+        known.state, known.lsn::text, known.reason, known.transaction::text
+    from cdc_replay.subscription_table as known
+    left join pg_catalog.pg_class as class on class.oid = known.relation and class.relkind in ('r', 'p')
+    left join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where known.subscription = %s
+    order by namespace.nspname, class.relname, known.schema_name, known.table_name
+"""
 
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 """Connections on which the schema was found in no other hands; nobody else can take it while it is there."""
 
 _SET_TABLE_STATE: Final = """
     insert into cdc_replay.subscription_table
-        (subscription, schema_name, table_name, state, lsn, reason, transaction)
-    values (%s, %s, %s, %s, %s, %s, %s)
-    on conflict (subscription, schema_name, table_name)
+        (subscription, schema_name, table_name, relation, state, lsn, reason, transaction)
+    select %s, namespace.nspname, class.relname, class.oid, %s, %s, %s, %s
+    from pg_catalog.pg_class as class
+    join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where namespace.nspname = %s and class.relname = %s and class.relkind in ('r', 'p')
+    on conflict (subscription, relation)
     do update set state = excluded.state, lsn = excluded.lsn, reason = excluded.reason,
         transaction = excluded.transaction
 """
 
 _ADVANCE_TABLES: Final = """
-    insert into cdc_replay.subscription_table (subscription, schema_name, table_name, state, lsn)
-    select %s, schema_name, table_name, 'ready', %s
-    from unnest(%s::text[], %s::text[]) as advanced (schema_name, table_name)
-    on conflict (subscription, schema_name, table_name)
-    do update set state = excluded.state, lsn = excluded.lsn, reason = null, transaction = null
+    update cdc_replay.subscription_table
+    set state = 'ready', lsn = %s, reason = null, transaction = null
+    where subscription = %s and relation::oid = any(%s::oid[])
+"""
+
+_RECORD_NAMES: Final = """
+    update cdc_replay.subscription_table as known
+    set schema_name = namespace.nspname, table_name = class.relname
+    from pg_catalog.pg_class as class
+    join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where known.subscription = %s and class.oid = known.relation and known.relation::oid = any(%s::oid[])
+        and (known.schema_name, known.table_name) is distinct from (namespace.nspname, class.relname)
 """
 
 _REMEMBER: Final = """
@@ -178,12 +255,39 @@ _FORGET_OLD_RESULTS: Final = """
 """
 
 _NULL_ACCEPTED: Final = """
-    select schema_name, table_name,
-        greatest(subscription.null_accepted_at, subscription_table.null_accepted_at)::text
-    from cdc_replay.subscription_table
-    join cdc_replay.subscription on name = subscription_table.subscription
-    where name = %s
-        and coalesce(subscription.null_accepted_at, subscription_table.null_accepted_at) is not null
+    select namespace.nspname, class.relname,
+        greatest(subscription.null_accepted_at, known.null_accepted_at)::text
+    from cdc_replay.subscription_table as known
+    join cdc_replay.subscription on name = known.subscription
+    join pg_catalog.pg_class as class on class.oid = known.relation
+    join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where name = %s and coalesce(subscription.null_accepted_at, known.null_accepted_at) is not null
+"""
+
+# The table is the one that has the schema and the name now.
+_MARK_REWRITTEN: Final = """
+    update cdc_replay.subscription_table set rewritten_at = %s where subscription = %s
+        and relation = pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', %s::text, %s::text))
+"""
+
+_FORGET_REWRITE: Final = """
+    update cdc_replay.subscription_table set rewritten_at = null
+    where subscription = %s and rewritten_at is not null
+        and relation = pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', %s::text, %s::text))
+"""
+
+_ACCEPT_NULL: Final = """
+    update cdc_replay.subscription_table set null_accepted_at = %s where subscription = %s
+        and relation = pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', %s::text, %s::text))
+"""
+
+_REWRITTEN: Final = """
+    select namespace.nspname, class.relname, known.rewritten_at::text
+    from cdc_replay.subscription_table as known
+    join pg_catalog.pg_class as class on class.oid = known.relation
+    join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+    where known.subscription = %s and known.rewritten_at is not null
+    order by namespace.nspname, class.relname
 """
 
 _LOCK_HOLDER: Final = """
@@ -223,6 +327,24 @@ class SubscriptionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownTable:
+    """A table of a subscription: its oid, by what name changes last reached it, its name now, and its state.
+
+    One that was dropped on the subscriber has no `name`.
+    """
+
+    relation: int
+    recorded_name: QualifiedName
+    name: QualifiedName | None
+    state: TableState
+
+    @property
+    def is_renamed(self) -> bool:
+        """It is there under another name than it is recorded by."""
+        return self.name is not None and self.name != self.recorded_name
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedResult:
     """What a command ended with, as its JSON object."""
 
@@ -242,6 +364,8 @@ def install(connection: Connection) -> None:
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
         # `if not exists` alone fails where another session creates the same schema right now.
         connection.execute("select pg_advisory_xact_lock(%s)", (_advisory_key("install", ""),))
+        if is_installed(connection):
+            return  # by another session, which works with it by now
         for statement in _INSTALL:
             connection.execute(statement)
 
@@ -386,16 +510,26 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
     )
 
 
-def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:
-    """The state of every table of the subscription, by name; empty where nothing is known."""
+def known_tables(connection: Connection, subscription: str) -> tuple[KnownTable, ...]:
+    """Every table of the subscription in the order of their names; none where nothing is known."""
     if not is_installed(connection):
-        return {}
-    rows = connection.execute(
-        "select schema_name, table_name, state, lsn::text, reason, transaction::text"
-        " from cdc_replay.subscription_table where subscription = %s order by schema_name, table_name",
-        (subscription,),
+        return ()
+    return tuple(
+        KnownTable(
+            relation,
+            QualifiedName(schema, name),
+            None if present is None else QualifiedName(present_schema, present),
+            _state(*stored),
+        )
+        for relation, schema, name, present_schema, present, *stored in connection.execute(
+            _TABLES, (subscription,)
+        )
     )
-    return {QualifiedName(schema, name): _state(*stored) for schema, name, *stored in rows}
+
+
+def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:
+    """The state of every table of the subscription that is there, by the name that it has now."""
+    return {each.name: each.state for each in known_tables(connection, subscription) if each.name is not None}
 
 
 def enter_tables(connection: Connection, subscription: str, names: Iterable[QualifiedName]) -> None:
@@ -420,20 +554,18 @@ def has_tables_listed(connection: Connection, subscription: str) -> bool:
 def set_table_state(
     connection: Connection, subscription: str, name: QualifiedName, state: TableState
 ) -> None:
-    """Store the state of one table of a remembered subscription, new or known."""
-    stored = _stored(state)
-    connection.execute(_SET_TABLE_STATE, (subscription, name.schema, name.name, *stored))
+    """Store the state of the table that has this name now, new or known to a remembered subscription.
+
+    A table that is not there any more has none.
+    """
+    connection.execute(_SET_TABLE_STATE, (subscription, *_stored(state), name.schema, name.name))
 
 
 def advance_tables(
-    connection: Connection, subscription: str, names: Iterable[QualifiedName], applied_lsn: Lsn
+    connection: Connection, subscription: str, relations: Iterable[int], applied_lsn: Lsn
 ) -> None:
-    """Make all these tables `Ready(applied_lsn)` in one statement."""
-    schemas, tables = [], []
-    for name in names:
-        schemas.append(name.schema)
-        tables.append(name.name)
-    connection.execute(_ADVANCE_TABLES, (subscription, str(applied_lsn), schemas, tables))
+    """Make all these tables, given by oid, `Ready(applied_lsn)` in one statement."""
+    connection.execute(_ADVANCE_TABLES, (str(applied_lsn), subscription, list(relations)))
 
 
 def mark_rewritten(
@@ -441,40 +573,32 @@ def mark_rewritten(
 ) -> None:
     """Note that values of these tables were not compared since the publisher rewrote them (R11.9)."""
     for name in names:
-        connection.execute(
-            "update cdc_replay.subscription_table set rewritten_at = %s"
-            " where subscription = %s and schema_name = %s and table_name = %s",
-            (str(commit_lsn), subscription, name.schema, name.name),
-        )
+        connection.execute(_MARK_REWRITTEN, (str(commit_lsn), subscription, name.schema, name.name))
 
 
 def forget_rewrite(connection: Connection, subscription: str, name: QualifiedName) -> None:
     """The table's values have been compared, or copied, behind the rewrite."""
-    connection.execute(
-        "update cdc_replay.subscription_table set rewritten_at = null"
-        " where subscription = %s and schema_name = %s and table_name = %s and rewritten_at is not null",
-        (subscription, name.schema, name.name),
-    )
+    connection.execute(_FORGET_REWRITE, (subscription, name.schema, name.name))
 
 
 def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
     """The tables of which values have not been compared since a rewrite, with the end of its transaction."""
     if not is_installed(connection):
         return {}
-    rows = connection.execute(
-        "select schema_name, table_name, rewritten_at::text from cdc_replay.subscription_table"
-        " where subscription = %s and rewritten_at is not null order by schema_name, table_name",
-        (subscription,),
-    )
+    rows = connection.execute(_REWRITTEN, (subscription,))
     return {QualifiedName(schema, name): Lsn.parse(lsn) for schema, name, lsn in rows}
 
 
-def forget_table(connection: Connection, subscription: str, name: QualifiedName) -> None:
-    """Drop the table from the subscription; its rows stay (R7.13)."""
+def record_names(connection: Connection, subscription: str, relations: Iterable[int]) -> None:
+    """Record that changes have reached these tables, given by oid, by the names that they have now."""
+    connection.execute(_RECORD_NAMES, (subscription, list(relations)))
+
+
+def forget_table(connection: Connection, subscription: str, relation: int) -> None:
+    """Drop the table, given by oid, from the subscription; its rows stay (R7.13)."""
     connection.execute(
-        "delete from cdc_replay.subscription_table"
-        " where subscription = %s and schema_name = %s and table_name = %s",
-        (subscription, name.schema, name.name),
+        "delete from cdc_replay.subscription_table where subscription = %s and relation = %s::oid",
+        (subscription, relation),
     )
 
 
@@ -515,11 +639,7 @@ def accept_null(
             (str(upto), subscription),
         )
     for name in names:
-        connection.execute(
-            "update cdc_replay.subscription_table set null_accepted_at = %s"
-            " where subscription = %s and schema_name = %s and table_name = %s",
-            (str(upto), subscription, name.schema, name.name),
-        )
+        connection.execute(_ACCEPT_NULL, (str(upto), subscription, name.schema, name.name))
 
 
 def null_accepted(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:

@@ -152,6 +152,18 @@ _ROUTING_COLUMNS: Final = """
     group by root.oid
 """
 
+_OIDS: Final = """
+    select wanted.schema_name, wanted.table_name
+    from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
+    where not exists (
+        select from pg_class as class
+        join pg_namespace as namespace on namespace.oid = class.relnamespace
+        where class.oid = wanted.relation and namespace.nspname = wanted.schema_name
+            and class.relname = wanted.table_name
+    )
+"""
+"""Those that have another name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -337,6 +349,30 @@ def check_targets(
             rule=rules.pop() if len(rules) == 1 else "R8.1",
             table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )
+
+
+def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) -> None:
+    """Each name still leads to the table with this oid: what the caller has done by name was done to it.
+
+    For tables that the transaction has written to, and so locked. Nobody renames them before its end, but
+    somebody may have before its first statement.
+
+    Raises:
+        TargetMismatch: naming one that does not.
+    """
+    names = ([name.schema for name in relations], [name.name for name in relations])
+    for schema, name in connection.execute(_OIDS, (*names, list(relations.values()))).fetchall():
+        raise renamed_meanwhile(QualifiedName(schema, name))
+
+
+def renamed_meanwhile(name: QualifiedName) -> TargetMismatch:
+    """The error of work that was planned for a table which does not have that name any more."""
+    return TargetMismatch(
+        f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or made anew meanwhile',
+        hint="Run the command again: nothing of it was done.",
+        rule="R7.12",
+        table=(name.schema, name.name),
+    )
 
 
 def _faults(name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None) -> Iterator[_Fault]:

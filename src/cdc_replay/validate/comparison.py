@@ -176,10 +176,10 @@ def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> 
         ServerUnavailable: if a server is lost.
     """
     name = validated.table.table.name
-    if (reason := fence.why_not_at_fence(name)) is not None:
-        return NotCompared(reason)
     if validated.target is None:
         return NotCompared(MISSING_TABLE)
+    if (reason := fence.why_not_at_fence(name)) is not None:
+        return NotCompared(reason)
     if missing := missing_columns(validated.table.columns, validated.target):
         return NotCompared(f"the table on the subscriber lacks the published {missing} [R8.1]")
     try:

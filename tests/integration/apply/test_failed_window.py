@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_replay.apply import window
 from cdc_replay.apply.window import Applied, ApplyRequest, advance_only
-from cdc_replay.errors import MissingPrivilege
+from cdc_replay.errors import MissingPrivilege, TargetMismatch
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -38,6 +39,25 @@ def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
     monkeypatch.delenv(VARIABLE)
     assert run_once(target)
     assert subscriber.rows("select * from t order by id") == EXPECTED
+
+
+def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
+    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7.12: it is not subscribed to, whatever it is called."""
+    subscriber.run(TABLES)
+    before = subscriber.rows("select * from t order by id")
+    target = Target(spark, subscriber.dsn, PUBLISHED)
+
+    def replace(name: str) -> None:
+        if name == "replay.after_staging":
+            subscriber.run("alter table t rename to was_t; create table t (like was_t including all)")
+
+    monkeypatch.setattr(window, "failpoint", replace)
+    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or made anew'):
+        run_once(target)
+    assert subscriber.rows("select * from t") == []
+    assert subscriber.rows("select * from was_t order by id") == before
 
 
 def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:

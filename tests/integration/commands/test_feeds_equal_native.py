@@ -55,7 +55,8 @@ def regions(twin: Twin) -> Twin:
 @pytest.mark.parametrize("order", ["eu, us", "us, eu"])
 def test_rows_go_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
     """R8.5, R8.16: one feed deletes what the other one brings; natively the later one tries until it can."""
-    regions.publish("""
+    regions.publish(
+        """
         update t set region = 'us', v = 'now us' where id = 2;
         update t set region = 'eu', v = 'now eu' where id = 1;
         update t set region = 'us' where id = 4;
@@ -66,7 +67,8 @@ def test_rows_go_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
         update t set region = 'us', v = 'through nothing' where id = 8;
         delete from t where id = 5;
         insert into t values (5, 'eu', 'again')
-    """.strip())
+    """.strip()
+    )
     regions.sync(*order.split(", "))
     assert len(regions.rows("eu", "t")) == 13
 
@@ -85,7 +87,8 @@ def test_feeds_bring_columns_of_the_same_rows(twin: Twin) -> None:
     share(twin, "values", "values_only", beside="whole", copy_data=False)
     share(twin, "deleted", "deleted", beside="whole", copy_data=False)
     twin.sync()
-    twin.publish("""
+    twin.publish(
+        """
         update t set region = 'x', v = 'x' where id in (1, 2);
         insert into t values (7, 'new', 'not brought');
         update t set v = 'y' where id in (2, 3);
@@ -95,7 +98,8 @@ def test_feeds_bring_columns_of_the_same_rows(twin: Twin) -> None:
         alter publication values_only set table t (id, v, own);
         update t set own = 'both', region = 'z' where id = 5;
         delete from t where id = 6
-    """.strip())
+    """.strip()
+    )
     twin.sync()
     assert len(twin.rows("whole", "t")) == 6
 
@@ -154,12 +158,16 @@ def both(
             for name, each in ours.items()
         },
         "subscriptions": {
-            "ab": {"publisher": "a", "publications": ["p"], "dsn": ours["b"].dsn, "origin": "none"},
-            "ba": {"publisher": "b", "publications": ["p"], "dsn": ours["a"].dsn, "origin": "none"},
+            source + target: {
+                "publisher": source,
+                "publications": ["p"],
+                "dsn": ours[target].dsn,
+                "origin": "none",
+                "copy_data": False,
+            }
+            for source, target in ("ab", "ba")
         },
     }
-    for each in content["subscriptions"].values():
-        each["copy_data"] = False  # type: ignore[index]
     file = tmp_path / "cdc_replay.yaml"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     found = Both(ours, native, load_config(file))
@@ -174,9 +182,13 @@ def both(
 
 
 def test_both_directions_hold_what_they_hold_natively(both: Both) -> None:
-    """R8.19: nothing comes back; each side's changes of the other side's rows arrive, with moves and filters."""
-    both.run("a", "insert into t select i, 'a', i from generate_series(1, 6) i;\ninsert into u values (1, 'a')")
-    both.run("b", "insert into t select i, 'b', i from generate_series(11, 16) i;\ninsert into u values (2, 'b')")
+    """R8.19: nothing comes back; changes of the other side's rows arrive, with moves and filters."""
+    both.run(
+        "a", "insert into t select i, 'a', i from generate_series(1, 6) i;\ninsert into u values (1, 'a')"
+    )
+    both.run(
+        "b", "insert into t select i, 'b', i from generate_series(11, 16) i;\ninsert into u values (2, 'b')"
+    )
     both.sync()
     both.run(
         "a",

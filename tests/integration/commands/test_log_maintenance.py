@@ -91,6 +91,7 @@ class History:
             identifier = system_identifier or self.log.header.system_identifier
             state.remember_subscription(connection, name, identifier, ["p"])
             for number, each in enumerate(states):
+                database.run(f"create table t{number} ()")
                 state.set_table_state(connection, name, QualifiedName("public", f"t{number}"), each)
         return database
 

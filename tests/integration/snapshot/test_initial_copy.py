@@ -11,7 +11,7 @@ from psycopg import sql
 from cdc_replay.errors import ApplyConflict, InvalidFilter, MissingPrivilege, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Ready
-from cdc_replay.snapshot.chunk import ChunkCopy, CopiedChunk, CopySetting, TableCopy, copy_chunks
+from cdc_replay.snapshot.chunk import ChunkCopy, CopiedChunk, CopySetting, FailedChunk, TableCopy, copy_chunks
 from cdc_replay.snapshot.load import load_tables
 from cdc_replay.subscriber.state import set_table_state
 from fixtures.postgres import Database
@@ -330,7 +330,8 @@ def test_task_that_runs_twice_copies_once(
         begun = Copying(request.snapshot.consistent_point)
         with subscriber.connect() as connection:
             set_table_state(connection, "s", public("t"), begun)
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun)
+        [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
+        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), 0, staging)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
@@ -338,6 +339,27 @@ def test_task_that_runs_twice_copies_once(
             assert isinstance(result, CopiedChunk)
     receiver = "t" if staging is None else f"cdc_replay.{staging}"
     assert subscriber.rows(f"select * from {receiver}") == [(1,)]
+
+
+def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
+    publisher: Database, subscriber: Database
+) -> None:
+    publisher.run("create table t (id int); insert into t values (1); create publication p for table t")
+    subscriber.run("create table t (id int)")
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
+        begun = Copying(request.snapshot.consistent_point)
+        with subscriber.connect() as connection:
+            set_table_state(connection, "s", public("t"), begun)
+        [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
+        subscriber.run("alter table t rename to u; create table t (id int)")
+        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
+        chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), 0, None)
+        setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
+        (result,) = copy_chunks(setting, [chunk])
+    assert isinstance(result, FailedChunk)
+    assert "was renamed, dropped or made anew" in str(result.error)
+    assert subscriber.rows("select * from t") == subscriber.rows("select * from u") == []
+    assert states_of(subscriber) == {"public.u": begun}
 
 
 def test_missing_tables_and_columns_are_listed_together(

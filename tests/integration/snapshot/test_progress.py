@@ -30,7 +30,7 @@ def test_rows_of_a_running_copy_are_reported(
 
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
         (synced,) = request.tables
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending())
+        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
         chunk = ChunkCopy(table, 0, (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, {}, None, (chunk,))
         with (

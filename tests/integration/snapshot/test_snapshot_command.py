@@ -65,6 +65,23 @@ def test_snapshot_that_is_killed_at_every_step_is_taken_up_and_exact(copy: Resum
     assert copy.subscriber.rows(CONTENT) == copy.publisher.rows(f"{CONTENT} where id % 5 < 4")
 
 
+@pytest.mark.parametrize("failpoint", ["snapshot.after_chunk@3", "snapshot.before_swap"])
+def test_a_table_whose_copy_was_killed_is_renamed_on_both_sides(copy: ResumedCopy, failpoint: str) -> None:
+    copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
+    copy.subscriber.run(TABLE)
+    copy.begin("p")
+    assert started(copy, failpoint).wait(timeout=180) != 0
+    for side in (copy.subscriber, copy.publisher):
+        side.run("alter table t rename to u")
+    copy.publisher.run("update u set a = 1000 where id < 10")
+    assert isinstance(states_of(copy.subscriber)["public.u"], Copying)
+    (result,) = sync(copy.config, ["s"])
+    assert result.replay.error is None
+    content = CONTENT.replace("from t", "from u").replace("t::text", "u::text")
+    assert copy.subscriber.rows(content) == copy.publisher.rows(content)
+    assert isinstance(states_of(copy.subscriber)["public.u"], Ready)
+
+
 @pytest.fixture
 def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A resync of `t` whose reader stands still after its first chunk, and the reader's process id."""

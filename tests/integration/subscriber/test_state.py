@@ -6,6 +6,7 @@ import threading
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
 from cdc_replay.model.lsn import Lsn
@@ -18,22 +19,33 @@ from fixtures.postgres import Database
 WEIRD = QualifiedName('We"ird', "or; der's")
 
 
-def opened(database: Database) -> Connection:
-    return connect(database.dsn, purpose="state test")
+def opened(database: Database, *tables: QualifiedName) -> Connection:
+    """A connection to the database; the tables are made there."""
+    connection = connect(database.dsn, purpose="state test")
+    for table in tables:
+        connection.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(table.schema)))
+        connection.execute(sql.SQL("create table {} ()").format(sql.Identifier(table.schema, table.name)))
+    return connection
+
+
+def oid(connection: Connection, table: str) -> int:
+    [(found,)] = connection.execute("select %s::regclass::oid::bigint", (table,)).fetchall()
+    return int(found)
 
 
 @pytest.mark.parametrize(
     "stored", [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table")]
 )
 def test_every_table_state_is_read_as_it_was_stored(subscriber: Database, stored: TableState) -> None:
-    with opened(subscriber) as connection:
+    with opened(subscriber, WEIRD) as connection:
         state.install(connection)
         state.remember_subscription(connection, "nsw", "1", ["p"])
         state.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
         state.set_table_state(connection, "nsw", WEIRD, stored)
         assert state.table_states(connection, "nsw") == {WEIRD: stored}
         assert state.table_states(connection, "other") == {}
-        state.forget_table(connection, "nsw", WEIRD)
+        [known] = state.known_tables(connection, "nsw")
+        state.forget_table(connection, "nsw", known.relation)
         assert state.table_states(connection, "nsw") == {}
 
 
@@ -47,13 +59,96 @@ def test_nothing_is_known_before_installation(subscriber: Database) -> None:
 
 def test_all_tables_advance_together(subscriber: Database) -> None:
     names = [QualifiedName("public", f"t{number}") for number in range(3)]
-    with opened(subscriber) as connection:
+    with opened(subscriber, *names) as connection:
         state.install(connection)
         state.remember_subscription(connection, "nsw", "1", ["p"])
-        state.set_table_state(connection, "nsw", names[0], Ready(Lsn(1)))
-        state.advance_tables(connection, "nsw", names, Lsn(9))
+        for name in names:
+            state.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
+        relations = [each.relation for each in state.known_tables(connection, "nsw")]
+        state.advance_tables(connection, "nsw", relations, Lsn(9))
         assert state.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(9)))
         state.advance_tables(connection, "nsw", [], Lsn(10))
+
+
+def test_a_table_keeps_its_state_whatever_it_is_called(subscriber: Database) -> None:
+    one, other = QualifiedName("public", "one"), QualifiedName("public", "other")
+    with opened(subscriber, one, other) as connection:
+        state.install(connection)
+        state.remember_subscription(connection, "nsw", "1", ["p"])
+        state.set_table_state(connection, "nsw", one, Ready(Lsn(1)))
+        state.set_table_state(connection, "nsw", other, Ready(Lsn(2)))
+        subscriber.run("alter table one rename to aside; alter table other rename to one")
+        subscriber.run("alter table aside rename to other")
+        assert state.table_states(connection, "nsw") == {other: Ready(Lsn(1)), one: Ready(Lsn(2))}
+        known = {each.name: each.recorded_name for each in state.known_tables(connection, "nsw")}
+        assert known == {other: one, one: other}
+        state.record_names(connection, "nsw", [oid(connection, "public.one")])
+        known = {each.name: each.recorded_name for each in state.known_tables(connection, "nsw")}
+        assert known == {other: one, one: one}
+        subscriber.run("create schema s; alter table other set schema s; alter schema s rename to s2")
+        moved = QualifiedName("s2", "other")
+        assert state.table_states(connection, "nsw") == {one: Ready(Lsn(2)), moved: Ready(Lsn(1))}
+
+
+def test_a_table_that_was_dropped_has_no_state_and_neither_has_one_in_its_place(subscriber: Database) -> None:
+    with opened(subscriber, WEIRD) as connection:
+        state.install(connection)
+        state.remember_subscription(connection, "nsw", "1", ["p"])
+        state.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
+        table = sql.Identifier(WEIRD.schema, WEIRD.name)
+        connection.execute(sql.SQL("drop table {}").format(table))
+        state.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(2)))
+        connection.execute(sql.SQL("create table {} ()").format(table))
+        assert state.table_states(connection, "nsw") == {}
+        [known] = state.known_tables(connection, "nsw")
+        assert (known.name, known.recorded_name, known.state) == (None, WEIRD, Ready(Lsn(1)))
+
+
+OLD = """
+create schema cdc_replay;
+create table cdc_replay.subscription (
+    name text primary key, publisher_system_identifier text not null, publications text[] not null,
+    parked_at pg_lsn, parked_reason text, parked_transaction pg_lsn,
+    has_tables_listed boolean not null default false, created timestamptz not null default now()
+);
+create table cdc_replay.subscription_table (
+    subscription text not null references cdc_replay.subscription on delete cascade,
+    schema_name text not null, table_name text not null, state text not null, lsn pg_lsn, reason text,
+    transaction pg_lsn, primary key (subscription, schema_name, table_name)
+);
+create table cdc_replay.brought (
+    subscription text not null, schema_name text not null, table_name text not null, lsn pg_lsn not null,
+    filters text[], columns text[] not null, relation oid,
+    primary key (subscription, schema_name, table_name),
+    foreign key (subscription, schema_name, table_name)
+        references cdc_replay.subscription_table on delete cascade
+);
+create table plain (); create table uncopied (); create table replaced (); create table old_name ();
+insert into cdc_replay.subscription values ('nsw', '1', '{p}');
+insert into cdc_replay.subscription_table
+    select 'nsw', 'public', name, 'ready', '0/5'
+    from unnest('{plain, uncopied, replaced, old_name, new_name, gone}'::text[]) as name;
+insert into cdc_replay.brought
+    select 'nsw', 'public', name, '0/5', null, '{}', name::regclass::oid
+    from unnest('{plain, replaced, old_name}'::text[]) as name;
+drop table replaced;
+create table replaced ();
+alter table old_name rename to new_name
+"""
+
+
+def test_what_an_earlier_version_knew_by_name_is_known_by_oid(subscriber: Database) -> None:
+    with opened(subscriber) as connection:
+        subscriber.run(OLD)
+        assert not state.is_installed(connection)
+        state.install(connection)
+        assert state.is_installed(connection)
+        names = [QualifiedName("public", name) for name in ("new_name", "plain", "uncopied")]
+        assert state.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
+        # One that was made anew is not what was subscribed to; one that never was there is not known at all.
+        dropped = [each.recorded_name for each in state.known_tables(connection, "nsw") if each.name is None]
+        assert dropped == [QualifiedName("public", "replaced")]
+        state.install(connection)
 
 
 def test_a_subscription_stays_with_its_publisher(subscriber: Database) -> None:
@@ -136,7 +231,7 @@ def test_concurrent_installation_succeeds(subscriber: Database) -> None:
 
 
 def test_the_schema_goes_with_the_last_subscription(subscriber: Database) -> None:
-    with opened(subscriber) as connection:
+    with opened(subscriber, WEIRD) as connection:
         state.install(connection)
         for name in ("a", "b"):
             state.remember_subscription(connection, name, "7", ["p1"])

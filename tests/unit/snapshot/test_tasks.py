@@ -11,7 +11,7 @@ from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.chunk import ChunkCopy, TableCopy
 from cdc_replay.snapshot.load import TASK_BYTES, TASK_CHUNKS, tasks
 
-TABLE = TableCopy(QualifiedName("public", "t"), ("id",), is_partitioned=False, begun=Pending())
+TABLE = TableCopy(QualifiedName("public", "t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
 
 
 def chunks(*sizes: int) -> list[ChunkCopy]:
