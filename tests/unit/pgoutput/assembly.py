@@ -63,14 +63,16 @@ _OPENS: Final = {
 class Assembly:
     """Feed it rows; `committed` has the transactions in the order of their commits.
 
-    `messages` are all messages as they were read, `relations` all shapes by version.
+    `messages` are all messages as they were read, `relations` all shapes by version. Logical messages are
+    changes, unless they are not kept, as those of other programs (R9.13).
     """
 
-    def __init__(self, *, parallel: bool = False) -> None:
+    def __init__(self, *, parallel: bool = False, keeps_messages: bool = True) -> None:
         self.committed: list[Transaction] = []
         self.relations: dict[int, Relation] = {}
         self.messages: list[m.Message] = []
         self._parallel = parallel
+        self._keeps_messages = keeps_messages
         self._shapes: dict[int, int] = {}
         self._open: Transaction | None = None
         self._ends_with: m.MessageType | None = None
@@ -145,6 +147,8 @@ class Assembly:
             version = self._opened().shapes.get(message.relation)
             shaped = Change(lsn, change.subxid, change.data, version)
             self._opened().changes.append(shaped)
+        elif isinstance(message, m.LogicalMessage) and not self._keeps_messages:
+            return
         elif isinstance(message, m.LogicalMessage) and self._open is None:
             self._complete(Transaction(xid, {}, changes=[change]), Lsn(lsn), None)
         elif not isinstance(message, m.TypeMessage):

@@ -187,7 +187,7 @@ def check_streams(count: int, folder: Path, seed: int = SEED) -> Counter[str]:
 
 def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number: int) -> str:
     """Both assemblers accept the stream with the same rows, or both refuse it."""
-    assembly = Assembly()
+    assembly = Assembly(keeps_messages=False)
     refused: InvalidMessage | None = None
     try:
         assembly.feed(rows)
@@ -206,6 +206,8 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
         return "accepted"
     # A block that does not start or end makes rows of bytes that are none.
     last = rows[len(assembly.messages)][2] if len(assembly.messages) < len(rows) else b"\0"
+    if last[:1] == b"M":
+        return "message"  # one that is not of the event triggers is dropped, whatever it says
     if last[:1] and last[0] in ROWS and "invalid pgoutput message" in refused.message:
         return "rows"
     pytest.fail(f"stream {number}: capture accepts what is wrong: {refused}")
