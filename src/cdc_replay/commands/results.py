@@ -246,6 +246,19 @@ class SyncResult(Result):
     replay: ReplayResult
     compared: tuple[TableCompared, ...] = ()
 
+    def followed_by(self, later: SyncResult) -> SyncResult:
+        """This sync and the next one as one."""
+        return SyncResult(
+            subscription=self.subscription,
+            from_lsn=self.from_lsn,
+            to_lsn=later.to_lsn,
+            seconds=self.seconds + later.seconds,
+            snapshot=self.snapshot.followed_by(later.snapshot),
+            capture=self.capture.followed_by(later.capture),
+            replay=self.replay.followed_by(later.replay),
+            compared=(*self.compared, *later.compared),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult(Result):

@@ -2,7 +2,8 @@
 
 On return the subscribers equal the publisher's filtered state as of one LSN. Where the publisher has
 rewritten a table without sending its rows (R11.9), all are brought to a fence, and the values of that table
-are compared there (`commands.compare_values`). What is in the way of that is a warning: changes go on.
+are compared there (`commands.compare_values`). What is in the way of that is a warning: changes go on. A
+table that lacks a value which nobody has (R4.6) is left to a snapshot: then all three steps are done again.
 
 A subscription whose subscriber does not answer, or whose snapshot fails, stops nobody else. Its tables that
 are ready are replayed all the same, and the error is in its result.
@@ -16,6 +17,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import psycopg
 
@@ -29,8 +31,13 @@ from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Parked
 
 log = logging.getLogger(__name__)
+
+ROUNDS: Final = 5
+"""A table that parks for a copy again and again is left to the next sync after that many."""
 
 
 def sync(
@@ -56,7 +63,10 @@ def sync(
                 at_work.append(stack.enter_context(opened(config, name, "sync")))
             except (CdcReplayError, psycopg.Error) as error:
                 syncing.fail(name, error)
-        syncing.run(at_work)
+        for _ in range(ROUNDS):
+            if syncing.round(at_work):
+                break
+        syncing.compare(at_work)
     return tuple(syncing.result(name) for name in subscriptions)
 
 
@@ -74,8 +84,8 @@ class _Syncing:
         log.warning("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
 
-    def run(self, at_work: Sequence[Opened]) -> None:
-        """The three steps; then what rewrites have left to compare.
+    def round(self, at_work: Sequence[Opened]) -> bool:
+        """The three steps, once; whether replay has left no table to another snapshot.
 
         Raises:
             CdcReplayError: from capture, or the first failure if there is nothing to replay.
@@ -87,11 +97,12 @@ class _Syncing:
             raise next(iter(self.failures.values()))
         publisher = common_publisher(self.config, [each.subscription.name for each in going_on])
         upto = max(self.target, *(snapshot_lsn(each, self.target) for each in snapshots.values()))
+        waiting = [_waiting_for_copy(each) for each in going_on]
         captured, replays = caught_up(self.config, publisher, going_on, upto)
-        self.captured = captured
+        self.captured = captured if self.captured is None else self.captured.followed_by(captured)
         for replayed in replays:
             name = replayed.subscription
-            self.results[name] = SyncResult(
+            found = SyncResult(
                 subscription=name,
                 from_lsn=replayed.from_lsn,
                 to_lsn=replayed.to_lsn,
@@ -100,15 +111,14 @@ class _Syncing:
                 capture=captured,
                 replay=replayed,
             )
-        self._compare([each for each in going_on if self._is_applied(each)])
+            self.results[name] = self.results[name].followed_by(found) if name in self.results else found
+        return all(_waiting_for_copy(each) <= known for each, known in zip(going_on, waiting, strict=True))
 
-    def _is_applied(self, each: Opened) -> bool:
-        found = self.results.get(each.subscription.name)
-        return found is not None and found.replay.error is None
-
-    def _compare(self, at_work: Sequence[Opened]) -> None:
+    def compare(self, subscriptions: Sequence[Opened]) -> None:
         """Bring all to a fence where one of them has a table whose values are to be compared there."""
-        began = time.monotonic()
+        began, at_work = time.monotonic(), [each for each in subscriptions if self._is_applied(each)]
+        if not at_work:
+            return
         try:
             found = compare_marked(self.config, at_work)
         except (CdcReplayError, psycopg.Error) as error:
@@ -129,8 +139,12 @@ class _Syncing:
                 compared=found.tables[replayed.subscription],
             )
 
+    def _is_applied(self, each: Opened) -> bool:
+        found = self.results.get(each.subscription.name)
+        return found is not None and found.replay.error is None
+
     def result(self, name: str) -> SyncResult:
-        """What a subscription has come to; what kept it from being opened or copied counts as its error."""
+        """All rounds of a subscription; what kept it from being opened or copied counts as its error."""
         if self.captured is None:
             raise next(iter(self.failures.values()))
         nothing = ReplayResult(name, ZERO, ZERO, 0.0)
@@ -161,3 +175,13 @@ class _Syncing:
         except psycopg.Error as error:
             self.fail(name, error)
             return False
+
+
+def _waiting_for_copy(at_work: Opened) -> frozenset[QualifiedName]:
+    """The parked tables that a snapshot copies without being asked for them."""
+    if not at_work.subscription.copy_data:
+        return frozenset()
+    states = at_work.table_states().items()
+    return frozenset(
+        name for name, found in states if isinstance(found, Parked) and found.transaction is None
+    )
