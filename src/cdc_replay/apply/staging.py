@@ -427,14 +427,14 @@ def _written(stager: Stager, texts: Iterable[_Text], encoding: Encoding) -> list
     try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
             connection: Connection | None = None
-            for target, is_changes, text in texts:
+            for text_target, is_changes, text in texts:
                 if connection is None:
                     connection = connected.enter_context(
                         connect_to_write(stager.dsn, purpose="apply staging")
                     )
-                if copy is None or place != (target, is_changes):
-                    copying.close()
-                    place = (target, is_changes)
+                if copy is None or place != (text_target, is_changes):
+                    copying.close()  # what it raises is of the target before
+                    target, place = text_target, (text_target, is_changes)
                     copy = copying.enter_context(_copy_into(connection, stager.tables[target], is_changes))
                 copy.write(text)
                 failpoint("replay.mid_staging")
