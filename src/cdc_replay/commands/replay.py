@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,13 @@ from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.unsent_windows import Source
 from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig
-from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, InvalidConfiguration
+from cdc_replay.errors import (
+    AnotherPublisher,
+    CdcReplayError,
+    ChangeLogMissing,
+    InvalidConfiguration,
+    SubscriptionParked,
+)
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.subscriber import state
@@ -131,11 +138,30 @@ def replay_through(
         if work is not None:
             for each in results.going_on(subscriptions):
                 results.add(each, work.settled(each, pipeline.taken(each)))
+            _try_again(work, subscriptions, results)
     found = tuple(found for each in subscriptions if (found := results.of(each)) is not None)
     if any(result.changes_read for result in found):
         with contextlib.suppress(CdcReplayError, psycopg.Error):
             _warn_of_what_is_left_out(ChangeLog.open(publisher.change_log), results.going_on(subscriptions))
     return found
+
+
+def _try_again(work: _Work, subscriptions: Sequence[Opened], results: _Results) -> None:
+    """Try again what subscriptions are parked before, until none of those that share a database gets further.
+
+    A row that goes from the filter of one to that of another is deleted by the one and inserted by the
+    other. Natively the one that comes too early tries until it can (R8.5).
+    """
+    beside = Counter(each.dsn for each in subscriptions)
+    shared = [each for each in subscriptions if beside[each.dsn] > 1]
+    gets_further = True
+    with contextlib.suppress(CdcReplayError, psycopg.Error):  # told by the result of the next replay
+        while gets_further:
+            gets_further = False
+            for each in results.parked(shared):
+                before = applied_lsn(each)
+                results.add(each, work.again(each))
+                gets_further |= applied_lsn(each) != before
 
 
 def _warn_of_what_is_left_out(change_log: ChangeLog, subscriptions: Iterable[Opened]) -> None:
@@ -156,6 +182,8 @@ class _Results:
     """What each subscription has come to so far."""
 
     _found: dict[str, ReplayResult] = field(default_factory=dict)
+    _parked: set[str] = field(default_factory=set)
+    """Subscriptions that stand before a transaction."""
 
     def of(self, at_work: Opened) -> ReplayResult | None:
         """All windows of the subscription; None before the first."""
@@ -165,11 +193,19 @@ class _Results:
         """Those of which no window has failed."""
         return [each for each in subscriptions if (found := self.of(each)) is None or found.error is None]
 
+    def parked(self, subscriptions: Iterable[Opened]) -> list[Opened]:
+        """Those that are parked before a transaction."""
+        return [each for each in subscriptions if each.subscription.name in self._parked]
+
     def add(self, at_work: Opened, outcome: Outcome) -> None:
         """What came next, if anything did."""
-        if outcome.windows:
-            before, result = self.of(at_work), _reported(at_work, outcome)
-            self._found[at_work.subscription.name] = before.followed_by(result) if before else result
+        if not outcome.windows:
+            return
+        name, before, result = at_work.subscription.name, self.of(at_work), _reported(at_work, outcome)
+        self._found[name] = before.followed_by(result) if before else result
+        self._parked.discard(name)
+        if isinstance(outcome.error, SubscriptionParked):
+            self._parked.add(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +245,21 @@ class _Work:
             if outcome.error is None and end == record.parked_transaction:
                 state.unpark(at_work.connection, name)
                 log.info("subscription %s is past transaction %s, and parked no more", name, end)
+        except (CdcReplayError, psycopg.Error) as error:
+            return failed(at_work, Window(self.upto, self.upto), began, error)
+        return outcome
+
+    def again(self, at_work: Opened) -> Outcome:
+        """Try all that is left of a parked subscription: at once, where a row that came and went is none."""
+        began = time.monotonic()
+        name = at_work.subscription.name
+        try:
+            with Pipeline(self.sources) as pipeline:
+                pipeline.advance(self.change_log, [at_work], self.upto)
+                outcome = self.settled(at_work, pipeline.taken(at_work))
+            if outcome.error is None:
+                state.unpark(at_work.connection, name)
+                log.info("subscription %s has everything up to %s, and is parked no more", name, self.upto)
         except (CdcReplayError, psycopg.Error) as error:
             return failed(at_work, Window(self.upto, self.upto), began, error)
         return outcome
