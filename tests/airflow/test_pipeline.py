@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,19 @@ def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(p
     assert pipeline.nsw.rows(ORDERS) == nsw_of(pipeline.publisher.rows(ORDERS))
 
 
+@pytest.fixture
+def no_validation(pipeline: Pipeline) -> Iterator[None]:
+    """A validation replays up to its fence, and would bring what the test waits for a replay to bring."""
+    names = ("validate__nsw", "validate__big")
+    pipeline.settle("replay__shop")
+    for name in names:
+        pipeline.settle(name)
+        pipeline.client.pause(name)
+    yield
+    pipeline.client.unpause(*names)
+
+
+@pytest.mark.usefixtures("no_validation")
 def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
     pipeline: Pipeline, subscriber_cluster: Cluster
 ) -> None:
@@ -166,6 +180,7 @@ def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
     assert (replay.state, replay.run_type) == ("success", "operator_triggered"), pipeline.describe(replay)
 
 
+@pytest.mark.usefixtures("no_validation")
 def test_what_was_captured_while_replay_was_paused_is_replayed_afterwards(
     pipeline: Pipeline, publisher_cluster: Cluster
 ) -> None:
