@@ -126,6 +126,9 @@ _INSTALL: Final = (
         add column if not exists null_accepted_at pg_lsn
     """,
     # Tables were known by name, and by the oid of the one whose rows had been brought, if it was kept.
+    # Whoever publishes all tables of this database has rows updated only where they have an identity.
+    "alter table cdc_replay.subscription_table replica identity full",
+    "alter table cdc_replay.brought replica identity full",
     """
     alter table cdc_replay.brought
         drop constraint if exists brought_subscription_schema_name_table_name_fkey,
@@ -182,6 +185,8 @@ _INSTALL: Final = (
         add constraint brought_relation_fkey foreign key (subscription, relation)
             references cdc_replay.subscription_table on delete cascade
     """,
+    "alter table cdc_replay.subscription_table replica identity default",
+    "alter table cdc_replay.brought replica identity default",
 )
 
 _IS_INSTALLED: Final = """
@@ -190,7 +195,7 @@ _IS_INSTALLED: Final = """
         where conrelid = pg_catalog.to_regclass('cdc_replay.brought') and conname = 'brought_relation_fkey'
     )
 """
-"""What the last statement of `_INSTALL` adds."""
+"""What the last statements of `_INSTALL` leave behind."""
 
 _TABLES: Final = """
     select known.relation::oid::bigint, known.schema_name, known.table_name, namespace.nspname, class.relname,

@@ -111,8 +111,9 @@ def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R7.12: they are passed over, as those of a table that came to the publication later."""
-    twin.publisher.run(f"{TABLE}; create table later (id int primary key); create publication p for table t")
-    twin.subscribe("s", "p", tables=TABLE, native=False)
+    others = "create table later (id int primary key)"
+    twin.publisher.run(f"{TABLE}; {others}; create publication p for table t")
+    twin.subscribe("s", "p", tables=f"{TABLE}; {others}; create table renamed (like t)", native=False)
     twin.sync_ours("s")
     caplog.clear()
     twin.publish("insert into t values (1, 1)")
@@ -125,7 +126,7 @@ def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
     )
     twin.sync_ours("s")
 
-    assert "passed over changes of public.later, public.renamed, which were published" in caplog.text
+    assert "passed over changes of public.later, public.renamed, which are published and not subscribed to" in caplog.text
     assert "`cdc-replay refresh s`" in caplog.text
     assert twin.pairs["s"].ours.rows("table t") == [(1, 1)]
 
