@@ -126,7 +126,10 @@ def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
     )
     twin.sync_ours("s")
 
-    assert "passed over changes of public.later, public.renamed, which are published and not subscribed to" in caplog.text
+    assert (
+        "passed over changes of public.later, public.renamed, which are published and not subscribed to"
+        in caplog.text
+    )
     assert "`cdc-replay refresh s`" in caplog.text
     assert twin.pairs["s"].ours.rows("table t") == [(1, 1)]
 
