@@ -7,6 +7,7 @@ Exit codes: 0 success, 1 a failure (its reason on standard error), 2 a usage or 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -66,6 +67,8 @@ class Outcome:
     result: dict[str, Json]
     as_json: bool = False
     error: str | None = None
+    text: str | None = None
+    """What a person sees, where that is not the result in tables."""
 
 
 def _one(result: Result, *, as_json: bool) -> Outcome:
@@ -138,14 +141,27 @@ def _table_name(text: str) -> QualifiedName:
 def _setup(
     publisher: PublisherArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and do nothing.")] = False,
+    subscription: Annotated[
+        str | None, typer.Option("--subscription", help="With --dry-run: the SQL for its subscriber.")
+    ] = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
 ) -> Outcome:
     """Check the publisher; create its capture publications, slot and change log."""
-    from cdc_replay.commands.setup import setup
+    from cdc_replay.commands.setup import script_of, setup, subscriber_script
 
-    return _one(setup(_prepare(config, log_level), publisher, dry_run=dry_run), as_json=as_json)
+    if subscription is not None and not dry_run:
+        raise InvalidConfiguration(
+            "--subscription goes with --dry-run: a subscriber is set up by `cdc-replay snapshot`"
+        )
+    loaded = _prepare(config, log_level)
+    if subscription is not None:
+        result = subscriber_script(loaded, publisher, subscription)
+    else:
+        result = setup(loaded, publisher, dry_run=dry_run)
+    outcome = _one(result, as_json=as_json)
+    return dataclasses.replace(outcome, text=script_of(result)) if dry_run else outcome
 
 
 @app.command("capture")
@@ -512,6 +528,9 @@ def _print_json(form: dict[str, Json]) -> None:
 def _print(outcome: Outcome) -> None:
     if outcome.as_json:
         _print_json(outcome.result)
+        return
+    if outcome.text is not None:
+        sys.stdout.write(outcome.text)
         return
     console = Console(highlight=False)
     for title, rows in _sections(outcome.result):

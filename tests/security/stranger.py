@@ -20,10 +20,13 @@ class Stranger:
     def leave(self) -> None:
         self.database.run(f"drop owned by {self.name} cascade; drop role {self.name}")
 
+    @property
+    def dsn(self) -> str:
+        return self.database.cluster.dsn(self.database.name, self.name)
+
     def run(self, script: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement as the stranger."""
-        dsn = self.database.cluster.dsn(self.database.name, self.name)
-        with connect(dsn, purpose="test") as connection:
+        with connect(self.dsn, purpose="test") as connection:
             cursor = connection.execute(script.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 

@@ -2,6 +2,9 @@
 
     checks → capture publications → event triggers → slot → mark → change log
 
+A dry run begins with what the role lacks (`grants`), so that an administrator can run the whole for a role
+that is no superuser; what that role finds then is right already.
+
 The order matters: a publication that does not exist at a change blocks or loses it (R1.19), so the
 publications are there before the slot; the log starts where the slot does. A setup that dies in between is
 completed by the next one: a slot that has not moved from where it was made has delivered nothing, so the log
@@ -34,6 +37,7 @@ from cdc_replay.capture.event_trigger import (
     remove_event_triggers,
     tell_everything,
 )
+from cdc_replay.capture.grants import plan_grants
 from cdc_replay.capture.log_mark import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
 from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.ownership import check_ownership
@@ -119,15 +123,19 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
         ChangeLogMismatch: if there is a log of something else.
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
-        check_server(connection)
+        check_server(connection, grants_follow=dry_run)
         check_ownership(connection, EVENT_TRIGGERS)
         catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
+        grants = plan_grants(connection, catalog, request.publications) if dry_run else ()
         slot_created = not slot_exists(connection, request.slot)
         log_created = not ChangeLog.exists(request.change_log)
         _check_log(connection, request, has_slot=not slot_created)
         warnings = _warnings(connection, catalog, request)
-        statements = _refresh(connection, catalog, request, dry_run=dry_run)
+        statements = (
+            *(each.as_string(connection) for each in grants),
+            *_refresh(connection, catalog, request, dry_run=dry_run),
+        )
         triggers, refused = _event_triggers(connection, request, dry_run=dry_run)
         statements, warnings = (*statements, *triggers), (*warnings, *refused)
         making = _making(connection, request, has_slot=not slot_created)

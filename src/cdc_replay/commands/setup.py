@@ -1,12 +1,28 @@
-"""`setup`: prepare a publisher and its change log."""
+"""`setup`: prepare a publisher and its change log, or print what an administrator runs for roles without rights.
+
+| dry run of         | statements are for | and give                                                         |
+|--------------------|--------------------|------------------------------------------------------------------|
+| the publisher      | the publisher      | its role what it lacks, capture publications, event triggers, slot |
+| one `subscription` | its subscriber     | its role what it lacks, the schema of the state                  |
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Sequence
 
+from cdc_replay.capture.event_trigger import is_installed
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.results import SetupResult
-from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.errors import CdcReplayError, InvalidConfiguration
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.role import superuser
+from cdc_replay.publication.resolve import synced_tables
+from cdc_replay.subscriber.grants import owned_by_superusers, plan_grants
 
 
 def setup(config: Config, publisher: str, *, dry_run: bool = False) -> SetupResult:
@@ -24,10 +40,87 @@ def setup(config: Config, publisher: str, *, dry_run: bool = False) -> SetupResu
         to_lsn=outcome.from_lsn,
         seconds=time.monotonic() - began,
         statements=outcome.statements,
-        warnings=outcome.warnings,
+        warnings=(*outcome.warnings, *_superusers(config, publisher)),
         event_trigger=outcome.event_trigger,
         dry_run=dry_run,
     )
+
+
+def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
+    """What an administrator of the subscriber runs once, for the role of subscription `name`.
+
+    Raises:
+        InvalidConfiguration: if the subscription is not one of the publisher.
+        ServerUnavailable, MissingPrivilege: if a side cannot be asked.
+    """
+    began = time.monotonic()
+    subscription = config.subscription(name)
+    if subscription.subscription.publisher != publisher:
+        raise InvalidConfiguration(
+            f'subscription "{name}" is not one of publisher "{publisher}"',
+            hint=f"Give its own: {subscription.subscription.publisher}.",
+        )
+    with connect(config.dsn_of(config.publisher(publisher)), purpose=f"setup {publisher}") as connection:
+        catalog = read_catalog(connection, texts=False)
+        event_trigger = is_installed(connection, config.publisher(publisher).slot)
+    names = [each.table.name for each in synced_tables(catalog, subscription.subscription.publications)]
+    as_itself = subscription.subscription.run_as_owner
+    with connect(config.dsn_of(subscription), purpose=f"setup {name}") as connection:
+        statements = plan_grants(connection, names, run_as_owner=as_itself)
+        is_superuser = superuser(connection) is not None
+        out_of_reach = () if as_itself or is_superuser else owned_by_superusers(connection, names)
+        return SetupResult(
+            publisher=publisher,
+            from_lsn=None,
+            to_lsn=None,
+            seconds=time.monotonic() - began,
+            statements=tuple(each.as_string(connection) for each in statements),
+            warnings=(
+                *_owner_warnings(out_of_reach),
+                *_superuser_warning(connection, f"subscription {name}"),
+            ),
+            event_trigger=event_trigger,
+            dry_run=True,
+        )
+
+
+def script_of(result: SetupResult) -> str:
+    """The statements of a dry run as a script for psql, which a superuser runs in that database."""
+    warnings = (f"-- {' '.join(warning.split())}\n" for warning in result.warnings)
+    if not result.statements:
+        return "".join((*warnings, "-- Nothing is missing.\n"))
+    return "".join((*warnings, *(f"{statement.strip()};\n" for statement in result.statements)))
+
+
+def _superusers(config: Config, publisher: str) -> Iterator[str]:
+    """Which of the roles that capture and apply are superusers; a server that does not answer is passed over."""
+    endpoints: dict[str, PublisherConfig | SubscriptionConfig] = {
+        f"publisher {publisher}": config.publisher(publisher)
+    }
+    endpoints |= {f"subscription {each.name}": each for each in config.subscriptions_of(publisher)}
+    for name, endpoint in endpoints.items():
+        with (
+            contextlib.suppress(CdcReplayError),
+            connect(config.dsn_of(endpoint), purpose="setup") as connection,
+        ):
+            yield from _superuser_warning(connection, name)
+
+
+def _superuser_warning(connection: Connection, whose: str) -> Iterator[str]:
+    if (role := superuser(connection)) is not None:
+        yield (
+            f'{whose}: role "{role}" is a superuser, which needs no more than LOGIN; give it a role of its own'
+            " and let an administrator run what `cdc-replay setup --dry-run` prints"
+        )
+
+
+def _owner_warnings(tables: Sequence[QualifiedName]) -> Iterator[str]:
+    if tables:
+        names = ", ".join(map(str, tables))
+        yield (
+            f"tables that belong to a superuser: {names}; give them to another role, or set run_as_owner: true"
+            " for the subscription and run this again"
+        )
 
 
 def setup_request(config: Config, publisher: PublisherConfig) -> SetupRequest:

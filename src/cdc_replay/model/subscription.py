@@ -61,6 +61,8 @@ class Subscription:
     on_failure: FailurePolicy = FailurePolicy.SUBSCRIPTION
     unchanged_toast: UnchangedToast = UnchangedToast.EXACT
     lock_timeout: float = 10.0
+    run_as_owner: bool = False
+    """Statements run with the rights of the subscription's role; else of the table's owner (R8.21)."""
 
 
 @dataclass(frozen=True, slots=True)

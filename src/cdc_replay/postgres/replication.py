@@ -196,13 +196,17 @@ def server_problems(connection: Connection) -> tuple[CdcReplayError, ...]:
     return tuple(problems)
 
 
-def check_server(connection: Connection) -> None:
-    """Check that this role can decode on this server.
+def check_server(connection: Connection, *, grants_follow: bool = False) -> None:
+    """Check that this role can decode on this server; `grants_follow`: what it lacks will be given to it.
 
     Raises:
         PublisherNotReady, MissingPrivilege: the problem, or one error that lists all of them.
     """
-    problems = server_problems(connection)
+    problems = [
+        problem
+        for problem in server_problems(connection)
+        if not (grants_follow and isinstance(problem, MissingPrivilege))
+    ]
     if len(problems) == 1:
         raise problems[0]
     if problems:

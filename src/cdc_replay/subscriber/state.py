@@ -50,7 +50,12 @@ RESULTS_KEPT: Final = 20
 """Results kept per subscription and command."""
 
 _INSTALL: Final = (
-    "create schema if not exists cdc_replay",
+    # Even `if not exists` asks for CREATE on the database, which an administrator need not give.
+    """
+    do $$ begin
+        if pg_catalog.to_regnamespace('cdc_replay') is null then create schema cdc_replay; end if;
+    end $$
+    """,
     """
     create table if not exists cdc_replay.subscription (
         name text primary key,

@@ -1,0 +1,139 @@
+"""What an administrator gives the applying role once, so that it owns nothing and is no superuser.
+
+| the role needs                          | for                                                      |
+|-----------------------------------------|----------------------------------------------------------|
+| SET on `session_replication_role`       | triggers and foreign keys as in a native worker (R8.13)  |
+| schema `cdc_replay`                     | its state and staging tables                             |
+| TEMPORARY on the database               | rows that exchange keys, reconciliation                  |
+| EXECUTE on `pg_replication_origin_…`    | changes that others can tell from local ones (R8.18)     |
+| membership in the roles that own tables | their rows, with the rights of their owners (R8.21)      |
+| with `run_as_owner: true` instead:      | their rows, with its own rights                          |
+| USAGE, SELECT, INSERT, UPDATE, DELETE,  |                                                          |
+| TRUNCATE                                |                                                          |
+
+Only what is missing is granted. No role becomes a member of a superuser: that would make it one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from cdc_replay.model.publication import STATE_SCHEMA
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.origin import FUNCTIONS
+
+_ROLE: Final = """
+    select rolname::text, rolsuper, pg_catalog.current_database()::text,
+        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'temporary'),
+        pg_catalog.has_parameter_privilege('session_replication_role', 'set'),
+        pg_catalog.to_regnamespace(%s) is not null
+    from pg_catalog.pg_roles where rolname = current_user
+"""
+
+_CLOSED_FUNCTIONS: Final = """
+    select name from pg_catalog.unnest(%s::text[]) with ordinality as called (name, place)
+    where not pg_catalog.has_function_privilege('pg_catalog.' || name, 'execute')
+    order by place
+"""
+
+_TABLES: Final = """
+    select n.nspname::text, c.relname::text, owner.rolname::text, owner.rolsuper,
+        pg_catalog.pg_has_role(owner.oid, 'usage'),
+        pg_catalog.has_schema_privilege(n.oid, 'usage'),
+        (select pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, privilege))
+         from pg_catalog.unnest(%s::text[]) as privilege)
+    from unnest(%s::text[], %s::text[]) as wanted (schema_name, table_name)
+    join pg_catalog.pg_namespace n on n.nspname = wanted.schema_name
+    join pg_catalog.pg_class c
+        on c.relnamespace = n.oid and c.relname = wanted.table_name and c.relkind in ('r', 'p')
+    join pg_catalog.pg_roles owner on owner.oid = c.relowner
+    order by n.nspname, c.relname
+"""
+
+_PRIVILEGES: Final = ("select", "insert", "update", "delete", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    name: str
+    is_superuser: bool
+    database: str
+    may_make_temporary: bool
+    may_set_replication_role: bool
+    has_schema: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    schema: str
+    name: str
+    owner: str
+    has_superuser_owner: bool
+    has_owners_rights: bool
+    may_use_schema: bool
+    has_privileges: bool
+
+
+def plan_grants(
+    connection: Connection, tables: Iterable[QualifiedName], *, run_as_owner: bool
+) -> tuple[sql.Composed, ...]:
+    """The statements that give the session's role what it lacks to write to the tables.
+
+    Tables that do not exist there are left out: nothing can be granted on them.
+    """
+    role = _role(connection)
+    if role.is_superuser:
+        return ()
+    wanted = list(tables)
+    names = ([each.schema for each in wanted], [each.name for each in wanted])
+    found = [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names))]
+    on_tables = _as_itself(role, found) if run_as_owner else _as_owners(role, found)
+    return (*_on_database(connection, role), *on_tables)
+
+
+def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
+    """Those of the tables that only a superuser can write to with their owner's rights."""
+    wanted = list(tables)
+    names = ([each.schema for each in wanted], [each.name for each in wanted])
+    found = (_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names)))
+    return tuple(QualifiedName(each.schema, each.name) for each in found if each.has_superuser_owner)
+
+
+def _role(connection: Connection) -> _Role:
+    (row,) = connection.execute(_ROLE, (STATE_SCHEMA,)).fetchall()
+    return _Role(*row)
+
+
+def _on_database(connection: Connection, role: _Role) -> Iterator[sql.Composed]:
+    name = sql.Identifier(role.name)
+    if not role.may_set_replication_role:
+        yield sql.SQL("grant set on parameter session_replication_role to {}").format(name)
+    if not role.has_schema:
+        yield sql.SQL("create schema {} authorization {}").format(sql.Identifier(STATE_SCHEMA), name)
+    if not role.may_make_temporary:
+        yield sql.SQL("grant temporary on database {} to {}").format(sql.Identifier(role.database), name)
+    for (function,) in connection.execute(_CLOSED_FUNCTIONS, (list(FUNCTIONS),)).fetchall():
+        # It is one of our own list.
+        yield sql.SQL("grant execute on function pg_catalog.{} to {}").format(sql.SQL(function), name)
+
+
+def _as_owners(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
+    missing = (each.owner for each in tables if not each.has_owners_rights and not each.has_superuser_owner)
+    for owner in dict.fromkeys(missing):
+        yield sql.SQL("grant {} to {}").format(sql.Identifier(owner), sql.Identifier(role.name))
+
+
+def _as_itself(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
+    name = sql.Identifier(role.name)
+    for schema in dict.fromkeys(each.schema for each in tables if not each.may_use_schema):
+        yield sql.SQL("grant usage on schema {} to {}").format(sql.Identifier(schema), name)
+    for each in tables:
+        if not each.has_privileges:
+            yield sql.SQL("grant {} on table {} to {}").format(
+                sql.SQL(", ").join(map(sql.SQL, _PRIVILEGES)), sql.Identifier(each.schema, each.name), name
+            )
