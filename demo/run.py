@@ -27,6 +27,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from cdc_replay.commands.setup import setup, subscriber_script
 from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.lsn import Lsn
@@ -38,6 +39,9 @@ from traffic import Period, Played, load_history, play
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / ".runtime" / "demo"
 PUBLISHER: Final = "airports"
+CAPTURE: Final = "capture"
+APPLY: Final = "apply"
+"""The roles of publisher and subscribers: they may log in, and what `setup --dry-run` gives them."""
 SUBSCRIPTIONS: Final[dict[str, list[str]]] = {
     "jfk_board": ["jfk_open"],
     "operations": ["late_flights", "one_airline"],
@@ -117,6 +121,8 @@ def started(stages: Stages, period: Period) -> Iterator[Demo]:
             console.print(f"  {count} departures of the week before, all airlines, airports and planes")
         environment = environment_of(publisher, subscriber)
         os.environ.update(environment)
+        with stages.stage("roles that own nothing: what `setup --dry-run` prints, run by an administrator"):
+            give_privileges(publisher, subscriber)
         with stages.stage("Airflow: api-server, scheduler, dag-processor"):
             settings = Settings(
                 dags=ROOT / "dags",
@@ -133,16 +139,33 @@ def create_databases(publisher: Cluster, subscriber: Cluster, metadata: Cluster)
     """The databases with their tables and publications."""
     with psycopg.connect(metadata.dsn(), autocommit=True) as connection:
         connection.execute("create database airflow")
-    with psycopg.connect(publisher.dsn(), autocommit=True) as connection:
-        connection.execute("create database airports")
-    with psycopg.connect(publisher.dsn("airports"), autocommit=True) as connection:
-        for name in ("schema.sql", "publications.sql"):
-            connection.execute((ROOT / "demo" / name).read_bytes())
+    for cluster, role in ((publisher, CAPTURE), (subscriber, APPLY)):
+        with psycopg.connect(cluster.dsn(), autocommit=True) as connection:
+            connection.execute(f"create role owner; create role {role} login".encode())
+    create_database(publisher, "airports", "schema.sql", "publications.sql")
     for name in SUBSCRIPTIONS:
-        with psycopg.connect(subscriber.dsn(), autocommit=True) as connection:
-            connection.execute(f"create database {name}".encode())
-        with psycopg.connect(subscriber.dsn(name), autocommit=True) as connection:
-            connection.execute((ROOT / "demo" / "subscriber.sql").read_bytes())
+        create_database(subscriber, name, "subscriber.sql")
+
+
+def create_database(cluster: Cluster, name: str, *scripts: str) -> None:
+    """A database whose tables do not belong to a superuser."""
+    with psycopg.connect(cluster.dsn(), autocommit=True) as connection:
+        connection.execute(f"create database {name} owner owner".encode())
+    with psycopg.connect(cluster.dsn(name), autocommit=True) as connection:
+        connection.execute("set role owner")
+        for script in scripts:
+            connection.execute((ROOT / "demo" / script).read_bytes())
+
+
+def give_privileges(publisher: Cluster, subscriber: Cluster) -> None:
+    """What an administrator does once: run what `setup --dry-run` prints, for each side."""
+    config = load_config()
+    done = {publisher.dsn(PUBLISHER): setup(config, PUBLISHER, dry_run=True)}
+    done |= {subscriber.dsn(name): subscriber_script(config, PUBLISHER, name) for name in SUBSCRIPTIONS}
+    for dsn, result in done.items():
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for statement in result.statements:
+                connection.execute(statement.encode())
 
 
 def environment_of(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
@@ -156,8 +179,8 @@ def environment_of(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
         },
     }
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    connections = {"AIRFLOW_CONN_AIRPORTS": publisher.dsn("airports")}
-    connections |= {f"AIRFLOW_CONN_{name.upper()}": subscriber.dsn(name) for name in SUBSCRIPTIONS}
+    connections = {"AIRFLOW_CONN_AIRPORTS": publisher.dsn("airports", CAPTURE)}
+    connections |= {f"AIRFLOW_CONN_{name.upper()}": subscriber.dsn(name, APPLY) for name in SUBSCRIPTIONS}
     return {
         **spark_environment(),
         **{name: dsn.replace("postgresql:", "postgres:") for name, dsn in connections.items()},

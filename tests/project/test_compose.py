@@ -20,7 +20,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from embedded.postgres import Cluster, binaries
 from fixtures.airflow import ROOT, RunInAirflow
+from fixtures.postgres import Database
 
 COMPOSE: Final = ROOT / "docker-compose.yaml"
 DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
@@ -225,6 +227,37 @@ def test_connections_and_configuration_are_readable(
     assert hosts <= databases
     spark = {f"AIRFLOW_CONN_{group.spark_conn_id.upper()}" for group in config.groups.values()}
     assert spark <= set(environment)
+
+
+def test_servers_get_roles_that_may_only_log_in(subscriber_cluster: Cluster, subscriber: Database) -> None:
+    """The script runs as in PostgreSQL's image, on a database of that name."""
+    role, password = f"apply_{subscriber.name}", "quote ' and \\"
+    done = subprocess.run(
+        ["/bin/sh", str(ROOT / "docker" / "roles.sh")],
+        env={
+            "PATH": f"{binaries()}:{os.environ['PATH']}",
+            "PGHOST": "127.0.0.1",
+            "PGPORT": str(subscriber_cluster.port),
+            "POSTGRES_USER": "postgres",
+            "POSTGRES_DB": subscriber.name,
+            "ROLE_NAME": role,
+            "ROLE_PASSWORD": password,
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        assert done.returncode == 0, done.stderr
+        attributes = "rolcanlogin, rolsuper, rolreplication, rolcreatedb, rolcreaterole, rolbypassrls"
+        found = subscriber.rows(f"select {attributes} from pg_roles where rolname = '{role}'")
+        assert found == [(True, False, False, False, False, False)]
+        [(owner,)] = subscriber.rows(
+            "select pg_get_userbyid(datdba)::text from pg_database where datname = current_database()"
+        )
+        assert owner == "owner"
+    finally:
+        subscriber.run(
+            f"alter database {subscriber.name} owner to postgres; drop role if exists owner, {role}"
+        )
 
 
 def test_the_api_server_gets_its_password_from_the_environment(tmp_path: Path) -> None:

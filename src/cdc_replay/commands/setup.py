@@ -1,9 +1,9 @@
-"""`setup`: prepare a publisher and its change log, or print what an administrator runs for roles without rights.
+"""`setup`: prepare a publisher and its change log, or print what an administrator runs for its roles.
 
-| dry run of         | statements are for | and give                                                         |
-|--------------------|--------------------|------------------------------------------------------------------|
-| the publisher      | the publisher      | its role what it lacks, capture publications, event triggers, slot |
-| one `subscription` | its subscriber     | its role what it lacks, the schema of the state                  |
+| dry run of         | for            | prints                                                                    |
+|--------------------|----------------|---------------------------------------------------------------------------|
+| the publisher      | the publisher  | what its role lacks; capture publications, event triggers, the slot       |
+| one `subscription` | its subscriber | what its role lacks, the schema of the state                              |
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def script_of(result: SetupResult) -> str:
 
 
 def _superusers(config: Config, publisher: str) -> Iterator[str]:
-    """Which of the roles that capture and apply are superusers; a server that does not answer is passed over."""
+    """Which of the roles are superusers; a server that does not answer is passed over."""
     endpoints: dict[str, PublisherConfig | SubscriptionConfig] = {
         f"publisher {publisher}": config.publisher(publisher)
     }
@@ -109,8 +109,8 @@ def _superusers(config: Config, publisher: str) -> Iterator[str]:
 def _superuser_warning(connection: Connection, whose: str) -> Iterator[str]:
     if (role := superuser(connection)) is not None:
         yield (
-            f'{whose}: role "{role}" is a superuser, which needs no more than LOGIN; give it a role of its own'
-            " and let an administrator run what `cdc-replay setup --dry-run` prints"
+            f'{whose}: role "{role}" is a superuser, which it need not be: use a role that may only log in,'
+            " and let an administrator run what `cdc-replay setup --dry-run` prints for it"
         )
 
 
@@ -118,8 +118,8 @@ def _owner_warnings(tables: Sequence[QualifiedName]) -> Iterator[str]:
     if tables:
         names = ", ".join(map(str, tables))
         yield (
-            f"tables that belong to a superuser: {names}; give them to another role, or set run_as_owner: true"
-            " for the subscription and run this again"
+            f"tables that belong to a superuser: {names}; give them to another role, or set"
+            " `run_as_owner: true` for the subscription, and run this again"
         )
 
 
