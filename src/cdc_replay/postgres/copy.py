@@ -23,22 +23,17 @@ from psycopg import pq, sql
 from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
-    InvalidFilter,
-    PublisherNotReady,
     ServerUnavailable,
     SubscriberNotReady,
     SubscriberNotWritable,
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
+from cdc_replay.postgres.planned_tables import reading
 
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
 
-_MAY_READ: Final = (
-    "On the publisher, grant the role SELECT on the table and USAGE on its schema. Where row-level security"
-    " restricts it, give it BYPASSRLS, or use the role of an owner whom no policy restricts."
-)
 _MAY_WRITE: Final = (
     "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
     " replaced, and USAGE on its schema."
@@ -147,7 +142,7 @@ def _read(source: Connection, query: sql.Composable, table: QualifiedName) -> It
     statement = sql.SQL("copy ({}) to stdout").format(query)
     blocks = _blocks(source, statement)
     while True:
-        with _reading(table):
+        with reading(table):
             block = next(blocks, None)
         if block is None:
             return
@@ -174,36 +169,6 @@ def _finish(source: Connection) -> None:
         results.append(result)
     if results[0].status != pq.ExecStatus.COMMAND_OK:
         raise pg.error_from_result(results[0])
-
-
-@contextlib.contextmanager
-def _reading(table: QualifiedName) -> Iterator[None]:
-    """Errors of the publisher, which name the table."""
-    what = f'cannot read table "{table}" of the publisher'
-    try:
-        with translated_errors(what, grant=_MAY_READ):
-            yield
-    except pg.DataError as error:
-        raise InvalidFilter(
-            f"{what}: {error.diag.message_primary}",
-            detail=error.diag.message_detail,
-            hint="A row filter fails on a row: correct the row, or the filter of the publication.",
-            rule="R7.6",
-        ) from error
-    except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}",
-            hint="The table changed while the command ran: run it again.",
-            rule="R7.6",
-        ) from error
-    except psycopg.OperationalError as error:  # canceled, out of memory or space, a conflict with recovery
-        raise ServerUnavailable(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
-    except psycopg.Error as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
 
 
 @contextlib.contextmanager

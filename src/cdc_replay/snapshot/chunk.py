@@ -43,6 +43,7 @@ from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
 from cdc_replay.subscriber.origin import under_origin
@@ -99,13 +100,14 @@ class TableCopy:
 class ChunkCopy:
     """One chunk: the queries that return its rows, and the staging table; None goes into the target.
 
-    `leaves` are the physical tables (oids) whose files must stay the same. `described` is what the staging
-    table says of itself, but for rows and bytes; None where nobody could use it again.
+    `tables` are what the queries read; `leaves` those (oids) whose files must stay the same. `described` is
+    what the staging table says of itself, but for rows and bytes; None where nobody could use it again.
     """
 
     table: TableCopy
     number: int
     queries: tuple[sql.Composed, ...]
+    tables: tuple[PlannedTable, ...]
     bytes: int
     staging: str | None
     leaves: tuple[int, ...] = ()
@@ -176,6 +178,7 @@ def _attempt(
     try:
         # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
         with source.transaction():
+            hold(source, chunk.tables)
             rows, size = _copy(setting, chunk, source, destination)
     except CdcReplayError as error:
         return FailedChunk(chunk.table.name, chunk.number, error)

@@ -50,8 +50,9 @@ STORAGE: Final = """
            pg_catalog.has_table_privilege(c.oid, 'select')
                and not pg_catalog.row_security_active(c.oid) as is_open
       from pg_catalog.pg_class c
-     where c.oid = any (%s::oid[])
+     where c.oid = any (%s::oid[]) and pg_catalog.pg_relation_size(c.oid) is not null
 """
+"""Of a table that the snapshot has, and that was dropped since, the functions say NULL."""
 
 
 @dataclass(frozen=True, slots=True)
