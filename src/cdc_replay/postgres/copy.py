@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors as pg
@@ -96,6 +96,22 @@ def column_list(columns: Sequence[str]) -> sql.Composable:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeTable:
+    """A plain table that COPY reads as it lies there, without its inheritance children.
+
+    Nothing is planned then. A plan evaluates what is constant in the expressions of indexes and statistics,
+    which may call functions of the table's owner.
+    """
+
+    relation: sql.Identifier
+    columns: tuple[str, ...]
+
+
+Source: TypeAlias = sql.Composable | WholeTable
+"""What rows are read by: a query, or a table."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copied:
     """How much one copy moved; `bytes` in COPY's text format."""
 
@@ -105,15 +121,15 @@ class Copied:
 
 def copy_across(
     source: Connection,
-    queries: Iterable[sql.Composable],
+    sources: Iterable[Source],
     destination: Connection,
     target: CopyTarget,
     progress: Progress | None = None,
 ) -> Copied:
-    """Copy the results of `queries` into `target`, one after another, within a single COPY there.
+    """Copy the rows of `sources` into `target`, one after another, within a single COPY there.
 
     Both connections stay in the transaction that the caller has begun; nothing is committed here. The
-    columns of every query are those of the target by position.
+    columns of every source are those of the target by position.
 
     Raises:
         MissingPrivilege: if a role may not read or write the table; it names the table and the side.
@@ -128,8 +144,8 @@ def copy_across(
     size = 0
     with writing(target.table), destination.cursor() as cursor:
         with cursor.copy(target.statement) as into:
-            for query in queries:
-                for block in _read(source, query, target.table):
+            for each in sources:
+                for block in _read(source, each, target.table):
                     into.write(block)
                     size += len(block)
                     if progress is not None:
@@ -137,16 +153,21 @@ def copy_across(
         return Copied(cursor.rowcount, size)
 
 
-def _read(source: Connection, query: sql.Composable, table: QualifiedName) -> Iterator[bytearray]:
-    """The rows of `query` in COPY's text format, whole rows, several to a block."""
-    statement = sql.SQL("copy ({}) to stdout").format(query)
-    blocks = _blocks(source, statement)
+def _read(source: Connection, rows: Source, table: QualifiedName) -> Iterator[bytearray]:
+    """The rows in COPY's text format, whole rows, several to a block."""
+    blocks = _blocks(source, sql.SQL("copy {} to stdout").format(_as_copied(rows)))
     while True:
         with reading(table):
             block = next(blocks, None)
         if block is None:
             return
         yield block
+
+
+def _as_copied(rows: Source) -> sql.Composed:
+    if isinstance(rows, WholeTable):
+        return sql.SQL("{}{}").format(rows.relation, column_list(rows.columns))
+    return sql.SQL("({})").format(rows)
 
 
 def _blocks(source: Connection, statement: sql.Composed) -> Iterator[bytearray]:

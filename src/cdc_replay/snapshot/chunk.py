@@ -41,7 +41,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
+from cdc_replay.postgres.copy import CopyTarget, Pace, Source, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.snapshot.indexes import built_afterwards
@@ -98,15 +98,15 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCopy:
-    """One chunk: the queries that return its rows, and the staging table; None goes into the target.
+    """One chunk: what its rows are read by, and the staging table; None goes into the target.
 
-    `tables` are what the queries read; `leaves` those (oids) whose files must stay the same. `described` is
+    `tables` are those that are read; `leaves` those (oids) whose files must stay the same. `described` is
     what the staging table says of itself, but for rows and bytes; None where nobody could use it again.
     """
 
     table: TableCopy
     number: int
-    queries: tuple[sql.Composed, ...]
+    sources: tuple[Source, ...]
     tables: tuple[PlannedTable, ...]
     bytes: int
     staging: str | None
@@ -198,7 +198,7 @@ def _copy(
             return 0, 0
         target = CopyTarget(table.identifier, table.name, table.columns)
         with built_afterwards(destination, table.name.schema, table.name.name):
-            copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+            copied = copy_across(source, chunk.sources, destination, target, setting.pace())
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, setting.subscription, table.name, Ready(point))
@@ -213,7 +213,7 @@ def _stage(
     with writing(table.name), destination.transaction():
         create_staging(destination, staging, table.identifier, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
-        copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+        copied = copy_across(source, chunk.sources, destination, target, setting.pace())
         _check_files(source, chunk)
         failpoint("snapshot.mid_copy")
         if chunk.described is not None:
