@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
@@ -33,6 +33,7 @@ from cdc_replay.fill.leaves import FollowedLeaf, TupleColumn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
 from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
@@ -65,26 +66,24 @@ _IS_REWRITTEN: Final = "select pg_relation_filenode(oid) <> relfilenode from pg_
 
 @dataclass(frozen=True, slots=True)
 class FencedLeaf:
-    """How rows of a leaf are read at the fence; picklable.
+    """How rows of a leaf are read at the fence, where it is `table`; picklable.
 
     `keys` are the columns of the replica identity in order of attribute number, with type and equality
     operator.
     """
 
-    id: int
-    name: QualifiedName
+    table: PlannedTable
     keys: tuple[tuple[str, str, Operator], ...]
 
     def statement(self, columns: Sequence[str]) -> sql.Composed:
         """(number from 1, columns) of the rows that have keys given as one array of texts per key column."""
         names = [sql.Identifier(f"k{number}") for number in range(len(self.keys))]
         same = [
-            sql.SQL("t.{} operator({}.{}) wanted.{}::{}").format(
-                sql.Identifier(column),
-                sql.Identifier(equality.schema),
-                sql.SQL(equality.name),
-                name,
-                sql.SQL(type_sql),
+            same_key(
+                sql.Identifier("t", column),
+                type_sql,
+                (equality.schema, equality.name),
+                sql.SQL("wanted.{}").format(name),
             )
             for name, (column, type_sql, equality) in zip(names, self.keys, strict=True)
         ]
@@ -92,7 +91,7 @@ class FencedLeaf:
             columns=sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier("t", each)) for each in columns),
             parameters=sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in names),
             names=sql.SQL(", ").join(names),
-            table=sql.Identifier(self.name.schema, self.name.name),
+            table=self.table.identifier,
             same=sql.SQL(" and ").join(same),
         )
 
@@ -123,7 +122,7 @@ class FencedTables:
                 columns[oid][TupleColumn(*column)] = name
             tables = read_target_tables(connection, names.values())
         readable = {
-            oid: FencedLeaf(oid, name, keys)
+            oid: FencedLeaf(_planned(oid, name, columns[oid]), keys)
             for oid, name in names.items()
             if name in tables and (keys := _keys(tables[name], by_id[oid], columns[oid]))
         }
@@ -132,6 +131,11 @@ class FencedTables:
     def is_gone(self, leaf: int, column: TupleColumn) -> bool:
         """Whether the column, or its table, is there no more."""
         return column.attnum not in {each.attnum for each in self.columns.get(leaf, ())}
+
+
+def _planned(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) -> PlannedTable:
+    numbers = {column: (each.attnum, each.type_oid) for each, column in columns.items()}
+    return PlannedTable(oid, name, is_partitioned=False, columns=numbers)
 
 
 def _keys(
@@ -156,19 +160,19 @@ class FenceReader:
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The entries (FOUND) with the values that are there; what is not there is given up or lost."""
         with contextlib.ExitStack() as stack:
-            connection: Connection | None = None
+            session: _Session | None = None
             for batch in batches:
-                if connection is None and batch.num_rows:
+                if session is None and batch.num_rows:
                     opened = import_snapshot(self.tables.snapshot, purpose="unsent values")
-                    connection = stack.enter_context(contextlib.closing(opened))
+                    session = _Session(stack.enter_context(contextlib.closing(opened)))
                 entries = batch.to_pylist()
                 for start in range(0, len(entries), ROWS_PER_STATEMENT):
                     some = entries[start : start + ROWS_PER_STATEMENT]
-                    if connection is not None:
-                        self._fill(connection, some)
+                    if session is not None:
+                        self._fill(session, some)
                     yield as_batch(some)
 
-    def _fill(self, connection: Connection, entries: list[dict[str, Any]]) -> None:
+    def _fill(self, session: _Session, entries: list[dict[str, Any]]) -> None:
         waiting = [entry for entry in entries if entry["missing"]]
 
         def what(entry: Mapping[str, Any]) -> tuple[int, int, int, bool, list[int]]:
@@ -179,7 +183,7 @@ class FenceReader:
             alike = list(group)
             columns = self._columns(alike[0])
             is_gone = [position for position, each in columns.items() if self.tables.is_gone(leaf, each)]
-            self._fill_alike(connection, alike, self._readable(alike[0], columns), is_gone)
+            self._fill_alike(session, alike, self._readable(alike[0], columns), is_gone)
 
     def _columns(self, entry: Mapping[str, Any]) -> dict[int, TupleColumn]:
         """The columns that are missing, by position, as far as it is certain which they are."""
@@ -200,22 +204,37 @@ class FenceReader:
 
     @staticmethod
     def _fill_alike(
-        connection: Connection,
+        session: _Session,
         entries: list[dict[str, Any]],
         wanted: _Wanted | None,
         is_gone: Sequence[int],
     ) -> None:
         rows: dict[int, list[str | None]] = {}
         if wanted is not None:
-            rows = wanted.read(connection, [entry["key"] for entry in entries])
+            session.hold(wanted.leaf.table)
+            rows = wanted.read(session.connection, [entry["key"] for entry in entries])
             if len(rows) < len(entries):
-                wanted.check_not_rewritten(connection)
+                wanted.check_not_rewritten(session.connection)
         for number, entry in enumerate(entries, start=1):
             if wanted is not None and number not in rows:
                 _put(entry, {}, entry["missing"])
             else:
                 values = dict(zip(wanted.positions, rows[number], strict=True)) if wanted else {}
                 _put(entry, values, is_gone)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A connection inside the fence's snapshot, and the tables that it holds."""
+
+    connection: Connection
+    _held: set[int] = field(default_factory=set)
+
+    def hold(self, table: PlannedTable) -> None:
+        """Hold the table from now on."""
+        if table.oid not in self._held:
+            hold(self.connection, [table])
+            self._held.add(table.oid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +267,14 @@ class _Wanted:
         Raises:
             PublisherNotReady: then.
         """
-        row = connection.execute(_IS_REWRITTEN, (self.leaf.id,)).fetchone()
+        row = connection.execute(_IS_REWRITTEN, (self.leaf.table.oid,)).fetchone()
         if row is None or row[0] is not False:
             raise self._changed("it was truncated or rewritten")
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            with translated_errors(f'cannot read table "{self.leaf.name}" of the publisher'):
+            with translated_errors(f'cannot read table "{self.leaf.table.name}" of the publisher'):
                 yield
         except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
             raise self._changed(error.diag.message_primary or "") from error
@@ -264,7 +283,7 @@ class _Wanted:
 
     def _changed(self, said: str) -> PublisherNotReady:
         return PublisherNotReady(
-            f'table "{self.leaf.name}" of the publisher changed while its rows were read: {said}',
+            f'table "{self.leaf.table.name}" of the publisher changed while its rows were read: {said}',
             hint="Nothing of the window is applied. Run the command again.",
             rule="R4.6",
         )

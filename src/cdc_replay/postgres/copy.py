@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors as pg
@@ -23,22 +23,17 @@ from psycopg import pq, sql
 from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
-    InvalidFilter,
-    PublisherNotReady,
     ServerUnavailable,
     SubscriberNotReady,
     SubscriberNotWritable,
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
+from cdc_replay.postgres.planned_tables import reading
 
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
 
-_MAY_READ: Final = (
-    "On the publisher, grant the role SELECT on the table and USAGE on its schema. Where row-level security"
-    " restricts it, give it BYPASSRLS, or use the role of an owner whom no policy restricts."
-)
 _MAY_WRITE: Final = (
     "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
     " replaced, and USAGE on its schema."
@@ -101,6 +96,22 @@ def column_list(columns: Sequence[str]) -> sql.Composable:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeTable:
+    """A plain table that COPY reads as it lies there, without its inheritance children.
+
+    Nothing is planned then. A plan evaluates what is constant in the expressions of indexes and statistics,
+    which may call functions of the table's owner.
+    """
+
+    relation: sql.Identifier
+    columns: tuple[str, ...]
+
+
+Source: TypeAlias = sql.Composable | WholeTable
+"""What rows are read by: a query, or a table."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copied:
     """How much one copy moved; `bytes` in COPY's text format."""
 
@@ -110,15 +121,15 @@ class Copied:
 
 def copy_across(
     source: Connection,
-    queries: Iterable[sql.Composable],
+    sources: Iterable[Source],
     destination: Connection,
     target: CopyTarget,
     progress: Progress | None = None,
 ) -> Copied:
-    """Copy the results of `queries` into `target`, one after another, within a single COPY there.
+    """Copy the rows of `sources` into `target`, one after another, within a single COPY there.
 
     Both connections stay in the transaction that the caller has begun; nothing is committed here. The
-    columns of every query are those of the target by position.
+    columns of every source are those of the target by position.
 
     Raises:
         MissingPrivilege: if a role may not read or write the table; it names the table and the side.
@@ -133,8 +144,8 @@ def copy_across(
     size = 0
     with writing(target.table), destination.cursor() as cursor:
         with cursor.copy(target.statement) as into:
-            for query in queries:
-                for block in _read(source, query, target.table):
+            for each in sources:
+                for block in _read(source, each, target.table):
                     into.write(block)
                     size += len(block)
                     if progress is not None:
@@ -142,16 +153,21 @@ def copy_across(
         return Copied(cursor.rowcount, size)
 
 
-def _read(source: Connection, query: sql.Composable, table: QualifiedName) -> Iterator[bytearray]:
-    """The rows of `query` in COPY's text format, whole rows, several to a block."""
-    statement = sql.SQL("copy ({}) to stdout").format(query)
-    blocks = _blocks(source, statement)
+def _read(source: Connection, rows: Source, table: QualifiedName) -> Iterator[bytearray]:
+    """The rows in COPY's text format, whole rows, several to a block."""
+    blocks = _blocks(source, sql.SQL("copy {} to stdout").format(_as_copied(rows)))
     while True:
-        with _reading(table):
+        with reading(table):
             block = next(blocks, None)
         if block is None:
             return
         yield block
+
+
+def _as_copied(rows: Source) -> sql.Composed:
+    if isinstance(rows, WholeTable):
+        return sql.SQL("{}{}").format(rows.relation, column_list(rows.columns))
+    return sql.SQL("({})").format(rows)
 
 
 def _blocks(source: Connection, statement: sql.Composed) -> Iterator[bytearray]:
@@ -174,36 +190,6 @@ def _finish(source: Connection) -> None:
         results.append(result)
     if results[0].status != pq.ExecStatus.COMMAND_OK:
         raise pg.error_from_result(results[0])
-
-
-@contextlib.contextmanager
-def _reading(table: QualifiedName) -> Iterator[None]:
-    """Errors of the publisher, which name the table."""
-    what = f'cannot read table "{table}" of the publisher'
-    try:
-        with translated_errors(what, grant=_MAY_READ):
-            yield
-    except pg.DataError as error:
-        raise InvalidFilter(
-            f"{what}: {error.diag.message_primary}",
-            detail=error.diag.message_detail,
-            hint="A row filter fails on a row: correct the row, or the filter of the publication.",
-            rule="R7.6",
-        ) from error
-    except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}",
-            hint="The table changed while the command ran: run it again.",
-            rule="R7.6",
-        ) from error
-    except psycopg.OperationalError as error:  # canceled, out of memory or space, a conflict with recovery
-        raise ServerUnavailable(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
-    except psycopg.Error as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
 
 
 @contextlib.contextmanager

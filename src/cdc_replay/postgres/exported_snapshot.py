@@ -30,6 +30,7 @@ from psycopg import sql
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady, ServerUnavailable
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
+from cdc_replay.postgres.planned_tables import read_only_tables
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
     """A connection inside a read-only transaction that sees the database as of the snapshot.
 
     The transaction is repeatable read; it stays valid when the export ends, until it is committed or rolled
-    back. It sees all rows of a table or none: the server refuses to read where a policy would hide some. The
-    caller closes the connection.
+    back. It sees all rows of a table or none: the server refuses to read where a policy would hide some. Who
+    reads a table holds it first (`planned_tables.hold`). The caller closes the connection.
 
     Raises:
         PublisherNotReady: if the snapshot is no longer exported.
@@ -134,6 +135,7 @@ def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
             connection.execute(sql.SQL("set transaction snapshot {}").format(snapshot.name))
             # Rows that a policy hides would be taken for rows that are not there.
             connection.execute("set local row_security = off")
+            read_only_tables(connection)
     except BaseException:
         connection.close()
         raise

@@ -31,6 +31,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
 from cdc_replay.reconcile.merge import Merged, MergedValues, Preview, merge, merge_values, preview
@@ -210,6 +211,7 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
     for number, synced in enumerate(request.tables):
         began = time.monotonic()
         log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
+        hold(publisher, [PlannedTable.of(synced.table)])
         with comparing(synced.table.name), comparable_texts(subscriber):
             claimed = request.claims.get(synced.table.name)
             pair = Pair.of(synced, targets[synced.table.name], subscriber, claimed)

@@ -24,6 +24,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.table_state import Copying, Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.snapshot import plan
 from cdc_replay.snapshot.chunk import ChunkCopy, CopySetting, TableCopy
@@ -244,15 +245,16 @@ def _chunks(
     # COPY has no form for rows without columns: they are inserted from a staging table.
     is_direct = len(chunks) == 1 and not done and not request.replace and bool(table.columns)
     for chunk in chunks:
-        queries = tuple(plan.select(piece, table.columns, synced.filters) for piece in chunk.slices)
+        sources = tuple(plan.source(piece, table.columns, synced.filters) for piece in chunk.slices)
+        read = tuple({piece.table.id: PlannedTable.of(piece.table) for piece in chunk.slices}.values())
         if is_direct:
-            yield ChunkCopy(table, chunk.number, queries, chunk.bytes, staging=None)
+            yield ChunkCopy(table, chunk.number, sources, read, chunk.bytes, staging=None)
             continue
         point = request.snapshot.consistent_point
         name = staging_name(request.subscription, table.name, point, chunk.number)
         described = _described(request, planned, chunk)
         leaves = tuple({pages.leaf: None for pages in described.pages}) if described else ()
-        yield ChunkCopy(table, chunk.number, queries, chunk.bytes, name, leaves, described)
+        yield ChunkCopy(table, chunk.number, sources, read, chunk.bytes, name, leaves, described)
 
 
 def _described(request: SnapshotRequest, planned: TablePlan, chunk: Chunk) -> StagedChunk | None:

@@ -41,8 +41,9 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import CopyTarget, Pace, copy_across, writing
+from cdc_replay.postgres.copy import CopyTarget, Pace, Source, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
 from cdc_replay.subscriber.origin import under_origin
@@ -97,15 +98,16 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCopy:
-    """One chunk: the queries that return its rows, and the staging table; None goes into the target.
+    """One chunk: what its rows are read by, and the staging table; None goes into the target.
 
-    `leaves` are the physical tables (oids) whose files must stay the same. `described` is what the staging
-    table says of itself, but for rows and bytes; None where nobody could use it again.
+    `tables` are those that are read; `leaves` those (oids) whose files must stay the same. `described` is
+    what the staging table says of itself, but for rows and bytes; None where nobody could use it again.
     """
 
     table: TableCopy
     number: int
-    queries: tuple[sql.Composed, ...]
+    sources: tuple[Source, ...]
+    tables: tuple[PlannedTable, ...]
     bytes: int
     staging: str | None
     leaves: tuple[int, ...] = ()
@@ -176,6 +178,7 @@ def _attempt(
     try:
         # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
         with source.transaction():
+            hold(source, chunk.tables)
             rows, size = _copy(setting, chunk, source, destination)
     except CdcReplayError as error:
         return FailedChunk(chunk.table.name, chunk.number, error)
@@ -195,7 +198,7 @@ def _copy(
             return 0, 0
         target = CopyTarget(table.identifier, table.name, table.columns)
         with built_afterwards(destination, table.name.schema, table.name.name):
-            copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+            copied = copy_across(source, chunk.sources, destination, target, setting.pace())
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, setting.subscription, table.name, Ready(point))
@@ -210,7 +213,7 @@ def _stage(
     with writing(table.name), destination.transaction():
         create_staging(destination, staging, table.identifier, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
-        copied = copy_across(source, chunk.queries, destination, target, setting.pace())
+        copied = copy_across(source, chunk.sources, destination, target, setting.pace())
         _check_files(source, chunk)
         failpoint("snapshot.mid_copy")
         if chunk.described is not None:

@@ -25,6 +25,7 @@ from cdc_replay.model.publication import RowFilter, Table
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import CopyTarget, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.snapshot.chunk import CopySetting, TableCopy, subscriber_connection
 from cdc_replay.snapshot.definition import KeyColumn
@@ -90,12 +91,11 @@ def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) 
     """The condition that a row of `leaf` has one of these keys, as the key's index compares."""
     names = key_names(len(key))
     same = (
-        sql.SQL("{} operator({}.{}) {}::{}").format(
+        same_key(
             sql.Identifier(leaf.name.schema, leaf.name.name, column.name),
-            sql.Identifier(column.equality.schema),
-            sql.SQL(column.equality.name),
+            column.type_sql,
+            (column.equality.schema, column.equality.name),
             sql.Identifier("wanted", name),
-            sql.SQL(column.type_sql),
         )
         for name, column in zip(names, key, strict=True)
     )
@@ -139,6 +139,7 @@ def _stage(
     late: LateRows, held: Sequence[pa.ListArray], number: int, source: Connection, destination: Connection
 ) -> LatePart:
     began = time.monotonic()
+    hold(source, map(PlannedTable.of, late.leaves))
     point = late.setting.snapshot.consistent_point
     names = [
         staging_name(late.setting.subscription, late.table.name, point, f"{kind}{number}") for kind in "rk"

@@ -30,9 +30,10 @@ from typing import Final
 
 from psycopg import sql
 
-from cdc_replay.model.publication import RowFilter, Table
+from cdc_replay.model.publication import Generated, RowFilter, Table
 from cdc_replay.model.relation import RelationId
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.copy import Source, WholeTable
 from cdc_replay.publication.resolve import SyncedTable
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
@@ -50,8 +51,9 @@ STORAGE: Final = """
            pg_catalog.has_table_privilege(c.oid, 'select')
                and not pg_catalog.row_security_active(c.oid) as is_open
       from pg_catalog.pg_class c
-     where c.oid = any (%s::oid[])
+     where c.oid = any (%s::oid[]) and pg_catalog.pg_relation_size(c.oid) is not null
 """
+"""Of a table that the snapshot has, and that was dropped since, the functions say NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,17 @@ def _pieces(part: _Part, start: int, length: int) -> Iterator[tuple[int, Slice]]
             yield number, Slice(part.slice.table, first_page=begin + page, end_page=begin + end)
             page = end
     yield last, Slice(part.slice.table, first_page=begin + page, end_page=part.slice.end_page)
+
+
+def source(piece: Slice, columns: tuple[str, ...], filters: tuple[RowFilter, ...] | None) -> Source:
+    """What reads the rows of `piece` that pass the filters, with these columns in this order.
+
+    COPY of a table has no form for conditions, other tables below it, generated columns, or no column (R7.6).
+    """
+    names = {column.name for column in piece.table.columns if column.generated is Generated.NO}
+    if piece.is_whole and piece.only and filters is None and columns and names.issuperset(columns):
+        return WholeTable(sql.Identifier(piece.table.name.schema, piece.table.name.name), columns)
+    return select(piece, columns, filters)
 
 
 def select(

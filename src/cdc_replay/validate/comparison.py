@@ -32,8 +32,9 @@ import psycopg
 
 from cdc_replay import digest
 from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
-from cdc_replay.errors import MissingPrivilege
+from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.postgres.connection import translated_errors
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.session import own_time_zone
 from cdc_replay.subscriber.tables import TargetTable, missing_columns
@@ -47,12 +48,16 @@ MOST_LISTED_ROWS: Final = 5_000_000
 
 TABLE_ERRORS: Final = (
     MissingPrivilege,
+    PublisherNotReady,
     psycopg.DataError,
     psycopg.InternalError,
     psycopg.NotSupportedError,
     psycopg.ProgrammingError,
 )
-"""What concerns one table only: a missing privilege, a value that the other type refuses, a damaged page."""
+"""What concerns one table only.
+
+A missing privilege, a table that has changed meanwhile, a value that the other type refuses, a damaged page.
+"""
 
 MISSING_TABLE: Final = (
     "the table is missing on the subscriber: nothing there of its name is a plain or partitioned table [R8.1]"
@@ -203,6 +208,7 @@ def _reason(error: Exception) -> str:
 
 def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, listed_keys: int) -> Comparison:
     synced = validated.table
+    hold(fence.publisher, [PlannedTable.of(synced.table)])
     key = digest.common_key(synced.table, target, synced.columns)
     columns = key if key and not validated.full else synced.columns
     publisher, subscriber, unknown = _sides(fence, synced, target, key, columns)

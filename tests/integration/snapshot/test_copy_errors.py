@@ -184,3 +184,29 @@ def test_table_that_gets_another_file_under_the_snapshot_is_not_put_together(
     copy_tables(spark, publisher, subscriber, "p", chunk_bytes=64 * 1024)
     content = "select count(*), min(id), max(id) from t"
     assert subscriber.rows(content) == publisher.rows(content)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_a_table_that_is_dropped_while_its_copy_is_planned_is_named_and_the_others_are_copied(
+    spark: SparkSession, publisher: Database, subscriber: Database, *, is_partitioned: bool
+) -> None:
+    """The snapshot's catalog has it, what the server computes of it is NULL; the next one has it no more."""
+    tables = "create table t (id int primary key); create table u (id int primary key)"
+    publisher.run(
+        f"{tables}; create publication p for table t, u; insert into t values (1); insert into u values (2)"
+        if not is_partitioned
+        else "create table t (id int) partition by range (id); create table u (id int primary key);"
+        " create table t1 partition of t for values from (0) to (9); insert into t values (1);"
+        " create publication p for table t, u with (publish_via_partition_root); insert into u values (2)"
+    )
+    subscriber.run(tables)
+    with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
+        publisher.run("drop table t")
+        with pytest.raises(PublisherNotReady, match=r'table "public\.t1?" of the publisher') as error:
+            load_tables(spark, request)
+    assert "run it again" in str(error.value.hint)
+    assert subscriber.rows("select (select count(*) from t), (select id from u)") == [(0, 2)]
+
+    copied = copy_tables(spark, publisher, subscriber, "p")
+    assert copied == ()

@@ -332,7 +332,7 @@ def test_task_that_runs_twice_copies_once(
             set_table_state(connection, "s", public("t"), begun)
         [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
         table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
-        chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), 0, staging)
+        chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, staging)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
             (result,) = copy_chunks(setting, [chunk])
@@ -353,7 +353,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
         subscriber.run("alter table t rename to u; create table t (id int)")
         table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
-        chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), 0, None)
+        chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, None)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         (result,) = copy_chunks(setting, [chunk])
     assert isinstance(result, FailedChunk)

@@ -31,7 +31,7 @@ def test_rows_of_a_running_copy_are_reported(
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
         (synced,) = request.tables
         table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
-        chunk = ChunkCopy(table, 0, (), 2_000_000, staging=None)
+        chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, {}, None, (chunk,))
         with (
             watched(request.setting(1), [planned], progress),

@@ -15,7 +15,7 @@ TABLE = TableCopy(QualifiedName("public", "t"), ("id",), is_partitioned=False, b
 
 
 def chunks(*sizes: int) -> list[ChunkCopy]:
-    return [ChunkCopy(TABLE, number, (), size, staging=None) for number, size in enumerate(sizes)]
+    return [ChunkCopy(TABLE, number, (), (), size, staging=None) for number, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("readers", [None, 1, 3, 8])

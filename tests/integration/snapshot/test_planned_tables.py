@@ -1,0 +1,152 @@
+"""A held table is the planned one until the transaction ends, whatever the server can be told (R2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from psycopg.errors import WrongObjectType
+
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.errors import MissingPrivilege, PublisherNotReady
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from fixtures.native import wait_for
+from fixtures.postgres import Database
+
+TABLES = """
+    create table "T t" (id int primary key, a int, b text);
+    create table root (id int) partition by range (id);
+    create table leaf partition of root for values from (0) to (9)
+"""
+
+FOREIGN = "create extension file_fdw; create server s foreign data wrapper file_fdw"
+FILE = "server s options (filename '/dev/null')"
+
+
+@pytest.fixture
+def reader(publisher: Database) -> Iterator[Connection]:
+    """Inside a snapshot, of a server that cannot be told which kinds of relations to read."""
+    publisher.run(TABLES)
+    with export_snapshot(publisher.dsn) as exported:
+        connection = import_snapshot(exported, purpose="test")
+    with closing(connection):
+        connection.execute(
+            "select set_config(name, '', true) from pg_settings"
+            " where name = 'restrict_nonsystem_relation_kind'"
+        )
+        yield connection
+
+
+def planned(reader: Connection, name: str) -> PlannedTable:
+    tables = read_catalog(reader).tables.values()
+    return next(PlannedTable.of(table) for table in tables if table.name.name == name)
+
+
+REPLACED = {
+    "dropped": ('drop table "T t"', "does not exist"),
+    "renamed": ('alter table "T t" rename to u', "does not exist"),
+    "another table": (
+        'alter table "T t" rename to u; create table "T t" (id int, a int, b text)',
+        'another relation now, table public."T t"',
+    ),
+    "view": (
+        'alter table "T t" rename to u; create view "T t" as select * from u',
+        'another relation now, view public."T t"',
+    ),
+    "materialized view": (
+        'alter table "T t" rename to u; create materialized view "T t" as select * from u',
+        "another relation now, materialized view",
+    ),
+    "foreign table": (
+        f'alter table "T t" rename to u; {FOREIGN}; create foreign table "T t" (id int) {FILE}',
+        "another relation now, foreign table",
+    ),
+    "type": ('alter table "T t" alter a type bigint', "other columns, or other types, have the names a"),
+    "column": (
+        'alter table "T t" drop a; alter table "T t" rename b to a',
+        "other columns, or other types, have the names a",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "said"), REPLACED.values(), ids=REPLACED)
+def test_what_has_the_name_of_another_table_is_refused(
+    publisher: Database, reader: Connection, script: str, said: str
+) -> None:
+    table = planned(reader, "T t")
+    publisher.run(script)
+    with pytest.raises(PublisherNotReady, match=r'cannot read table "public\.T t" of the publisher') as error:
+        hold(reader, [table])
+    assert said in error.value.message
+    assert error.value.hint == "The table changed while the command ran: run it again."
+
+
+def test_columns_that_come_and_go_are_none_of_its_business(publisher: Database, reader: Connection) -> None:
+    table = planned(reader, "T t")
+    publisher.run('alter table "T t" drop b, add c int')
+    hold(reader, [table])
+    assert reader.execute('select id, a from only public."T t"').fetchall() == []
+
+
+@pytest.mark.parametrize("name", ["T t", "root"])
+def test_a_held_table_keeps_its_name_until_the_transaction_ends(
+    publisher: Database, reader: Connection, name: str
+) -> None:
+    hold(reader, [planned(reader, name)])
+    with ThreadPoolExecutor(1) as other:
+        renaming = other.submit(publisher.run, f'alter table "{name}" rename to other')
+        waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+        wait_for(lambda: publisher.rows(waiting) == [(1,)], "the owner to wait for the reader")
+        assert publisher.rows(f"select to_regclass('\"{name}\"') is not null") == [(True,)]
+        reader.rollback()
+        renaming.result(timeout=60)
+
+
+def test_a_role_that_may_read_some_columns_may_hold_the_table(
+    publisher: Database, reader: Connection
+) -> None:
+    """As COPY natively, which reads only these."""
+    table, role = planned(reader, "T t"), f"clerk_{publisher.name}"
+    publisher.run(f'create role {role} login; grant select (id, a) on "T t" to {role}')
+    try:
+        with connect(publisher.cluster.dsn(publisher.name, role), purpose="test", autocommit=False) as clerk:
+            hold(clerk, [table])
+            assert clerk.execute('select id, a from public."T t"').fetchall() == []
+            publisher.run("revoke usage on schema public from public")
+            with pytest.raises(MissingPrivilege, match="permission denied for schema public"):
+                hold(clerk, [table])
+    finally:
+        publisher.run(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_partition_on_another_server_is_read_through_its_root(publisher: Database) -> None:
+    """As natively: COPY of the root's rows reads it (R7.6). By itself it is not read."""
+    partition = f"create foreign table far partition of root for values from (10) to (19) {FILE}"
+    publisher.run(f"{TABLES}; {FOREIGN}; {partition}")
+    with export_snapshot(publisher.dsn) as exported:
+        again = import_snapshot(exported, purpose="test")
+    with closing(again):
+        table = planned(again, "root")
+        with pytest.raises(Exception, match="foreign table is restricted"), again.transaction():
+            again.execute("select * from public.far")
+        hold(again, [table])
+        assert again.execute("select * from public.root").fetchall() == []
+
+
+def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, reader: Connection) -> None:
+    """It keeps its oid. 16 and later refuse the rule."""
+    table = planned(reader, "T t")
+    publisher.run('alter table "T t" drop constraint "T t_pkey"')
+    rule = 'create rule "_RETURN" as on select to "T t" do instead select 1 as id, 2 as a, null::text as b'
+    if publisher.rows("select current_setting('server_version_num')::int >= 160000") == [(True,)]:
+        with pytest.raises(WrongObjectType):
+            publisher.run(rule)
+        hold(reader, [table])
+    else:
+        publisher.run(rule)
+        with pytest.raises(PublisherNotReady, match='it stores no rows any more, and is view public."T t"'):
+            hold(reader, [table])
