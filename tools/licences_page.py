@@ -53,8 +53,8 @@ _INTRODUCTION: Final = """\
 
 What the pipeline runs with, and what each distribution says of its licence. The image of `docker/Dockerfile`
 has these, and Debian's packages beside them. Distributions that contain libraries of others, such as pyspark,
-numpy and psycopg-binary, bring the texts of their licences along. psycopg's LGPL asks that it can be replaced:
-it is a package of its own, used as it comes. No licence is GPL or AGPL. What only development needs
+numpy and psycopg-binary, bring the texts of their licences along. The LGPL of psycopg asks that it can be
+replaced: it is a package of its own, used as it comes. No licence is GPL or AGPL. What only development needs
 (`requirements-dev.lock`) is not distributed, and not listed.
 
 | distribution | version | licence |
