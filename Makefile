@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 SOURCES := src plugins jobs dags tests tools demo
 
 DAYS ?= 3
@@ -23,14 +24,15 @@ help: ## list the targets
 
 env: $(STAMP) ## create or update the environment in .venv
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock requirements-dev.lock requirements-build.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	    || { echo "Python 3.11, 3.12 or 3.13 is needed; give it as PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	    || { echo "Python's venv is incomplete: install the package python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP_INSTALL) --require-hashes -r requirements-build.lock
+	$(PIP_INSTALL) --require-hashes --no-build-isolation -r requirements.lock -r requirements-dev.lock
+	$(PIP_INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m compileall -q src plugins
 	@$(BIN)/python -m embedded.java_cache || echo "Spark will start more slowly: Java has written no cache" >&2
 	@touch $@
@@ -60,6 +62,7 @@ format: env ## format the code
 
 docs: env ## write the generated pages
 	$(BIN)/python tools/filters_page.py
+	$(BIN)/python tools/licences_page.py
 	$(BIN)/python tools/semantics_page.py
 
 clean: ## remove what the other targets made

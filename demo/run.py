@@ -31,6 +31,7 @@ from cdc_replay.commands.setup import setup, subscriber_script
 from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.private_files import set_private_umask
 from embedded.airflow import USER, Airflow, Client, Run, Settings, wait_for
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
@@ -109,6 +110,10 @@ class Demo:
 def started(stages: Stages, period: Period) -> Iterator[Demo]:
     """All servers, with the publisher's history loaded."""
     shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    # Where root may not make namespaces, the servers run as another user, who has to come through.
+    FOLDER.chmod(0o711)
+    set_private_umask()
     with contextlib.ExitStack() as stack:
         with stages.stage("PostgreSQL: publisher, subscriber and Airflow's metadata"):
             publisher, subscriber, metadata = (

@@ -44,6 +44,7 @@ from cdc_replay.errors import CdcReplayError, ChangeLogMissing, NotConsistent, R
 from cdc_replay.exit_codes import ExitCode
 from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.private_files import private_umask
 from cdc_replay_airflow import assets
 from cdc_replay_airflow.connections import airflow_config, exported
 from cdc_replay_airflow.links import ValidationReportLink
@@ -119,7 +120,7 @@ class CommandOperator(BaseOperator):
         """Call the library."""
 
     def execute(self, context: Context) -> Json:
-        with hopeless_errors_fail_at_once():
+        with private_umask(), hopeless_errors_fail_at_once():
             return self.run_command(airflow_config(), context)
 
 
@@ -342,7 +343,7 @@ class SparkJobOperator(SparkSubmitOperator):
         # Not `context["params"]`: Airflow adds the whole configuration of the run to it.
         if unknown := unknown_params(context["dag_run"].conf, self.dag.params):
             raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(self.dag.params)}")
-        with hopeless_errors_fail_at_once():
+        with private_umask(), hopeless_errors_fail_at_once():
             config = airflow_config()
             request = self.job_request(config, context)
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]

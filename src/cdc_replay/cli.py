@@ -29,6 +29,7 @@ from cdc_replay.config import Config, load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.private_files import set_private_umask
 
 app = typer.Typer(
     name="cdc-replay",
@@ -490,6 +491,7 @@ def _reason(error: BaseException) -> tuple[str, int] | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
+    set_private_umask()
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )

@@ -75,7 +75,7 @@ def _packaged_java() -> Path:
     text = program(source / "bin" / "java", cache_file(home))
     if shim.exists() and shim.read_text(encoding="utf-8") == text:
         return home
-    (home / "bin").mkdir(parents=True, exist_ok=True)
+    _make_folders(home / "bin")
     for name in ("conf", "lib", "release"):
         _replace(home / name, functools.partial(_link, source / name))
     _replace(shim, functools.partial(_write_program, text))
@@ -90,6 +90,14 @@ def program(java: Path, cache: Path) -> str:
 def cache_file(java_home: Path) -> Path:
     """Where the ahead-of-time cache of that home is, if there is one."""
     return java_home / "spark.aot"
+
+
+def _make_folders(folder: Path) -> None:
+    """Everybody may use them, as what is installed beside them, whatever the umask of who comes first."""
+    for path in reversed((folder, *folder.parents)):
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            path.chmod(0o755)
 
 
 def _link(target: Path, path: Path) -> None:

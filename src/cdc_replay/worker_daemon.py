@@ -25,6 +25,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from cdc_replay.private_files import set_private_umask
+
 _LOADED_BEFORE_THE_FORK = (
     "cdc_replay.apply.staging",
     "cdc_replay.commands.flow",
@@ -70,6 +72,7 @@ def arrow_without_pandas() -> None:
 
 
 if __name__ == "__main__":
+    set_private_umask()
     prefer_installed("pyspark")
     arrow_without_pandas()
     for name in _LOADED_BEFORE_THE_FORK:

@@ -119,6 +119,8 @@ class Airflow:
             "AIRFLOW__CORE__PARALLELISM": str(self.settings.parallelism),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._passwords),
+            "AIRFLOW__LOGGING__FILE_TASK_HANDLER_NEW_FILE_PERMISSIONS": "0o600",
+            "AIRFLOW__LOGGING__FILE_TASK_HANDLER_NEW_FOLDER_PERMISSIONS": "0o700",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": _async_url(database),
             "AIRFLOW__API__HOST": "127.0.0.1",

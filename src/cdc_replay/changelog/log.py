@@ -70,7 +70,7 @@ from cdc_replay.changelog.side_tables import (
     relation_rows,
     relations_of,
 )
-from cdc_replay.changelog.storage import Location, check_put_if_absent, reading, writing
+from cdc_replay.changelog.storage import Location, check_put_if_absent, close_to_others, reading, writing
 from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing, ChangeLogPruned
 from cdc_replay.model.lsn import ZERO, Lsn, Window
@@ -123,6 +123,7 @@ class ChangeLog:
                 configuration=header.to_configuration(),
                 position=Position(header.slot, header.start_lsn.value),
             )
+            close_to_others(location)
         return cls(location, changes, header)
 
     @classmethod
@@ -150,6 +151,8 @@ class ChangeLog:
                 hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             )
         location = Location.of(uri)
+        with reading(uri):
+            close_to_others(location)
         changes = DurableTable.open(location / "changes")
         header = LogHeader.of_configuration(uri, changes.configuration)
         for application in (header.slot, start_application(header.slot)):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_replay.changelog.storage import PARTIAL, Location, give_name, reading, sync_file
+from cdc_replay.changelog.storage import PARTIAL, Location, give_name, make_file, reading, sync_file
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.change import LOG
 from cdc_replay.model.lsn import Window
@@ -136,6 +136,7 @@ class SegmentWriter:
         return Segment(self._target.name, size, self._rows, self._first, self._last)
 
     def _open(self) -> pq.ParquetWriter:
+        make_file(self._file)
         return pq.ParquetWriter(
             self._file.path,
             LOG_SCHEMA,

@@ -41,6 +41,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 from pyarrow import fs
 
+from cdc_replay import private_files
 from cdc_replay.errors import ChangeLogNotWritable, ChangeLogUnavailable, InvalidConfiguration
 
 PARTIAL: Final = "_partial."
@@ -239,13 +240,28 @@ def settle(folder: Location) -> None:
 
 
 def make_folder(location: Location) -> None:
-    """Create a folder with those above it, and make their names durable, whoever created them."""
+    """Create a folder with those above it, for this user only, and make their names durable."""
     if not location.is_local:
         return
     folder = Path(location.path)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_files.make_folder(folder)
     for above in folder.parents:
         settle(Location(str(above), location.filesystem, str(above)))
+
+
+def make_file(location: Location) -> None:
+    """Create an empty local file, for this user only; in an object store a file comes with its content."""
+    if location.is_local:
+        private_files.make_file(Path(location.path))
+
+
+def close_to_others(location: Location) -> None:
+    """Take away what others may do with a local log; those in it are ours where its folder is not."""
+    if not location.is_local:
+        return
+    folder = Path(location.path)
+    for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
+        private_files.close(path)
 
 
 @contextlib.contextmanager
@@ -285,7 +301,8 @@ def reading(uri: str) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Create a file and flush its content."""
+    """Create a file, for this user only, and flush its content."""
+    private_files.make_file(path)
     with path.open("wb") as sink:
         sink.write(content)
         sink.flush()

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from cdc_replay.private_files import make_folder
 from cdc_replay.validate.verdict import Check, DifferenceKind, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
@@ -86,7 +87,7 @@ def write_page(verdict: Verdict, *, now: dt.datetime, run_page: Path) -> None:
     `run_page` is the run's page in the Data Docs.
     """
     folder = verdict.report.parent
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     text = render(
         verdict,
         now=now,

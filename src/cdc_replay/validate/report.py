@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc_replay.digest import BUCKETS
+from cdc_replay.private_files import make_folder
 from cdc_replay.validate.comparison import Comparison, NotCompared, ValidatedTable, compare_table
 from cdc_replay.validate.fence import Fence
 from cdc_replay.validate.gx import (
@@ -128,7 +129,8 @@ def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
 def _data_context(context_root: Path) -> Path:
     """The folder of the Data Context, with its configuration file."""
     gx_root = context_root.resolve() / "gx"
-    (gx_root / "uncommitted").mkdir(parents=True, exist_ok=True)
+    make_folder(gx_root)
+    make_folder(gx_root / "uncommitted")
     with _one_at_a_time(gx_root):
         if not (configuration := gx_root / DATA_CONTEXT).exists():
             template = importlib.resources.files("cdc_replay.validate") / DATA_CONTEXT

@@ -1,0 +1,124 @@
+"""Writes `docs/licences.md`: what the pipeline runs with, and under which licences.
+
+The distributions are those of `requirements.lock`, their licences what they say in their metadata. A licence
+that nobody has looked at is an error: `python tools/licences_page.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LOCK: Final = ROOT / "requirements.lock"
+PAGE: Final = ROOT / "docs" / "licences.md"
+
+ALLOWED: Final = frozenset({
+    "0BSD", "Apache-2.0", "Artistic", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC",
+    "LGPL-3.0-only", "LLVM-exception", "MIT", "MIT-0", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib",
+})  # fmt: skip
+"""LGPL is psycopg's, which is used as it comes and can be replaced; no GPL or AGPL, which this project's own
+licence could not be kept with."""
+
+CLASSIFIERS: Final[Mapping[str, str]] = {
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+}
+
+STATED: Final[Mapping[str, str]] = {
+    # Artistic or GPL, as its user likes.
+    "text-unidecode": "Artistic",
+    # For other systems, or versions of Python, than some that run this program.
+    "colorama": "BSD",
+    "pyyaml-ft": "MIT",
+    # Texts in the place of a name.
+    "protobuf": "BSD-3-Clause",
+}
+"""Where the metadata does not say it, or is not there."""
+
+_INTRODUCTION: Final = """\
+# Licences
+
+*This page is made from `requirements.lock` and from what is installed: `make docs`.*
+
+What the pipeline runs with, and what each distribution says of its licence. The image of `docker/Dockerfile`
+has these, and Debian's packages beside them. Distributions that contain libraries of others, such as pyspark,
+numpy and psycopg-binary, bring the texts of their licences along. The LGPL of psycopg asks that it can be
+replaced: it is a package of its own, used as it comes. No licence is GPL or AGPL. What only development needs
+(`requirements-dev.lock`) is not distributed, and not listed.
+
+| distribution | version | licence |
+| --- | --- | --- |
+"""
+
+
+class LicenceNotAllowed(Exception):
+    """A distribution has a licence that is not in `ALLOWED`, or none."""
+
+
+def locked(lock: Path) -> Iterator[Requirement]:
+    """The distributions of a lock file, with their versions."""
+    for line in lock.read_text(encoding="utf-8").splitlines():
+        if re.match(r"[A-Za-z0-9]", line):
+            yield Requirement(line.removesuffix("\\"))
+
+
+def versions(lock: Path) -> dict[str, str]:
+    """The version by name; several where Pythons get different ones."""
+    found: dict[str, list[str]] = {}
+    for requirement in locked(lock):
+        found.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
+    return {name: ", ".join(several) for name, several in found.items()}
+
+
+def licence(name: str) -> str:
+    """The licence of a distribution.
+
+    Raises:
+        LicenceNotAllowed: if it is not one of `ALLOWED`.
+    """
+    found = STATED.get(name) or _in_metadata(metadata.metadata(name))
+    check(name, found)
+    return found
+
+
+def check(name: str, found: str) -> None:
+    """Check that all parts of a licence are allowed.
+
+    Raises:
+        LicenceNotAllowed: if one is not, or there is none.
+    """
+    parts = set(re.findall(r"[\w.+-]+", found)) - {"AND", "OR", "WITH"}
+    if not parts or parts - ALLOWED:
+        raise LicenceNotAllowed(f"{name}: {found or 'no licence'}")
+
+
+def _in_metadata(content: metadata.PackageMetadata) -> str:
+    """The SPDX expression, or what the classifiers say, or the field that may hold anything."""
+    if expressions := content.get_all("License-Expression"):
+        return str(expressions[0])
+    classifiers = [text for text in content.get_all("Classifier") or () if text.startswith("License :: ")]
+    names = [text.rpartition(" :: ")[2] for text in classifiers]
+    return ", ".join(CLASSIFIERS.get(name, name) for name in names) or "".join(
+        content.get_all("License") or ()
+    )
+
+
+def render() -> str:
+    """The page."""
+    rows = (f"| {name} | {version} | {licence(name)} |\n" for name, version in versions(LOCK).items())
+    return _INTRODUCTION + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
