@@ -27,9 +27,12 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from cdc_replay.model.publication import RowFilter, Table
+from cdc_replay.filters.names import NotPrintableError
+from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.tables import TargetTable
 
 BUCKETS: Final = 256
@@ -176,10 +179,10 @@ def named_sides(table: QualifiedName) -> tuple[str, str]:
 def publisher_rows(
     table: Table,
     columns: Sequence[str],
-    filters: Sequence[RowFilter] | None,
+    passes: sql.Composable | None,
     converted: Mapping[str, sql.Composable],
 ) -> sql.Composed:
-    """The query of the publisher's rows that the subscriber should hold.
+    """The query of the publisher's rows that the subscriber should hold, those that pass the row filters.
 
     `converted` gives expressions for those columns that are something else to the subscriber.
     """
@@ -188,7 +191,7 @@ def publisher_rows(
         for name in columns
     )
     return sql.SQL("select {} from {}{}").format(
-        selected, from_table(table.name, is_partitioned=table.is_partitioned), where(filters)
+        selected, from_table(table.name, is_partitioned=table.is_partitioned), where(passes)
     )
 
 
@@ -199,25 +202,34 @@ def subscriber_rows(name: QualifiedName, columns: Sequence[str], *, is_partition
     )
 
 
-def outside_filter(filters: Sequence[RowFilter]) -> sql.Composed:
+def outside_filter(passes: sql.Composable) -> sql.Composed:
     """A row is outside where no filter is true; NULL does not match (R3.1, R7.4)."""
-    return sql.SQL("({}) is not true").format(any_of(filters))
+    return sql.SQL("({}) is not true").format(passes)
 
 
-def why_not_evaluated(side: Side, condition: sql.Composable) -> str | None:
-    """None if the side's server can evaluate the condition on its rows, else why it cannot.
+def outside_there(
+    side: Side, publisher: Connection, synced: SyncedTable
+) -> tuple[sql.Composed | None, str | None]:
+    """What is true of the subscriber's rows that the filters shut out; None, and why, where it cannot tell.
 
     Raises:
         MissingPrivilege: if the role may not read the rows at all.
+        InvalidFilter: if a row filter cannot be read.
     """
-    # The server is asked whether it knows the names, operators and collations: nobody knows better.
-    query = sql.SQL("select {} from ({}) as rows limit 0").format(condition, side.rows)
+    if synced.filters is None:
+        return None, None
+    try:
+        passes = printed_for_subscriber(side.connection, publisher, synced.table, synced.filters)
+    except NotPrintableError as error:
+        return None, str(error)
+    # The server is asked whether it knows the columns, and operators for their types: nobody knows better.
+    query = sql.SQL("select {} from ({}) as rows limit 0").format(outside_filter(passes), side.rows)
     try:
         with side.reading(), side.connection.transaction():
             side.connection.execute(query)
     except psycopg.ProgrammingError as error:
-        return error.diag.message_primary or str(error)
-    return None
+        return None, error.diag.message_primary or str(error)
+    return outside_filter(passes), None
 
 
 def conversions(
@@ -309,12 +321,6 @@ def from_table(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
     return sql.SQL("{}{}").format(only, sql.Identifier(name.schema, name.name))
 
 
-def where(filters: Sequence[RowFilter] | None) -> sql.Composable:
+def where(passes: sql.Composable | None) -> sql.Composable:
     """The WHERE clause of the rows that one of the filters lets through; nothing without filters (R7.4)."""
-    return sql.SQL("") if filters is None else sql.SQL(" where {}").format(any_of(filters))
-
-
-def any_of(filters: Sequence[RowFilter]) -> sql.Composed:
-    """The OR of the filters, not in parentheses."""
-    # The server wrote this text itself (pg_get_expr), and it is the only way to have it evaluated exactly.
-    return sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(row_filter.sql)) for row_filter in filters)
+    return sql.SQL("") if passes is None else sql.SQL(" where {}").format(passes)

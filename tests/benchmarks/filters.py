@@ -107,7 +107,7 @@ def measure(rows: int, database: Database) -> None:
     for (name, text), stored in zip(FILTERS.items(), filtered.store(list(FILTERS.values())), strict=True):
         compiled = compile_filter(stored, table)
         assert isinstance(compiled, SparkFilter)
-        server = ServerFilter(stored.sql, compiled.columns, "measured", table.name)
+        server = ServerFilter((stored,), compiled.columns, "measured", table.name)
         here, there = partial(in_spark, frame, compiled), partial(on_server, frame, server, database.dsn)
         assert here() == there()
         speeds = f"Spark {rows / seconds(here):10,.0f} rows/s, server {rows / seconds(there):10,.0f} rows/s"

@@ -47,5 +47,8 @@ def _deciding(publication: Publication) -> Publication:
 
 
 def _deciding_of_table(table: Table) -> Table:
-    columns = tuple(dataclasses.replace(column, type_sql="", generation_sql=None) for column in table.columns)
+    columns = tuple(
+        dataclasses.replace(column, type_sql="", generation_sql=None, generation_tree=None)
+        for column in table.columns
+    )
     return dataclasses.replace(table, columns=columns)

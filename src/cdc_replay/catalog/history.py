@@ -14,7 +14,7 @@ order of name. So equal catalogs have equal texts.
         {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
          "primary_key", "dropped_columns", "is_publishable",
          "columns": [{"attnum", "name", "type_oid", "typmod", "type_sql", "collation_sql",
-                      "generated", "generation_sql"}]}]}
+                      "generated", "generation_sql", "generation_tree"}]}]}      the last of generated columns
 """
 
 from __future__ import annotations
@@ -151,10 +151,15 @@ def _table_json(table: Table) -> _Json:
         "primary_key": list(table.primary_key),
         "dropped_columns": table.dropped_columns,
         "is_publishable": table.is_publishable,
-        "columns": [
-            dataclasses.asdict(column) | {"generated": column.generated.value} for column in table.columns
-        ],
+        "columns": [_column_json(column) for column in table.columns],
     }
+
+
+def _column_json(column: TableColumn) -> _Json:
+    written = dataclasses.asdict(column) | {"generated": column.generated.value}
+    if column.generation_tree is None:
+        del written["generation_tree"]
+    return written
 
 
 def _table(read: _Json) -> Table:

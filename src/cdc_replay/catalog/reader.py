@@ -106,7 +106,8 @@ COLUMNS: Final = CatalogRows(
         format_type(a.atttypid, a.atttypmod),
         case when a.attcollation <> t.typcollation
             then quote_ident(collation_schema.nspname) || '.' || quote_ident(l.collname) end,
-        a.attgenerated, case when a.attgenerated <> '' then {text} end""",
+        a.attgenerated, case when a.attgenerated <> '' then {text} end,
+        case when a.attgenerated <> '' then d.adbin::text end""",
     source="""from pg_attribute a
     join pg_type t on t.oid = a.atttypid
     left join pg_collation l on l.oid = a.attcollation
@@ -236,7 +237,7 @@ def _named(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ...]:
 
 
 def _column(row: CatalogRow) -> TableColumn:
-    _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql = row
+    _, attnum, name, type_oid, typmod, type_sql, collation_sql, generated, generation_sql, *tree = row
     return TableColumn(
         attnum=attnum,
         name=name,
@@ -246,6 +247,8 @@ def _column(row: CatalogRow) -> TableColumn:
         collation_sql=collation_sql,
         generated=Generated(generated),
         generation_sql=generation_sql,
+        # Rows of an earlier release's messages do not have it.
+        generation_tree=tree[0] if tree else None,
     )
 
 

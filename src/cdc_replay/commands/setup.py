@@ -1,9 +1,9 @@
 """`setup`: prepare a publisher and its change log, or print what an administrator runs for its roles.
 
-| dry run of         | for            | prints                                                                    |
-|--------------------|----------------|---------------------------------------------------------------------------|
-| the publisher      | the publisher  | what its role lacks; capture publications, event triggers, the slot       |
-| one `subscription` | its subscriber | what its role lacks, the schema of the state                              |
+| dry run of         | for            | prints                                                              |
+|--------------------|----------------|---------------------------------------------------------------------|
+| the publisher      | the publisher  | what its role lacks; capture publications, event triggers, the slot |
+| one `subscription` | its subscriber | what its role lacks, the schema of the state                        |
 """
 
 from __future__ import annotations

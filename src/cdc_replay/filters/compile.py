@@ -3,7 +3,7 @@
 | the filter                   | becomes                                                             |
 |------------------------------|---------------------------------------------------------------------|
 | every part has an exact rule | `SparkFilter`: the expression                                       |
-| some part has none           | `ServerFilter`: its SQL, the columns that it needs, and the reason  |
+| some part has none           | `ServerFilter`: the columns that it needs, and the reason           |
 | reads a generated column     | `ServerFilter`: the wire omits it, so it is generated again (R3.13) |
 
 No filter that PostgreSQL has stored is refused (R5.2), and none is approximated.
@@ -12,7 +12,7 @@ No filter that PostgreSQL has stored is refused (R5.2), and none is approximated
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -28,6 +28,7 @@ from cdc_replay.filters.expression import (
     children,
 )
 from cdc_replay.filters.folding import LENGTH_CASTS, folded
+from cdc_replay.filters.node_text import attnums_in, read_node
 from cdc_replay.filters.node_tree import parse
 from cdc_replay.filters.reasons import reason_for_server
 from cdc_replay.model.publication import Generated, RowFilter, Table, TableColumn
@@ -43,30 +44,21 @@ class SparkFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class FilterPart:
-    """The filter of one publication, for the report of an error in it."""
-
-    publication: str
-    sql: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServerFilter:
-    """PostgreSQL evaluates `sql` over `columns`; `because` says why.
+    """PostgreSQL evaluates the OR of `filters` over `columns`; `because` says why.
 
     `columns` are in the order of their attribute numbers and hold, with each generated column, every column
-    that its generation expression may read. `parts` are the filters of which `sql` is the OR, and `key` the
-    columns by which a row is named that makes one of them fail.
+    that its generation expression may read. `key` are the columns by which a row is named that makes one of
+    the filters fail.
 
     `only_in_key` are generated columns that stand in the replica identity without the columns behind them: an
     old row has their value, but unless it is sent (R6.9), nothing to compute it from.
     """
 
-    sql: str
+    filters: tuple[RowFilter, ...]
     columns: tuple[TableColumn, ...]
     because: str
     table: QualifiedName
-    parts: tuple[FilterPart, ...] = ()
     key: tuple[str, ...] = ()
     only_in_key: tuple[str, ...] = ()
 
@@ -96,16 +88,14 @@ def compile_any(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilte
     expressions = tuple(parse(each.node_tree) for each in row_filters)
     expression = expressions[0] if len(expressions) == 1 else Bool(BoolOp.OR, expressions)
     columns = _columns_read(expression, table)
-    sql = " or ".join(f"({each.sql})" for each in row_filters)
-    because = _reason(expression, columns, sql)
+    because = _reason(expression, columns, shown(row_filters))
     if because is None:
         return SparkFilter(folded(expression), columns)
     return ServerFilter(
-        sql=sql,
+        filters=tuple(row_filters),
         columns=_with_generation(columns, table),
         because=because,
         table=table.name,
-        parts=tuple(FilterPart(each.publication, each.sql) for each in row_filters),
         key=table.key_columns or table.primary_key,
         only_in_key=tuple(
             column.name
@@ -113,6 +103,11 @@ def compile_any(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilte
             if column.name in table.key_columns and not _sources(column, table) <= set(table.key_columns)
         ),
     )
+
+
+def shown(row_filters: Iterable[RowFilter]) -> str:
+    """The OR of filters, for people."""
+    return " or ".join(f"({each.sql})" for each in row_filters)
 
 
 def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ...]:
@@ -129,11 +124,11 @@ def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ..
     return columns
 
 
-def _reason(stored: Expression, columns: tuple[TableColumn, ...], sql: str) -> str | None:
+def _reason(stored: Expression, columns: tuple[TableColumn, ...], printed: str) -> str | None:
     generated = [column.name for column in columns if column.generated is not Generated.NO]
     if generated:
         return f'column "{generated[0]}" is generated: its value is not sent, but computed again'
-    if not all(map(PrintedFilter(sql).holds, _written_constants(stored))):
+    if not all(map(PrintedFilter(printed).holds, _written_constants(stored))):
         return "constants are stored in a form that this software does not read"
     return reason_for_server(folded(stored))
 
@@ -154,9 +149,14 @@ def _with_generation(columns: tuple[TableColumn, ...], table: Table) -> tuple[Ta
 
 
 def _sources(column: TableColumn, table: Table) -> set[str]:
-    """The columns whose names occur in the column's generation expression; none of a plain column."""
-    words = {word.strip('"').replace('""', '"') for word in _NAMES.findall(column.generation_sql or "")}
-    return words & {each.name for each in table.columns if each.generated is Generated.NO}
+    """The columns that the column's generation expression reads; none of a plain column."""
+    plain = [each for each in table.columns if each.generated is Generated.NO]
+    if column.generation_tree is None:
+        # At least those whose names occur in its text.
+        words = {word.strip('"').replace('""', '"') for word in _NAMES.findall(column.generation_sql or "")}
+        return words & {each.name for each in plain}
+    read = attnums_in(read_node(column.generation_tree))
+    return {each.name for each in plain if each.attnum in read}
 
 
 _NAMES: Final = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cdc_replay.filters.expression import Array, Constant, Expression, Type
+from cdc_replay.filters.node_text import varlena
 
 Value: TypeAlias = bool | int | float | str
 
@@ -179,15 +180,8 @@ def _calendar_text(days: int, time: str) -> str:
 # ---- varlena
 
 
-def _varlena(datum: bytes) -> bytes | None:
-    """What a plain varlena holds; None if it is compressed or stored elsewhere."""
-    if datum and datum[0] & 1:
-        return datum[1:] if datum[0] >> 1 == len(datum) else None
-    return datum[4:] if int.from_bytes(datum[:4], "little") == len(datum) << 2 else None
-
-
 def _decode_text(datum: bytes) -> str | None:
-    body = _varlena(datum)
+    body = varlena(datum)
     try:
         return None if body is None else body.decode("utf-8")
     except UnicodeDecodeError:
@@ -195,7 +189,7 @@ def _decode_text(datum: bytes) -> str | None:
 
 
 def _decode_bytea(datum: bytes) -> str | None:
-    body = _varlena(datum)
+    body = varlena(datum)
     return None if body is None else rf"\x{body.hex()}"
 
 
@@ -206,7 +200,7 @@ _BASE_DIGITS: Final = 4
 
 def _decode_numeric(datum: bytes) -> str | None:
     """Sign, scale and weight share two bytes in the short form; the long one has two more for the weight."""
-    body = _varlena(datum)
+    body = varlena(datum)
     if body is None or len(body) < 2 or len(body) % 2:  # noqa: PLR2004 - the header's two bytes
         return None
     (header,) = struct.unpack_from("<H", body)

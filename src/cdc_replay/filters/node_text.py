@@ -17,13 +17,17 @@ stored is readable.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cdc_replay.errors import InvalidFilter
 
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
-_NULL: Final = "<>"
+_NUMBER: Final = re.compile(r"-?[0-9]{1,10}")
+
+NULL: Final = "<>"
+"""What is written where there is no value."""
 
 
 @dataclass(slots=True)
@@ -46,7 +50,14 @@ class Node:
 
     def number(self, name: str) -> int:
         """A field that holds an integer, an oid or an enumerator."""
-        return int(self.token(name))
+        token = self.token(name)
+        if not _NUMBER.fullmatch(token):
+            raise malformed(f"field {name} of node {self.name} is not a number")
+        return int(token)
+
+    def flag(self, name: str) -> bool:
+        """A field that holds a truth value."""
+        return self.token(name) == "true"
 
     def token(self, name: str) -> str:
         """A field that holds one word."""
@@ -62,14 +73,37 @@ class Node:
             raise malformed(f"field {name} of node {self.name} is not a node")
         return value
 
-    def nodes(self, name: str) -> list[Node]:
-        """A field that holds a list of nodes; `<>` is the empty one."""
+    def items(self, name: str) -> list[Item]:
+        """A field that holds a list; `<>` is the empty one."""
         value = self.one(name)
-        if value == _NULL:
+        if value == NULL:
             return []
         if not isinstance(value, list):
             raise malformed(f"field {name} of node {self.name} is not a list")
-        return [item for item in value if isinstance(item, Node)]
+        return value
+
+    def nodes(self, name: str) -> list[Node]:
+        """A field that holds a list of nodes."""
+        return [item for item in self.items(name) if isinstance(item, Node)]
+
+    def oids(self, name: str) -> tuple[int, ...]:
+        """A field that holds a list of oids: `(o 96 521)`."""
+        match self.one(name):
+            case ["o", *words] if all(isinstance(word, str) and _NUMBER.fullmatch(word) for word in words):
+                return tuple(int(word) for word in words if isinstance(word, str))
+            case _:
+                raise malformed(f"field {name} of node {self.name} is not a list of oids")
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, in no order; without recursion."""
+        todo: list[Item] = [self]
+        while todo:
+            item = todo.pop()
+            if isinstance(item, Node):
+                yield item
+                todo.extend(value for values in item.fields.values() for value in values)
+            elif isinstance(item, list):
+                todo.extend(item)
 
 
 Item: TypeAlias = "str | Node | list[Item]"
@@ -139,6 +173,79 @@ class _Reader:
         if not self._open or not isinstance(self._open.pop(), wanted):
             raise malformed(f'"{word}" closes nothing')
         self._values.pop()
+
+
+def unescaped(token: str) -> str:
+    """A word as it was before it was written."""
+    return re.sub(r"\\(.)", r"\1", token, flags=re.DOTALL)
+
+
+def attnums_in(node: Node) -> frozenset[int]:
+    """The numbers of the columns that are read in `node` or below it."""
+    return frozenset(each.number("varattno") for each in node.walk() if each.name == "VAR")
+
+
+def datum_of(node: Node) -> bytes:
+    """The bytes of a constant: `length [ byte … ]`, eight of them where the type is passed by value."""
+    match node.fields.get("constvalue"):
+        case [str(), "[", *numbers, "]"]:
+            return bytes(int(number) & 0xFF for number in numbers if isinstance(number, str))
+        case _:
+            raise malformed("a constant has no value")
+
+
+UNKNOWN: Final = 705
+"""The type of a literal that has none yet, as in `num_nulls('a')`."""
+
+_VARLENA_TEXTS: Final = frozenset({25, 114, 142, 1042, 1043})
+"""text, json, xml, bpchar, varchar."""
+_C_STRINGS: Final = frozenset({19, UNKNOWN})
+"""name, and literals without a type."""
+
+TEXTS: Final = _VARLENA_TEXTS | _C_STRINGS
+"""Types whose values are characters and nothing else."""
+
+
+def varlena(datum: bytes) -> bytes | None:
+    """What a plain varlena holds; None if it is compressed or stored elsewhere."""
+    if datum and datum[0] & 1:
+        return datum[1:] if datum[0] >> 1 == len(datum) else None
+    return datum[4:] if int.from_bytes(datum[:4], "little") == len(datum) << 2 else None
+
+
+def text_datum(constant: Node) -> bytes | None:
+    """The characters of a constant of `TEXTS`, in the encoding of the server; None of any other constant."""
+    type_oid = constant.number("consttype")
+    if type_oid not in TEXTS or constant.flag("constisnull"):
+        return None
+    datum = datum_of(constant)
+    return varlena(datum) if type_oid in _VARLENA_TEXTS else datum.split(b"\0", 1)[0]
+
+
+_RESULT_TYPES: Final[Mapping[str, str]] = {
+    "VAR": "vartype",
+    "CONST": "consttype",
+    "FUNCEXPR": "funcresulttype",
+    "OPEXPR": "opresulttype",
+    "NULLIFEXPR": "opresulttype",
+    "RELABELTYPE": "resulttype",
+    "COERCEVIAIO": "resulttype",
+    "ARRAYCOERCEEXPR": "resulttype",
+    "SUBSCRIPTINGREF": "refrestype",
+    "ARRAYEXPR": "array_typeid",
+    "COALESCEEXPR": "coalescetype",
+    "CASEEXPR": "casetype",
+    "MINMAXEXPR": "minmaxtype",
+    "CASETESTEXPR": "typeId",
+}
+
+
+def result_type(node: Node) -> int | None:
+    """The type of an expression's value, where the node says it."""
+    while node.name == "COLLATEEXPR":
+        node = node.node("arg")
+    name = _RESULT_TYPES.get(node.name)
+    return None if name is None else node.number(name)
 
 
 def malformed(why: str) -> InvalidFilter:

@@ -9,7 +9,7 @@ those that matter are asked for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +38,7 @@ from cdc_replay.filters.expression import (
     Unmodelled,
     walk,
 )
-from cdc_replay.filters.node_text import Item, Node, malformed, read_node
+from cdc_replay.filters.node_text import Node, attnums_in, datum_of, malformed, read_node, result_type
 from cdc_replay.filters.operators import OPERATOR_OIDS, OPERATORS
 
 _INT4_OF_INT2: Final = 313
@@ -53,7 +53,10 @@ def parse(text: str) -> Expression:
     Raises:
         InvalidFilter: if `text` is not a node tree.
     """
-    return _translate(read_node(text), _Place())
+    try:
+        return _translate(read_node(text), _Place())
+    except (ValueError, LookupError) as error:
+        raise malformed(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +70,10 @@ class _Place:
 def _translate(node: Node, place: _Place) -> Expression:
     builder = _BUILDERS.get(node.name)
     if place.depth > MAX_DEPTH:
-        return Unmodelled("an expression nested too deeply", _attnums(node))
+        return Unmodelled("an expression nested too deeply", attnums_in(node))
     if builder is None:
-        return Unmodelled(f"expression node {node.name}", _attnums(node))
+        return Unmodelled(f"expression node {node.name}", attnums_in(node))
     return builder(node, dataclasses.replace(place, depth=place.depth + 1))
-
-
-def _attnums(node: Node) -> frozenset[int]:
-    return frozenset(each.number("varattno") for each in _nodes_below(node) if each.name == "VAR")
-
-
-def _nodes_below(node: Node) -> Iterator[Node]:
-    todo: list[Item] = [node]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, Node):
-            yield item
-            todo.extend(value for values in item.fields.values() for value in values)
-        elif isinstance(item, list):
-            todo.extend(item)
 
 
 def _arguments(node: Node, place: _Place, name: str = "args") -> tuple[Expression, ...]:
@@ -98,9 +86,9 @@ def _column(node: Node, _place: _Place) -> Expression:
 
 def _constant(node: Node, _place: _Place) -> Expression:
     type_oid = node.number("consttype")
-    if node.token("constisnull") == "true":
+    if node.flag("constisnull"):
         return Constant(type_oid, None)
-    decoded = decode_datum(type_oid, _datum(node))
+    decoded = decode_datum(type_oid, datum_of(node))
     return decoded or Unmodelled(f"a constant of {_type_name(type_oid)} that is not understood", frozenset())
 
 
@@ -118,20 +106,20 @@ def _null_if(node: Node, place: _Place) -> Expression:
 
 def _array_comparison(node: Node, place: _Place) -> Expression:
     left, array = _arguments(node, place)
-    is_any = node.token("useOr") == "true"
+    is_any = node.flag("useOr")
     return ArrayComparison(node.number("opno"), node.number("inputcollid"), is_any, left, array)
 
 
 def _array(node: Node, place: _Place) -> Expression:
-    if node.token("multidims") == "true":
-        return Unmodelled("an array of several dimensions", _attnums(node))
+    if node.flag("multidims"):
+        return Unmodelled("an array of several dimensions", attnums_in(node))
     return Array(_arguments(node, place, "elements"))
 
 
 def _function(node: Node, place: _Place) -> Expression:
     if node.number("funcid") == _INT4_OF_INT2 and node.number("funcresulttype") != Type.INT4:
         # The cast to oid is the same function: its result has no sign then.
-        return Unmodelled("a smallint as an oid", _attnums(node))
+        return Unmodelled("a smallint as an oid", attnums_in(node))
     return Function(node.number("funcid"), _arguments(node, place))
 
 
@@ -142,10 +130,10 @@ def _bool(node: Node, place: _Place) -> Expression:
 def _null_test(node: Node, place: _Place) -> Expression:
     negated = node.number("nulltesttype") == 1
     argument = node.node("arg")
-    if node.token("argisrow") != "true":
+    if not node.flag("argisrow"):
         return NullTest(_translate(argument, place), negated)
     if argument.name != "ROWEXPR":
-        return Unmodelled("a NULL test of a row", _attnums(node))
+        return Unmodelled("a NULL test of a row", attnums_in(node))
     # True if it is true of every field, for IS NOT NULL too.
     fields = tuple(NullTest(field, negated) for field in _arguments(argument, place))
     return Bool(BoolOp.AND, fields) if fields else Constant(Type.BOOL, True)
@@ -157,32 +145,10 @@ def _truth_test(node: Node, place: _Place) -> Expression:
 
 def _relabel(node: Node, place: _Place) -> Expression:
     argument = node.node("arg")
-    source = _result_type(argument)
+    source = result_type(argument)
     if source is None:
-        return Unmodelled("a cast of an expression", _attnums(node))
+        return Unmodelled("a cast of an expression", attnums_in(node))
     return Relabel(_translate(argument, place), source, node.number("resulttype"))
-
-
-_RESULT_TYPES: Final[Mapping[str, str]] = {
-    "VAR": "vartype",
-    "CONST": "consttype",
-    "FUNCEXPR": "funcresulttype",
-    "OPEXPR": "opresulttype",
-    "NULLIFEXPR": "opresulttype",
-    "RELABELTYPE": "resulttype",
-    "COALESCEEXPR": "coalescetype",
-    "CASEEXPR": "casetype",
-    "MINMAXEXPR": "minmaxtype",
-    "CASETESTEXPR": "typeId",
-}
-
-
-def _result_type(node: Node) -> int | None:
-    """The type of an expression's value, where the node says it."""
-    if node.name == "COLLATEEXPR":
-        return _result_type(node.node("arg"))
-    name = _RESULT_TYPES.get(node.name)
-    return None if name is None else node.number(name)
 
 
 def _collate(node: Node, place: _Place) -> Expression:
@@ -204,7 +170,7 @@ def _case(node: Node, place: _Place) -> Expression:
     operand = node.one("arg")
     own = _translate(operand, place) if isinstance(operand, Node) else None
     if own is not None and _repeats(own):
-        return Unmodelled("CASE with an operand that is a CASE", _attnums(node))
+        return Unmodelled("CASE with an operand that is a CASE", attnums_in(node))
     conditions = dataclasses.replace(place, operand=own)
     branches = tuple(
         (_translate(when.node("expr"), conditions), _translate(when.node("result"), place))
@@ -227,29 +193,20 @@ def _row_comparison(node: Node, place: _Place) -> Expression:
 
     `(a, b) <= (c, d)` is: if a = c, then b <= d, else a < c.
     """
-    operators, collations = _oids(node, "opnos"), _oids(node, "inputcollids")
+    operators, collations = node.oids("opnos"), node.oids("inputcollids")
     lefts, rights = _arguments(node, place, "largs"), _arguments(node, place, "rargs")
     pairs = tuple(zip(lefts, rights, strict=True))
     if any(_repeats(each) for each in (*lefts, *rights)):
-        return Unmodelled("a comparison of rows that hold a CASE", _attnums(node))
+        return Unmodelled("a comparison of rows that hold a CASE", attnums_in(node))
     result: Expression = Operator(operators[-1], collations[-1], pairs[-1])
     for operator, collation, pair in zip(operators[-2::-1], collations[-2::-1], pairs[-2::-1], strict=True):
         symbol, *types = OPERATORS.get(operator, ("",))
         equal, decisive = (OPERATOR_OIDS.get((each, *types)) for each in ("=", symbol.rstrip("=")))
         if equal is None or decisive is None:
-            return Unmodelled("a comparison of rows", _attnums(node))
+            return Unmodelled("a comparison of rows", attnums_in(node))
         branch = (Operator(equal, collation, pair), result)
         result = Case((branch,), Operator(decisive, collation, pair))
     return result
-
-
-def _oids(node: Node, name: str) -> tuple[int, ...]:
-    """A list of oids: `(o 96 521)`."""
-    match node.one(name):
-        case ["o", *words]:
-            return tuple(int(word) for word in words if isinstance(word, str))
-        case _:
-            raise malformed(f"field {name} of node {node.name} is not a list of oids")
 
 
 _BUILDERS: Final[Mapping[str, Callable[[Node, _Place], Expression]]] = {
@@ -272,15 +229,6 @@ _BUILDERS: Final[Mapping[str, Callable[[Node, _Place], Expression]]] = {
     "MINMAXEXPR": _extreme,
     "ROWCOMPAREEXPR": _row_comparison,
 }
-
-
-def _datum(node: Node) -> bytes:
-    """The bytes of a constant: `length [ byte … ]`, eight of them where the type is passed by value."""
-    match node.fields.get("constvalue"):
-        case [str(), "[", *numbers, "]"]:
-            return bytes(int(number) & 0xFF for number in numbers if isinstance(number, str))
-        case _:
-            raise malformed("a constant has no value")
 
 
 def _type_name(type_oid: int) -> str:

@@ -24,11 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.compile import FilterPart, ServerFilter
-from cdc_replay.filters.session import NULL, Answers, Failure, FilterFailed, FilterSession, Question
+from cdc_replay.filters.check_table import Question
+from cdc_replay.filters.compile import ServerFilter, shown
+from cdc_replay.filters.session import NULL, Answers, Failure, FilterFailed, FilterSession
 from cdc_replay.model.change import ChangeKind
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import Generated, TableColumn
+from cdc_replay.model.publication import Generated, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
 
 Indices: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -42,7 +43,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 @dataclass(frozen=True, slots=True)
 class ServerCheck:
-    """A filter to ask PostgreSQL about, and which rows to ask it about.
+    """Filters to ask PostgreSQL about, whether one is true, and which rows to ask it about.
 
     Its answer is element `number` of the answers. It is asked about rows whose `route` is in `routes` and
     whose `kind` is in `kinds`. `columns` says where in a row's value array each column is; None where the row
@@ -52,11 +53,10 @@ class ServerCheck:
 
     number: int
     routes: frozenset[int]
-    sql: str
+    filters: tuple[RowFilter, ...]
     columns: tuple[tuple[TableColumn, int | None], ...]
     table: QualifiedName
     kinds: frozenset[ChangeKind] = ROW_KINDS
-    parts: tuple[FilterPart, ...] = ()
     key: tuple[tuple[str, int], ...] = ()
     """The columns by which a row is named in an error, each with its position in the value array."""
     unknown_if_changed: str | None = None
@@ -78,11 +78,10 @@ class ServerCheck:
         return cls(
             number=number,
             routes=frozenset(routes),
-            sql=compiled.sql,
+            filters=compiled.filters,
             columns=columns,
             table=compiled.table,
             kinds=frozenset(kinds),
-            parts=compiled.parts,
             key=tuple((name, at[name]) for name in compiled.key or at if name in at),
             unknown_if_changed=next((name for name in compiled.only_in_key if name not in at), None),
         )
@@ -90,13 +89,13 @@ class ServerCheck:
     @property
     def question(self) -> Question:
         """What the server is asked."""
-        return Question(self.number, self.sql, tuple(column for column, _ in self.columns), self.table)
+        return Question(self.number, self.filters, tuple(column for column, _ in self.columns), self.table)
 
 
 def _source(column: TableColumn, position: int | None) -> tuple[TableColumn, int | None]:
     """A generated column whose value was sent (R6.9) is a column like any other."""
     if position is not None and column.generated is not Generated.NO:
-        return dataclasses.replace(column, generated=Generated.NO, generation_sql=None), position
+        return dataclasses.replace(column, generated=Generated.NO), position
     return column, position
 
 
@@ -177,8 +176,9 @@ def _check_known(batch: pa.RecordBatch, check: ServerCheck, asked: Mapping[str, 
             raise InvalidFilter(
                 f'cannot evaluate a row filter of table "{check.table}": the value of generated column'
                 f' "{check.unknown_if_changed}" is not sent',
-                detail=f"The filter is {check.sql}. The column is part of the replica identity, the columns"
-                f" from which it is computed are not.{_described(batch, check, (source, int(index)))}",
+                detail=f"The filter is {shown(check.filters)}. The column is part of the replica identity,"
+                " the columns from which it is computed are not."
+                f"{_described(batch, check, (source, int(index)))}",
                 hint="Set the table's REPLICA IDENTITY to FULL, or to an index that has these columns too,"
                 f" then copy the table again: `cdc-replay snapshot … --table {check.table}`.",
                 rule="R3.13",
@@ -213,15 +213,15 @@ def _distinct(values: pa.Table) -> tuple[pa.Table, Indices]:
 
 def _culprit(
     check: ServerCheck, values: pa.Table, row: int | None, session: FilterSession
-) -> FilterPart | None:
+) -> RowFilter | None:
     """Whose filter fails for the row: the first that does, since none before it is TRUE (R3.8)."""
     if row is None:
-        return check.parts[0] if len(check.parts) == 1 else None
-    for part in check.parts:
+        return check.filters[0] if len(check.filters) == 1 else None
+    for row_filter in check.filters:
         try:
-            session.answers(dataclasses.replace(check.question, sql=part.sql), values.slice(row, 1))
+            session.answers(dataclasses.replace(check.question, filters=(row_filter,)), values.slice(row, 1))
         except FilterFailed:
-            return part
+            return row_filter
     return None
 
 
@@ -250,10 +250,10 @@ def _shown(value: str | None) -> str:
 
 
 def _explained(
-    check: ServerCheck, culprit: FilterPart | None, failure: Failure, described: str
+    check: ServerCheck, culprit: RowFilter | None, failure: Failure, described: str
 ) -> InvalidFilter:
     whose = f' of publication "{culprit.publication}"' if culprit and culprit.publication else ""
-    filter_sql = culprit.sql if culprit else check.sql
+    filter_sql = culprit.sql if culprit else shown(check.filters)
     return InvalidFilter(
         f'cannot evaluate a row filter of table "{check.table}": {failure.said}'
         + (f" (SQLSTATE {failure.sqlstate})" if failure.sqlstate else ""),

@@ -3,10 +3,10 @@
     values ── COPY FROM STDIN ──▶ pg_temp.cdc_replay_check_N (row, typed columns)
     "tfn…" ◀── string_agg of the filter, in the order of the rows ──┘
 
-The table's columns have the published column's type and collation, so that comparisons mean the same (R3.16),
-and values pass PostgreSQL's own input functions. A generated column is generated again, because the wire
-omits it (R3.13). The answers come as one value: a client takes longer to receive 50,000 rows of one letter
-than the server needs to evaluate an ordinary filter for them.
+The table (`check_table`) has columns of the published types and collations, so that comparisons mean the
+same (R3.16), and values pass PostgreSQL's own input functions. A generated column is generated again, because
+the wire omits it (R3.13). The answers come as one value: a client takes longer to receive 50,000 rows of one
+letter than the server needs to evaluate an ordinary filter for them.
 
 The tables are temporary: a process that dies leaves nothing behind.
 """
@@ -14,19 +14,17 @@ The tables are temporary: a process that dies leaves nothing behind.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.csv
-from psycopg import sql
 
 from cdc_replay.errors import ServerUnavailable
-from cdc_replay.model.publication import Generated, TableColumn
-from cdc_replay.model.relation import QualifiedName
+from cdc_replay.filters.check_table import CheckTable, Question
+from cdc_replay.model.publication import RowFilter
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 
 Answers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int8]]
@@ -37,16 +35,6 @@ _LETTERS: Final = {ord("t"): 1, ord("f"): 0}
 
 _NOT_THE_FILTERS_FAULT: Final = frozenset({"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58"})
 """Classes of SQLSTATE: connections, transactions, resources, operators, the system."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A filter over columns of a published table; `number` tells the questions of one session apart."""
-
-    number: int
-    sql: str
-    columns: tuple[TableColumn, ...]
-    table: QualifiedName
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +60,8 @@ class FilterSession:
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._connection: Connection | None = None
-        self._tables: set[int] = set()
+        self._tables: dict[tuple[int, tuple[RowFilter, ...]], CheckTable] = {}
+        self._made: set[int] = set()
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -87,6 +76,7 @@ class FilterSession:
 
         Raises:
             FilterFailed: if the filter fails, with the first row that makes it fail.
+            InvalidFilter: if it has what PostgreSQL accepts in no filter, or its generated columns have.
             ServerUnavailable, MissingPrivilege: if the server cannot be asked.
         """
         try:
@@ -135,19 +125,28 @@ class FilterSession:
     def _exchange(self, question: Question, values: pa.Table) -> Answers:
         if self._connection is None:
             self._connection = connect(self._dsn, purpose="row filters")
-        statements = _Statements.of(question)
-        is_new = question.number not in self._tables
+        table = self._check_table(question, self._connection)
+        is_new = question.number not in self._made
         with self._connection.transaction(), self._connection.cursor() as cursor:
             # Not ON COMMIT DELETE ROWS, which empties the tables of all questions at every commit.
-            cursor.execute(statements.create if is_new else statements.empty)
-            with cursor.copy(statements.fill) as copy:
+            cursor.execute(table.create if is_new else table.empty)
+            if is_new:
+                table.confirm(self._connection)
+            with cursor.copy(table.fill) as copy:
                 copy.write(_csv(values))
-            (letters,) = cursor.execute(statements.select).fetchone() or (None,)
-        self._tables.add(question.number)
+            (letters,) = cursor.execute(table.select).fetchone() or (None,)
+        self._made.add(question.number)
         found = np.frombuffer((letters or "").encode(), np.uint8)
         return np.select([found == letter for letter in _LETTERS], list(_LETTERS.values()), NULL).astype(
             np.int8
         )
+
+    def _check_table(self, question: Question, connection: Connection) -> CheckTable:
+        # Of some of the filters alone another expression is asked for, over the same table.
+        key = (question.number, question.filters)
+        if key not in self._tables:
+            self._tables[key] = CheckTable.of(question, connection)
+        return self._tables[key]
 
 
 def _csv(values: pa.Table) -> memoryview:
@@ -158,59 +157,3 @@ def _csv(values: pa.Table) -> memoryview:
     # One chunk: write_csv (Arrow 26) writes rubbish where the first chunk of a table is empty.
     pyarrow.csv.write_csv(values.set_column(0, "0", numbers).combine_chunks(), sink, options)
     return sink.getbuffer()
-
-
-@dataclass(frozen=True, slots=True)
-class _Statements:
-    """What is executed for a question."""
-
-    create: sql.Composed
-    empty: sql.Composed
-    fill: sql.Composed
-    select: sql.Composed
-
-    @classmethod
-    def of(cls, question: Question) -> Self:
-        name = f"cdc_replay_check_{question.number}"
-        table = sql.Identifier("pg_temp", name)
-        row = sql.Identifier(_unused_name(question.columns))
-        sent = [
-            sql.Identifier(column.name) for column in question.columns if column.generated is Generated.NO
-        ]
-        return cls(
-            create=sql.SQL("create temporary table {} ({})").format(
-                sql.Identifier(name),
-                sql.SQL(", ").join([sql.SQL("{} bigint").format(row), *map(_definition, question.columns)]),
-            ),
-            empty=sql.SQL("truncate {}").format(table),
-            fill=sql.SQL("copy {} ({}) from stdin (format csv)").format(
-                table, sql.SQL(", ").join([row, *sent])
-            ),
-            # CASE evaluates its operand once.
-            select=sql.SQL(
-                "select string_agg(case {} when true then 't' when false then 'f' else 'n' end, ''"
-                " order by {}) from {}"
-            ).format(_as_printed(f"({question.sql})"), row, table),
-        )
-
-
-def _unused_name(columns: Sequence[TableColumn]) -> str:
-    name = "row"
-    while name in {column.name for column in columns}:
-        name += "_"
-    return name
-
-
-def _definition(column: TableColumn) -> sql.Composable:
-    parts: list[sql.Composable] = [sql.Identifier(column.name), _as_printed(column.type_sql)]
-    if column.collation_sql:
-        parts += [sql.SQL("collate"), _as_printed(column.collation_sql)]
-    if column.generation_sql:
-        kind = sql.SQL("virtual" if column.generated is Generated.VIRTUAL else "stored")
-        parts += [sql.SQL("generated always as"), _as_printed(f"({column.generation_sql})"), kind]
-    return sql.SQL(" ").join(parts)
-
-
-def _as_printed(text: str) -> sql.SQL:
-    """SQL that the publisher has printed itself (`pg_get_expr`, `format_type`), and that goes back to it."""
-    return sql.SQL(text)

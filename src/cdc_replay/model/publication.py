@@ -29,7 +29,7 @@ class RowFilter:
     """The WHERE clause of one membership.
 
     `node_tree` is `pg_publication_rel.prqual` as stored: resolved operators, functions, types, collations.
-    `sql` is `pg_get_expr` of it, for display and for evaluation by the server. `publication` is whose filter
+    `sql` is `pg_get_expr` of it, for display; it is never executed. `publication` is whose filter
     it is, once that has been chosen among several; it says nothing about what the filter means.
     """
 
@@ -80,7 +80,11 @@ class Generated(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A live column; `type_sql` and `collation_sql` are written as DDL wants them, schema-qualified."""
+    """A live column; `type_sql` and `collation_sql` are written as DDL wants them, schema-qualified.
+
+    These and `generation_sql` are for display and comparison, and never executed. `generation_tree` is
+    `pg_attrdef.adbin` as stored; None of a generated column where the catalog was recorded without it.
+    """
 
     attnum: int
     name: str
@@ -90,6 +94,7 @@ class TableColumn:
     collation_sql: str | None
     generated: Generated = Generated.NO
     generation_sql: str | None = None
+    generation_tree: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from psycopg import sql
 from cdc_replay import digest
 from cdc_replay.digest import Side
 from cdc_replay.errors import CdcReplayError, InvalidFilter
-from cdc_replay.model.publication import RowFilter
+from cdc_replay.filters.printed import printed_filters
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
@@ -31,15 +31,17 @@ from cdc_replay.subscriber.tables import TargetTable
 class Pair:
     """A published table and its target; rows belong together by `key`, empty where there is none.
 
-    `outside` is true of rows of the target that the row filter shuts out, where the subscriber can tell;
-    `claimed` of rows that another feed of the target may have brought, which are never deleted.
-    `time_zone` is that of the sessions which write to the target.
+    `passes` is true of the publisher's rows that the row filters let through, None where there are none;
+    `outside` of rows of the target that they shut out, where the subscriber can tell; `claimed` of rows that
+    another feed of the target may have brought, which are never deleted. `time_zone` is that of the sessions
+    which write to the target.
     """
 
     synced: SyncedTable
     target: TargetTable
     key: tuple[str, ...]
     time_zone: str
+    passes: sql.Composed | None = None
     outside: sql.Composed | None = None
     claimed: sql.Composed | None = None
 
@@ -48,17 +50,20 @@ class Pair:
         cls,
         synced: SyncedTable,
         target: TargetTable,
-        connection: Connection,
+        publisher: Connection,
+        subscriber: Connection,
         claimed: sql.Composed | None = None,
     ) -> Pair:
-        """The pair; the target has all the published columns."""
+        """The pair; the target has all the published columns.
+
+        Raises:
+            InvalidFilter: if a row filter cannot be read.
+        """
         key = digest.common_key(synced.table, target, synced.columns)
-        pair = cls(synced, target, key, own_time_zone(connection), claimed=claimed)
-        if synced.filters is None:
-            return pair
-        outside = digest.outside_filter(synced.filters)
-        is_known = digest.why_not_evaluated(pair.subscriber(connection), outside) is None
-        return dataclasses.replace(pair, outside=outside) if is_known else pair
+        passes = printed_filters(publisher, synced.table, synced.filters)
+        pair = cls(synced, target, key, own_time_zone(subscriber), passes, claimed=claimed)
+        outside, _ = digest.outside_there(pair.subscriber(subscriber), publisher, synced)
+        return dataclasses.replace(pair, outside=outside)
 
     @property
     def name(self) -> QualifiedName:
@@ -77,7 +82,7 @@ class Pair:
 
     def publisher(self, connection: Connection) -> Side:
         """The rows that the target should hold."""
-        rows = digest.publisher_rows(self.synced.table, self.columns, self.synced.filters, self._converted)
+        rows = digest.publisher_rows(self.synced.table, self.columns, self.passes, self._converted)
         of_publisher, _ = digest.named_sides(self.synced.table.name)
         return Side(connection, rows, self.key, self.columns, table=of_publisher)
 
@@ -92,13 +97,11 @@ class Pair:
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""
-        filters = self.synced.filters
-        passes = sql.SQL("true") if filters is None else digest.any_of(filters)
-        return self._selected(self.columns, passes, buckets)
+        return self._selected(self.columns, self.passes or sql.SQL("true"), buckets)
 
-    def unpublished_keys_of(self, buckets: Buckets, filters: Sequence[RowFilter]) -> sql.Composed:
-        """The keys of the publisher's rows in these buckets that the filters shut out."""
-        return self._selected(self.key, digest.outside_filter(filters), buckets)
+    def unpublished_keys_of(self, buckets: Buckets, passes: sql.Composed) -> sql.Composed:
+        """The keys of the publisher's rows in these buckets that do not pass."""
+        return self._selected(self.key, digest.outside_filter(passes), buckets)
 
     def _selected(self, columns: Sequence[str], condition: sql.Composable, buckets: Buckets) -> sql.Composed:
         converted = self._converted
@@ -160,8 +163,8 @@ def stage_unpublished_keys(
     Raises:
         CdcReplayError: as `copy_across`.
     """
-    pair, filters = staged.pair, staged.pair.synced.filters
-    if filters is None or not pair.key or not staged.buckets.numbers:
+    pair, passes = staged.pair, staged.pair.passes
+    if passes is None or not pair.key or not staged.buckets.numbers:
         return None
     table = temporary(f"unpublished_{number}")
     subscriber.execute(
@@ -169,7 +172,7 @@ def stage_unpublished_keys(
             table, names(pair.key), sql.Identifier(pair.name.schema, pair.name.name)
         )
     )
-    rows = pair.unpublished_keys_of(staged.buckets, filters)
+    rows = pair.unpublished_keys_of(staged.buckets, passes)
     copy_across(publisher, [rows], subscriber, CopyTarget(table, pair.name, pair.key))
     return table
 

@@ -214,7 +214,7 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
         hold(publisher, [PlannedTable.of(synced.table)])
         with comparing(synced.table.name), comparable_texts(subscriber):
             claimed = request.claims.get(synced.table.name)
-            pair = Pair.of(synced, targets[synced.table.name], subscriber, claimed)
+            pair = Pair.of(synced, targets[synced.table.name], publisher, subscriber, claimed)
             pair, unequal = _unequal(pair, publisher, subscriber)
         failpoint("reconcile.after_digests")
         staged = stage(pair, number, unequal.buckets, publisher, subscriber)

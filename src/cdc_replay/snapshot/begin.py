@@ -18,7 +18,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from cdc_replay.filters.printed import printed_filters
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.table_state import Copying, Parked, Ready, TableState
@@ -41,6 +43,9 @@ from cdc_replay.snapshot.staging import (
 from cdc_replay.subscriber.origin import drop_origins
 from cdc_replay.subscriber.state import set_table_state, table_states
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+if TYPE_CHECKING:
+    from psycopg import sql
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +85,13 @@ class SnapshotRequest:
 class TablePlan:
     """A table that is copied: what is read in this run, what earlier ones have staged, by name of the table.
 
-    `logged` are the changes since the oldest staged chunk, None where nothing is staged.
+    `passes` is true of the rows that the row filters let through, None where there are none. `logged` are the
+    changes since the oldest staged chunk, None where nothing is staged.
     """
 
     table: TableCopy
     synced: SyncedTable
+    passes: sql.Composed | None
     definition: Definition | None
     staged: Mapping[str, StagedChunk]
     logged: LoggedChanges | None
@@ -116,6 +123,7 @@ def begin(connection: Connection, request: SnapshotRequest) -> tuple[TablePlan, 
 
     Raises:
         SubscriberNotReady: listing every table and column that the subscriber lacks; nothing is changed then.
+        InvalidFilter: if a row filter cannot be read.
     """
     states = table_states(connection, request.subscription)
     wanted = [
@@ -159,7 +167,8 @@ def _plans(
     with contextlib.closing(import_snapshot(request.snapshot, purpose="snapshot plan")) as source:
         storage = plan.read_storage(source, tables)
         definitions = read_definitions(source, tables, storage, targets, request.history)
-    for synced in tables:
+        passes = [printed_filters(source, each.table, each.filters) for each in tables]
+    for synced, condition in zip(tables, passes, strict=True):
         name = synced.table.name
         definition = definitions.get(name)
         staged = _usable(found, name, definition, request.snapshot.consistent_point)
@@ -170,7 +179,7 @@ def _plans(
         begun = _begun(request, states.get(name), staged)
         columns = _copied_columns(synced, targets[name])
         table = TableCopy(name, columns, targets[name].is_partitioned, begun, targets[name].oid)
-        planned = TablePlan(table, synced, definition, staged, logged if staged else None, ())
+        planned = TablePlan(table, synced, condition, definition, staged, logged if staged else None, ())
         yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
 
 
@@ -245,7 +254,7 @@ def _chunks(
     # COPY has no form for rows without columns: they are inserted from a staging table.
     is_direct = len(chunks) == 1 and not done and not request.replace and bool(table.columns)
     for chunk in chunks:
-        sources = tuple(plan.source(piece, table.columns, synced.filters) for piece in chunk.slices)
+        sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)
         read = tuple({piece.table.id: PlannedTable.of(piece.table) for piece in chunk.slices}.values())
         if is_direct:
             yield ChunkCopy(table, chunk.number, sources, read, chunk.bytes, staging=None)

@@ -21,12 +21,12 @@ from pyspark import TaskContext
 
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.errors import CdcReplayError
-from cdc_replay.model.publication import RowFilter, Table
+from cdc_replay.model.publication import Table
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import CopyTarget, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
-from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.snapshot.begin import TablePlan
 from cdc_replay.snapshot.chunk import CopySetting, TableCopy, subscriber_connection
 from cdc_replay.snapshot.definition import KeyColumn
 from cdc_replay.snapshot.plan import Slice, select
@@ -55,21 +55,19 @@ class LateRows:
     setting: CopySetting
     table: TableCopy
     leaves: tuple[Table, ...]
-    filters: tuple[RowFilter, ...] | None
+    passes: sql.Composed | None
     key: tuple[KeyColumn, ...]
 
     @classmethod
-    def of(
-        cls, setting: CopySetting, table: TableCopy, synced: SyncedTable, key: tuple[KeyColumn, ...]
-    ) -> LateRows:
+    def of(cls, setting: CopySetting, planned: TablePlan, key: tuple[KeyColumn, ...]) -> LateRows:
         """The rows of a published table that have touched keys."""
-        return cls(setting, table, synced.leaves, synced.filters, key)
+        return cls(setting, planned.table, planned.synced.leaves, planned.passes, key)
 
     def queries(self, keys: Sequence[Sequence[str]]) -> Iterator[sql.Composed]:
         """The rows of all leaves that have one of the keys and pass the filters."""
         for leaf in self.leaves:
             condition = match(leaf, self.key, keys)
-            yield select(Slice(leaf), self.table.columns, self.filters, also=(condition,))
+            yield select(Slice(leaf), self.table.columns, self.passes, also=(condition,))
 
 
 @dataclass(frozen=True, slots=True)

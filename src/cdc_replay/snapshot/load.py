@@ -179,7 +179,7 @@ class _Run:
                 continue
             tasks = self._request.readers or self._spark.sparkContext.defaultParallelism
             setting = self._request.setting(tasks)
-            late = LateRows.of(setting, each.table, each.synced, each.definition.key)
+            late = LateRows.of(setting, each, each.definition.key)
             keys = touched_keys(each.logged, each.synced, each.definition.key_columns)
             began = time.monotonic()
             for part in stage_late_rows(late, keys.coalesce(tasks)):

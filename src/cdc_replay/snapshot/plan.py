@@ -17,7 +17,7 @@ same way. A range says something about a table only as long as its rows stay in 
 `Storage.filenode` names: TRUNCATE, VACUUM FULL, CLUSTER and ALTER TABLE with a rewrite begin a new one.
 
 The row filter is the OR of what the publications attach to the published relation, whatever actions they
-publish (R7.3, R7.4). PostgreSQL evaluates it, as `pg_get_expr` prints it with an empty search_path.
+publish (R7.3, R7.4). PostgreSQL evaluates it, as `filters.printed` writes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Final
 
 from psycopg import sql
 
-from cdc_replay.model.publication import Generated, RowFilter, Table
+from cdc_replay.model.publication import Generated, Table
 from cdc_replay.model.relation import RelationId
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Source, WholeTable
@@ -196,28 +196,28 @@ def _pieces(part: _Part, start: int, length: int) -> Iterator[tuple[int, Slice]]
     yield last, Slice(part.slice.table, first_page=begin + page, end_page=part.slice.end_page)
 
 
-def source(piece: Slice, columns: tuple[str, ...], filters: tuple[RowFilter, ...] | None) -> Source:
-    """What reads the rows of `piece` that pass the filters, with these columns in this order.
+def source(piece: Slice, columns: tuple[str, ...], passes: sql.Composable | None) -> Source:
+    """What reads the rows of `piece` that pass the row filters, with these columns in this order.
 
     COPY of a table has no form for conditions, other tables below it, generated columns, or no column (R7.6).
     """
     names = {column.name for column in piece.table.columns if column.generated is Generated.NO}
-    if piece.is_whole and piece.only and filters is None and columns and names.issuperset(columns):
+    if piece.is_whole and piece.only and passes is None and columns and names.issuperset(columns):
         return WholeTable(sql.Identifier(piece.table.name.schema, piece.table.name.name), columns)
-    return select(piece, columns, filters)
+    return select(piece, columns, passes)
 
 
 def select(
     piece: Slice,
     columns: Sequence[str],
-    filters: tuple[RowFilter, ...] | None,
+    passes: sql.Composable | None,
     also: Sequence[sql.Composable] = (),
 ) -> sql.Composed:
-    """The query for the rows of `piece` that pass the filters, with these columns in this order.
+    """The query for the rows of `piece` that pass the row filters, with these columns in this order.
 
     `also` are further conditions.
     """
-    conditions = [*_page_conditions(piece), *_filter_conditions(filters), *also]
+    conditions = [*_page_conditions(piece), *([] if passes is None else [passes]), *also]
     return sql.SQL("select {} from {}{}{}").format(
         sql.SQL(", ").join(map(sql.Identifier, columns)),
         sql.SQL("only " if piece.only else ""),
@@ -231,9 +231,3 @@ def _page_conditions(piece: Slice) -> Iterator[sql.Composable]:
         yield sql.SQL("ctid >= {}::tid").format(f"({piece.first_page},0)")
     if piece.end_page is not None:
         yield sql.SQL("ctid < {}::tid").format(f"({piece.end_page},0)")
-
-
-def _filter_conditions(filters: tuple[RowFilter, ...] | None) -> Iterator[sql.Composable]:
-    if filters is not None:
-        alternatives = (sql.SQL("(") + sql.SQL(row_filter.sql) + sql.SQL(")") for row_filter in filters)
-        yield sql.SQL("({})").format(sql.SQL(" or ").join(alternatives))

@@ -33,6 +33,7 @@ import psycopg
 from cdc_replay import digest
 from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
+from cdc_replay.filters.printed import printed_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
@@ -227,17 +228,15 @@ def _sides(
     fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
 ) -> tuple[Side, Side, str | None]:
     converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
-    here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
+    passes = printed_filters(fence.publisher, synced.table, synced.filters)
+    here = digest.publisher_rows(synced.table, columns, passes, converted)
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.
     there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
     of_publisher, of_subscriber = digest.named_sides(synced.table.name)
     subscriber = Side(fence.subscriber, there, key, columns, table=of_subscriber)
-    unknown = None
-    if synced.filters is not None:
-        outside = digest.outside_filter(synced.filters)
-        if (unknown := digest.why_not_evaluated(subscriber, outside)) is None:
-            subscriber = dataclasses.replace(subscriber, outside=outside)
+    outside, unknown = digest.outside_there(subscriber, fence.publisher, synced)
+    subscriber = dataclasses.replace(subscriber, outside=outside)
     return Side(fence.publisher, here, key, columns, table=of_publisher), subscriber, unknown
 
 

@@ -159,7 +159,7 @@ def as_server_filter(row_filter: RowFilter, table: Table) -> ServerFilter:
         case ServerFilter() as compiled:
             return compiled
         case SparkFilter(_, columns):
-            return ServerFilter(row_filter.sql, columns, "asked for", table.name)
+            return ServerFilter((row_filter,), columns, "asked for", table.name)
 
 
 def test_filters_with_exact_rules_have_postgresqls_answers_in_spark(

@@ -148,5 +148,5 @@ def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, rea
         hold(reader, [table])
     else:
         publisher.run(rule)
-        with pytest.raises(PublisherNotReady, match='it stores no rows any more, and is view public."T t"'):
+        with pytest.raises(PublisherNotReady, match=r'it stores no rows any more, and is view public\."T t"'):
             hold(reader, [table])

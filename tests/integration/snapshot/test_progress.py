@@ -32,7 +32,7 @@ def test_rows_of_a_running_copy_are_reported(
         (synced,) = request.tables
         table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
-        planned = TablePlan(table, synced, None, {}, None, (chunk,))
+        planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (
             watched(request.setting(1), [planned], progress),
             writer.cursor() as cursor,
