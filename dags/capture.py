@@ -9,13 +9,14 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
+from cdc_replay_airflow.dag_ids import capture_dag
 from cdc_replay_airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator
 from cdc_replay_airflow.params import capture_params
 from cdc_replay_airflow.schedules import START, capture_schedule
 
 for publisher in load_config().publishers:
     with DAG(
-        f"capture__{publisher}",
+        capture_dag(publisher),
         description=f"Slot of {publisher} → change log",
         doc_md=__doc__,
         schedule=capture_schedule(),

@@ -12,6 +12,7 @@ from airflow.sdk import DAG, TriggerRule
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import change_log
+from cdc_replay_airflow.dag_ids import replay_dag
 from cdc_replay_airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator
 from cdc_replay_airflow.params import replay_params
 from cdc_replay_airflow.schedules import START
@@ -19,7 +20,7 @@ from cdc_replay_airflow.schedules import START
 config = load_config()
 for group in config.groups.values():
     with DAG(
-        f"replay__{group.name}",
+        replay_dag(group.name),
         description=f"Change log of {group.publisher} → {', '.join(group.subscriptions)}",
         doc_md=__doc__,
         schedule=group.schedule or [change_log(group.publisher)],

@@ -9,11 +9,12 @@ from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import subscription
+from cdc_replay_airflow.dag_ids import validate_dag
 from cdc_replay_airflow.operators import DEFAULT_ARGS, ValidateOperator
 
 for member in load_config().subscriptions.values():
     with DAG(
-        f"validate__{member.name}",
+        validate_dag(member.name),
         description=f"Is {member.name} what its publications say?",
         doc_md=__doc__,
         schedule=[subscription(member.name)],

@@ -14,6 +14,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
+from cdc_replay_airflow.dag_ids import replay_dag
 from cdc_replay_airflow.operators import WATCH_ARGS, WatchOperator
 from cdc_replay_airflow.schedules import START, watch_schedule
 
@@ -40,7 +41,7 @@ for publisher in config.publishers:
         for group in groups:
             watch >> TriggerDagRunOperator(
                 task_id=f"replay.{group.name}",
-                trigger_dag_id=f"replay__{group.name}",
+                trigger_dag_id=replay_dag(group.name),
                 logical_date=None,
                 openlineage_inject_parent_info=False,  # the replay DAG refuses what is no Param
             )

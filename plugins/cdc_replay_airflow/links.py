@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.configuration import conf
@@ -14,11 +15,20 @@ PREFIX: Final = "/cdc-replay"
 """Where the plugin's pages are, below Airflow's base URL."""
 
 
+REPORT: Final = "report"
+"""The XCom by which a validate task says which report it wrote, whether or not it then fails."""
+
+
 class ValidationReportLink(BaseOperatorLink):
-    """From a validate task to the report of the subscription."""
+    """From a validate task to the report that it wrote; no link where it wrote none."""
 
     name = "Validation report"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        from airflow.sdk.execution_time.xcom import XCom  # reads the configuration when it is imported
+
+        report = XCom.get_value(ti_key=ti_key, key=REPORT)
+        if report is None:
+            return ""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
-        return f"{base}{PREFIX}/reports/{ti_key.dag_id.removeprefix('validate__')}/latest.html"
+        return f"{base}{PREFIX}/reports/{quote(report)}"

@@ -47,7 +47,8 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.private_files import private_umask
 from cdc_replay_airflow import assets
 from cdc_replay_airflow.connections import airflow_config, exported
-from cdc_replay_airflow.links import ValidationReportLink
+from cdc_replay_airflow.dag_ids import replay_dag
+from cdc_replay_airflow.links import REPORT, ValidationReportLink
 from cdc_replay_airflow.params import JobRequest, unknown_params
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class WatchOperator(BaseBranchOperator):
     @staticmethod
     def _is_idle(group: str, context: Context) -> bool:
         """Whether the group's replay DAG is not paused, and has no run that will replay it anyway."""
-        dag_id = f"replay__{group}"
+        dag_id = replay_dag(group)
         task: Any = context["ti"]
         if task.get_dag(dag_id).is_paused:
             return False
@@ -276,6 +277,7 @@ class ValidateOperator(CommandOperator):
         from cdc_replay.commands.validate import validate
 
         result = validate(config, self.subscription)
+        context["ti"].xcom_push(key=REPORT, value=f"{result.report.parent.name}/{result.report.name}")
         if result.error is not None:
             raise NotConsistent(
                 f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',

@@ -1,73 +1,88 @@
 """The pages behind the plugin's entry in Airflow's menu: the state of everything, and reports.
 
-Airflow does not protect the applications of plugins. Every route here asks for what the REST API asks for:
-a valid token, as a header or as the UI's cookie, of a user who may read DAGs.
+Airflow does not protect the applications of plugins. Every route here wants a valid token, as a header or as
+the UI's cookie, and shows what is of DAGs that the user may read (`access`):
 
-The status is asked from the servers themselves, at most once every few seconds however many people look.
-Beside it is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
+| what                           | is shown to who may read  |
+|--------------------------------|---------------------------|
+| a publisher                    | `capture__<publisher>`    |
+| a subscription, its tables     | `validate__<subscription>`|
+| the report of a validation     | `validate__<subscription>`|
+| the last replay run of a group | `replay__<group>`         |
+
+The status is asked from the servers themselves, at most once every few seconds however many people look, and
+none is waited for longer than `SECONDS`: where one does not answer, the page has what it said last. Beside it
+is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
 subscribers.
+
+Pages of Great Expectations are not served: they are made of scripts, and of no subscription alone.
 """
 
 from __future__ import annotations
 
 import html
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow.api_fastapi.core_api.security import requires_access_dag
 from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, HTTPException
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
 from sqlalchemy import Select, select
 
-from cdc_replay.config import Config
+from cdc_replay_airflow.access import User, readable_dags, require_readable
 from cdc_replay_airflow.connections import airflow_config
+from cdc_replay_airflow.dag_ids import capture_dag, replay_dag, validate_dag
+from cdc_replay_airflow.policy import HEADERS, REPORT_HEADERS, framed_headers
+from cdc_replay_airflow.report_files import read_report
+
+if TYPE_CHECKING:
+    from cdc_replay.commands.status import ServerAnswers
 
 FRESH_SECONDS: Final = 5.0
+SECONDS: Final = 3.0
+
+STYLE: Final = """
+ :root { color-scheme: light dark; }
+ body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; }
+ h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; }
+ table { border-collapse: collapse; min-width: 50%; }
+ th, td { border-bottom: 1px solid #8884; padding: .3rem .9rem .3rem 0; }
+ th, td { text-align: left; vertical-align: top; }
+ th { font-weight: 600; color: #888; }
+ td.number { text-align: right; font-variant-numeric: tabular-nums; }
+ td.error { color: #c0392b; white-space: pre-wrap; }
+"""
 
 PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="15">
 <title>CDC replay</title>
-<style>
- :root {{ color-scheme: light dark; }}
- body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem; }}
- h2 {{ font-size: 1.1rem; margin: 1.6rem 0 .4rem; }}
- table {{ border-collapse: collapse; min-width: 50%; }}
- th, td {{ border-bottom: 1px solid #8884; padding: .3rem .9rem .3rem 0; }}
- th, td {{ text-align: left; vertical-align: top; }}
- th {{ font-weight: 600; color: #888; }}
- td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
- td.error {{ color: #c0392b; white-space: pre-wrap; }}
-</style></head><body><h1>CDC replay</h1>{sections}</body></html>"""
+<style>{style}</style></head><body><h1>CDC replay</h1>{sections}</body></html>"""
+
+NOTHING: Final = "<p>There is nothing that you may see: it takes the right to read a DAG.</p>"
 
 
-class CurrentStatus:
-    """The status, asked again when older than `FRESH_SECONDS`; one caller asks, the others wait for it."""
+def status_for(user: User, answers: ServerAnswers) -> dict[str, Any]:
+    """`StatusResult` as JSON values, and `replay_runs`: what the user may see of them."""
+    from cdc_replay.commands.status import status_of
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asked = float("-inf")
-        self._found: dict[str, Any] = {}
+    config = airflow_config()
+    of_publishers = {name: capture_dag(name) for name in config.publishers}
+    of_subscriptions = {name: validate_dag(name) for name in config.subscriptions}
+    of_groups = {name: replay_dag(name) for name in config.groups}
+    readable = readable_dags(user, [*of_publishers.values(), *of_subscriptions.values(), *of_groups.values()])
 
-    def get(self) -> dict[str, Any]:
-        """`StatusResult` as JSON values, and `replay_runs`."""
-        from cdc_replay.commands.status import status
+    def seen(dags: Mapping[str, str]) -> list[str]:
+        return [name for name, dag_id in dags.items() if dag_id in readable]
 
-        with self._lock:
-            if time.monotonic() - self._asked > FRESH_SECONDS:
-                config = airflow_config()
-                self._found = status(config).to_dict() | {"replay_runs": last_replay_runs(config)}
-                self._asked = time.monotonic()
-            return self._found
+    found = status_of(config, answers, seen(of_publishers), seen(of_subscriptions))
+    return found.to_dict() | {"replay_runs": last_replay_runs(seen(of_groups))}
 
 
-def last_replay_runs(config: Config) -> list[dict[str, Any]]:
+def last_replay_runs(groups: Sequence[str]) -> list[dict[str, Any]]:
     """The newest run of each group's replay DAG, as Airflow's database has it."""
     with create_session() as session:
-        runs = [session.scalar(_newest_run(f"replay__{group}")) for group in config.groups]
+        runs = [session.scalar(_newest_run(replay_dag(group))) for group in groups]
         return [
             {
                 "group": group,
@@ -76,7 +91,7 @@ def last_replay_runs(config: Config) -> list[dict[str, Any]]:
                 "started": None if run.start_date is None else run.start_date.isoformat(timespec="seconds"),
                 "ended": None if run.end_date is None else run.end_date.isoformat(timespec="seconds"),
             }
-            for group, run in zip(config.groups, runs, strict=True)
+            for group, run in zip(groups, runs, strict=True)
             if run is not None
         ]
 
@@ -87,36 +102,37 @@ def _newest_run(dag_id: str) -> Select[DagRun]:
 
 def create_app() -> FastAPI:
     """The application that Airflow mounts."""
+    from cdc_replay.commands.status import ServerAnswers
+
     app = FastAPI(title="CDC replay", docs_url=None, redoc_url=None, openapi_url=None)
-    current = CurrentStatus()
-    protected = [Depends(requires_access_dag("GET"))]
+    answers = ServerAnswers(SECONDS, FRESH_SECONDS)
 
-    @app.get("/", dependencies=protected)
-    def page() -> HTMLResponse:
-        return HTMLResponse(render(current.get()))
+    @app.middleware("http")
+    async def restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
-    @app.get("/data", dependencies=protected)
-    def data() -> dict[str, Any]:
-        return current.get()
+    @app.get("/")
+    def page(user: User) -> HTMLResponse:
+        return HTMLResponse(render(status_for(user, answers)), headers=dict(framed_headers(STYLE)))
 
-    @app.get("/reports/{path:path}", dependencies=protected)
-    def report(path: str) -> FileResponse:
-        return _file("reports", path)
+    @app.get("/data")
+    def data(user: User) -> dict[str, Any]:
+        return status_for(user, answers)
 
-    @app.get("/data_docs/{path:path}", dependencies=protected)
-    def data_docs(path: str) -> FileResponse:
-        return _file("data_docs", path)
+    @app.get("/reports/{subscription}/{page_name}")
+    def report(user: User, subscription: str, page_name: str) -> HTMLResponse:
+        require_readable(user, validate_dag(subscription))
+        config = airflow_config()
+        known = subscription in config.subscriptions
+        content = read_report(config.expectations, subscription, page_name) if known else None
+        if content is None:
+            raise HTTPException(404, "there is no such report")
+        return HTMLResponse(content, headers=dict(REPORT_HEADERS))
 
     return app
-
-
-def _file(folder: str, path: str) -> FileResponse:
-    """A file of the validations' output; nothing beside the folder, which holds GX's own configuration."""
-    root = (airflow_config().expectations / "gx" / "uncommitted" / folder).resolve()
-    file = (root / path).resolve()
-    if not file.is_relative_to(root) or not file.is_file():
-        raise HTTPException(404, "there is no such report")
-    return FileResponse(file)
 
 
 def render(status: Mapping[str, Any]) -> str:
@@ -124,7 +140,7 @@ def render(status: Mapping[str, Any]) -> str:
     sections = (
         f"<h2>{_cell_text(_words(title))}</h2>{_table(rows)}" for title, rows in status.items() if rows
     )
-    return PAGE.format(sections="".join(sections))
+    return PAGE.format(style=STYLE, sections="".join(sections) or NOTHING)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -322,17 +322,25 @@ def test_a_damaged_subscriber_fails_validation_and_the_log_names_the_row(pipelin
     log = client.log(run, "validate")
     assert "public.orders" in log
     assert "77777" in log
-    report = httpx.get(
-        f"{pipeline.airflow.url}/cdc-replay/reports/big/latest.html", headers=client.authorization
-    )
-    assert report.status_code == 200
-    assert "77777" in report.text
+    assert "77777" in linked_report(pipeline, run)
 
     pipeline.big.run("delete from orders where id = 77777")
-    assert pipeline.run("validate__big").state == "failed"  # row 2 is still missing
+    later = pipeline.run("validate__big")
+    assert later.state == "failed"  # row 2 is still missing
+    assert "77777" not in linked_report(pipeline, later)
+    assert "77777" in linked_report(pipeline, run)  # not the latest, but that of its run
     ((region,),) = pipeline.publisher.rows("select region from orders where id = 2")
     pipeline.big.run(f"insert into orders values (2, '{region}', {amount}, '{note}')")
     pipeline.succeed("validate__big")
+
+
+def linked_report(pipeline: Pipeline, run: Run) -> str:
+    """The report to which the validate task of this run links."""
+    link = pipeline.client.links(run, "validate")["Validation report"]
+    assert link is not None
+    report = httpx.get(link, headers=pipeline.client.authorization)
+    assert report.status_code == 200
+    return report.text
 
 
 def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
@@ -340,7 +348,7 @@ def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
     assert httpx.get(f"{url}/data").status_code == 401
     assert httpx.get(f"{url}/").status_code == 401
     assert httpx.get(f"{url}/reports/nsw/latest.html").status_code == 401
-    assert httpx.get(f"{url}/data_docs/index.html").status_code == 401
+    assert httpx.get(f"{url}/data_docs/index.html").status_code == 404
     assert httpx.get(f"{url}/data", headers={"Authorization": "Bearer nonsense"}).status_code == 403
     status = pipeline.client.request("GET", "/cdc-replay/data")
     assert {each["subscription"] for each in status["subscriptions"]} == {"nsw", "big", "far"}

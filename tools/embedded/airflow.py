@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 class Settings:
     """How an instance is set up; `database` is a SQLAlchemy URL, by default a SQLite file in the home.
 
-    `environment` is added to the environment of every part, and so of every task.
+    `environment` is added to the environment of every part, and so of every task. `parts` of `PARTS` run.
     """
 
     dags: Path
@@ -56,6 +56,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     database: str | None = None
     parallelism: int = 4
+    parts: tuple[str, ...] = tuple(PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ class Airflow:
         migration = self._parts.pop("db-migrate")
         if migration.wait(timeout=120):
             raise RuntimeError(f"airflow db migrate failed: {self._log_tail('db-migrate')}")
-        for part, arguments in PARTS.items():
-            self._launch(part, arguments)
+        for part in self.settings.parts:
+            self._launch(part, PARTS[part])
         self._wait_until_healthy(120)
 
     def stop(self, grace_seconds: float = 15) -> None:
@@ -181,6 +182,9 @@ class Airflow:
             )  # fmt: skip
 
     def _wait_until_healthy(self, seconds: float) -> None:
+        reported = {"scheduler": "scheduler", "dag-processor": "dag_processor"}
+        wanted = ["metadatabase", *(name for part, name in reported.items() if part in self._parts)]
+
         def healthy() -> bool:
             for name, part in self._parts.items():
                 if part.poll() is not None:
@@ -188,7 +192,6 @@ class Airflow:
             with contextlib.suppress(httpx.TransportError):
                 answer = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=10)
                 parts = answer.json() if answer.status_code == httpx.codes.OK else {}
-                wanted = ("metadatabase", "scheduler", "dag_processor")
                 return all((parts.get(name) or {}).get("status") == "healthy" for name in wanted)
             return False
 
@@ -315,6 +318,12 @@ class Client:
         """What a task returned."""
         path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self.request("GET", f"{path}?deserialize=true")["value"]
+
+    def links(self, run: Run, task_id: str) -> dict[str, str | None]:
+        """The extra links of a task, by name."""
+        path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task_id}/links"
+        found: dict[str, str | None] = self.request("GET", path)["extra_links"]
+        return found
 
     def asset_events(self, uri: str) -> tuple[dict[str, Any], ...]:
         """The extras of an asset's events, the oldest first.

@@ -24,36 +24,30 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Final
 
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
+from cdc_replay.commands.answers import Answers
+from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, Retry
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState, describe
-from cdc_replay.postgres.connection import Connection, connect, is_read_only
+from cdc_replay.postgres.connection import Connection, connect_to_ask, is_read_only
 from cdc_replay.subscriber import state
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 10
-"""A server that takes longer to accept a connection, or to answer a query for its state, counts as gone."""
-
-SERVERS_AT_ONCE: Final = 32
-"""Servers are asked side by side, so that the wait for those that are gone does not add up."""
+"""A server that takes longer to say how it is counts as gone."""
 
 PATIENCE: Final = timedelta(hours=1)
 """How long a failure for good is left alone before it is tried again."""
-
-_Config = TypeVar("_Config", PublisherConfig, SubscriptionConfig)
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +63,6 @@ class Lag:
     is_replay_due: bool = False
 
 
-def connect_to_ask(dsn: str, purpose: str) -> Connection:
-    """A connection that neither waits long for a server nor for its answers.
-
-    Raises:
-        CdcReplayError: as `connect`.
-    """
-    return connect(dsn, purpose=purpose, answer_seconds=ANSWER_SECONDS)
-
-
-def ask_all(ask: Callable[[_Config], _Answer], servers: Iterable[_Config]) -> list[_Answer]:
-    """The answers of all, in the given order."""
-    with ThreadPoolExecutor(SERVERS_AT_ONCE, thread_name_prefix="ask") as threads:
-        return list(threads.map(ask, servers))
-
-
 def unanswered(error: Exception) -> Lag:
     """The lag of a subscription whose subscriber cannot be asked."""
     return Lag(f"the subscriber does not answer: {str(error).strip()}")
@@ -96,25 +75,24 @@ def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping
         CdcReplayError: if there is no change log, or it cannot be read.
     """
     ChangeLog.open(config.publisher(publisher).change_log)
-    subscriptions = [config.subscription(name) for name in names]
-    lags = ask_all(functools.partial(_ask, config), subscriptions)
+    questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in names}
+    with Answers[Lag | None](ANSWER_SECONDS) as answers:
+        told = answers.ask(questions)
     due = {}
-    for subscription, lag in zip(subscriptions, lags, strict=True):
+    for name, answer in told.items():
+        lag = answer.value if answer.error is None else unanswered(answer.error)
         if lag is not None:
             since = "" if lag.since is None else f" since {utc_text(lag.since)}"
-            log.info("subscription %s is behind%s: %s", subscription.name, since, lag.reason)
+            log.info("subscription %s is behind%s: %s", name, since, lag.reason)
             if lag.is_replay_due:
-                due[subscription.name] = lag
+                due[name] = lag
     return due
 
 
 def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
     uri = config.publisher(subscription.subscription.publisher).change_log
-    try:
-        connection = connect_to_ask(config.dsn_of(subscription), f"lag {subscription.name}")
-    except (CdcReplayError, psycopg.Error) as error:
-        return unanswered(error)
-    with connection:
+    dsn = config.dsn_of(subscription)
+    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=ANSWER_SECONDS) as connection:
         try:
             return lag_of(connection, subscription.name, uri)
         except (CdcReplayError, psycopg.Error) as error:

@@ -1,23 +1,23 @@
 """`status`: slots, change logs and subscriptions, each as its own server says.
 
-A server that does not answer is a line of the report, not its end. All are asked side by side, and none is
-waited for longer than a few seconds (`lag.ANSWER_SECONDS`).
+A server that does not answer is a line of the report, not its end: with what it said last, where the caller
+keeps `Answers`. All are asked side by side, and together are waited for a few seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-
-import psycopg
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.answers import Answer, Answers
 from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.lag import Lag, ask_all, connect_to_ask, lag_of, oldest_missing, unanswered, utc_text
+from cdc_replay.commands.lag import ANSWER_SECONDS, Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.commands.window import catalog_history
@@ -26,7 +26,7 @@ from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, Sl
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, describe
-from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.connection import Connection, connect, connect_to_ask
 from cdc_replay.postgres.replication import slot_status
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.progress import reported_progress
@@ -53,6 +53,8 @@ class PublisherStatus:
     retained_wal_bytes: int | None = None
     safe_wal_size_bytes: int | None = None
     error: str | None = None
+    seconds_old: float | None = None
+    """Set where the publisher does not answer: how long ago it said the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class TableStatus:
     table: str
     state: str
     notice: str | None = None
+    seconds_old: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class SubscriptionStatus:
     error: str | None = None
     behind_since: str | None = None
     behind_reason: str | None = None
+    seconds_old: float | None = None
+    """Set where the subscriber does not answer: how long ago it said the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +123,62 @@ class StatusResult(Result):
     copies: tuple[CopyStatus, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriberStatus:
+    """What one subscriber says of one subscription."""
+
+    subscription: SubscriptionStatus
+    tables: tuple[TableStatus, ...] = ()
+    copies: tuple[CopyStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """What a change log holds; None if there is none."""
+
+    start: Lsn | None = None
+    end: Lsn | None = None
+
+
+ServerAnswers: TypeAlias = Answers[PublisherStatus | LogRange | SubscriberStatus]
+ServerAnswer: TypeAlias = Answer[PublisherStatus | LogRange | SubscriberStatus]
+
+
 def status(config: Config) -> StatusResult:
     """The state of every publisher and subscription of the configuration."""
-    told = ask_all(functools.partial(_publisher, config), config.publishers.values())
-    publishers = {each.publisher: each for each in told}
-    asked = ask_all(functools.partial(_subscription, config, publishers), config.subscriptions.values())
+    with ServerAnswers(ANSWER_SECONDS) as answers:
+        return status_of(config, answers, config.publishers, config.subscriptions)
+
+
+def status_of(
+    config: Config, answers: ServerAnswers, publishers: Collection[str], subscriptions: Collection[str]
+) -> StatusResult:
+    """The state of these publishers and subscriptions, by what their servers answer now or said last."""
+    members = {name: config.subscription(name) for name in subscriptions}
+    asked = dict.fromkeys([*publishers, *(each.subscription.publisher for each in members.values())])
+    sources = {name: config.publisher(name) for name in asked}
+    seconds = answers.seconds
+    told = answers.ask(
+        {f"publisher {name}": partial(_publisher, config, each, seconds) for name, each in sources.items()}
+        | {f"log {name}": partial(_log_range, each) for name, each in sources.items()}
+        | {
+            f"subscription {name}": partial(_subscriber, config, each, seconds)
+            for name, each in members.items()
+        }
+    )
+    known = {
+        name: _known_publisher(each, told[f"publisher {name}"], told[f"log {name}"])
+        for name, each in sources.items()
+    }
+    said = [
+        _known_subscriber(each, told[f"subscription {name}"], known[each.subscription.publisher])
+        for name, each in members.items()
+    ]
     return StatusResult(
-        tuple(publishers.values()),
-        tuple(each.subscription for each in asked),
-        tuple(table for each in asked for table in each.tables),
-        tuple(copy for each in asked for copy in each.copies),
+        tuple(known[name] for name in publishers),
+        tuple(each.subscription for each in said),
+        tuple(table for each in said for table in each.tables),
+        tuple(copy for each in said for copy in each.copies),
     )
 
 
@@ -153,73 +204,73 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
     return form if isinstance(form, dict) else {}
 
 
-def _publisher(config: Config, found: PublisherConfig) -> PublisherStatus:
-    position = log_start = log_end = None
-    try:
-        log_start, log_end = _log_range(found)
-        with connect_to_ask(config.dsn_of(found), f"status {found.name}") as connection:
-            ((text,),) = connection.execute(_POSITION).fetchall()
-            position = Lsn.parse(text)
+def _publisher(config: Config, found: PublisherConfig, seconds: float) -> PublisherStatus:
+    """What the publisher says.
+
+    Raises:
+        CdcReplayError, psycopg.Error: if it does not answer.
+    """
+    dsn = config.dsn_of(found)
+    with connect_to_ask(dsn, purpose=f"status {found.name}", seconds=seconds) as connection:
+        ((text,),) = connection.execute(_POSITION).fetchall()
+        position = Lsn.parse(text)
+        try:
             slot = slot_status(connection, found.slot)
-    except (CdcReplayError, psycopg.Error) as error:
-        state_of_slot = "missing" if isinstance(error, SlotMissing) else "unknown"
-        return PublisherStatus(
-            found.name,
-            found.slot,
-            state_of_slot,
-            position=position,
-            log_start=log_start,
-            log_end=log_end,
-            error=str(error),
-        )
+        except SlotMissing as missing:
+            return PublisherStatus(found.name, found.slot, "missing", position, error=str(missing))
     return PublisherStatus(
         publisher=found.name,
         slot=found.slot,
         slot_state=slot.wal_status or "unknown",
         position=position,
-        log_start=log_start,
-        log_end=log_end,
-        behind_bytes=None if log_end is None else max(0, position.value - log_end.value),
         retained_wal_bytes=slot.retained_wal_bytes,
         safe_wal_size_bytes=slot.safe_wal_size_bytes,
     )
 
 
-def _log_range(found: PublisherConfig) -> tuple[Lsn | None, Lsn | None]:
+def _log_range(found: PublisherConfig) -> LogRange:
+    """What the log holds.
+
+    Raises:
+        CdcReplayError: if it cannot be read.
+    """
     try:
         change_log = ChangeLog.open(found.change_log)
     except ChangeLogMissing:
-        return None, None
-    return change_log.start_lsn, change_log.end_lsn
+        return LogRange()
+    return LogRange(change_log.start_lsn, change_log.end_lsn)
 
 
-@dataclass(frozen=True, slots=True)
-class _SubscriberStatus:
-    """What one subscriber says of one subscription."""
+def _known_publisher(found: PublisherConfig, server: ServerAnswer, log: ServerAnswer) -> PublisherStatus:
+    said = server.value
+    if not isinstance(said, PublisherStatus):
+        said = PublisherStatus(found.name, found.slot, "unknown")
+    held = log.value if isinstance(log.value, LogRange) else LogRange()
+    said = replace(said, log_start=held.start, log_end=held.end)
+    if said.position is not None and held.end is not None:
+        said = replace(said, behind_bytes=max(0, said.position.value - held.end.value))
+    if server.error is not None:
+        return replace(said, error=str(server.error), seconds_old=server.seconds_old)
+    return said if log.error is None else replace(said, error=str(log.error), seconds_old=log.seconds_old)
 
-    subscription: SubscriptionStatus
-    tables: tuple[TableStatus, ...] = ()
-    copies: tuple[CopyStatus, ...] = ()
 
+def _subscriber(config: Config, found: SubscriptionConfig, seconds: float) -> SubscriberStatus:
+    """What the subscriber says, and the log of what it lacks.
 
-def _subscription(
-    config: Config, publishers: Mapping[str, PublisherStatus], found: SubscriptionConfig
-) -> _SubscriberStatus:
-    name, publisher = found.name, publishers[found.subscription.publisher]
-    try:
-        with connect_to_ask(config.dsn_of(found), f"status {name}") as connection:
-            known = state.known_tables(connection, name)
-            record = state.subscription_record(connection, name)
-            replayed = state.last_result(connection, name, "replay")
-            validated = state.last_result(connection, name, "validate")
-            notices = _notices(config, found, connection)
-            lag_seconds, lag, error = _lag(config.publisher(publisher.publisher), connection, name)
-            copies = _copies(connection, name)
-            dropped = _dropped(connection, name, known)
-    except (CdcReplayError, psycopg.Error) as failure:
-        reason = unanswered(failure).reason
-        status = SubscriptionStatus(name, publisher.publisher, error=str(failure), behind_reason=reason)
-        return _SubscriberStatus(status)
+    Raises:
+        CdcReplayError, psycopg.Error: if the subscriber does not answer.
+    """
+    name = found.name
+    publisher = config.publisher(found.subscription.publisher)
+    with connect_to_ask(config.dsn_of(found), purpose=f"status {name}", seconds=seconds) as connection:
+        known = state.known_tables(connection, name)
+        record = state.subscription_record(connection, name)
+        replayed = state.last_result(connection, name, "replay")
+        validated = state.last_result(connection, name, "validate")
+        notices = _notices(config, found, connection)
+        lag_seconds, lag, error = _lag(publisher, connection, name)
+        copies = _copies(connection, name)
+        dropped = _dropped(connection, name, known)
     states = {each.name: each.state for each in known if each.name is not None}
     reached = (each.state.applied_lsn for each in known if isinstance(each.state, Ready))
     applied = min(reached, default=None)
@@ -231,9 +282,8 @@ def _subscription(
         error = f"parked at {record.parked_at}{before}: {record.parked_reason}"
     status = SubscriptionStatus(
         subscription=name,
-        publisher=publisher.publisher,
+        publisher=publisher.name,
         applied_lsn=applied,
-        lag_bytes=_lag_bytes(publisher.position, applied),
         lag_seconds=lag_seconds,
         last_replay=None if replayed is None else _in_words(replayed.result),
         last_validation=None if validated is None else _in_words(validated.result),
@@ -244,7 +294,35 @@ def _subscription(
     tables = [
         TableStatus(name, str(table), describe(each), notices.get(table)) for table, each in states.items()
     ]
-    return _SubscriberStatus(status, (*tables, *dropped), copies)
+    return SubscriberStatus(status, (*tables, *dropped), copies)
+
+
+def _known_subscriber(
+    found: SubscriptionConfig,
+    answer: ServerAnswer,
+    publisher: PublisherStatus,
+) -> SubscriberStatus:
+    said = answer.value
+    if not isinstance(said, SubscriberStatus):
+        said = SubscriberStatus(SubscriptionStatus(found.name, publisher.publisher))
+    lag_bytes = _lag_bytes(publisher.position, said.subscription.applied_lsn)
+    subscription = replace(said.subscription, lag_bytes=lag_bytes)
+    if answer.error is None:
+        return replace(said, subscription=subscription)
+    age = answer.seconds_old
+    subscription = replace(
+        subscription,
+        error=str(answer.error),
+        behind_reason=unanswered(answer.error).reason,
+        seconds_old=age,
+    )
+    return SubscriberStatus(
+        subscription,
+        tuple(replace(table, seconds_old=age) for table in said.tables),
+        tuple(
+            replace(copy, reported_seconds_ago=copy.reported_seconds_ago + (age or 0)) for copy in said.copies
+        ),
+    )
 
 
 def _dropped(connection: Connection, subscription: str, known: Sequence[KnownTable]) -> list[TableStatus]:

@@ -10,7 +10,11 @@ word is noticed by the keep-alive packets that its host does not answer.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -63,6 +67,9 @@ READ_ONLY_REMEDY: Final = (
 CONNECT_SECONDS: Final = 10
 """How long a host is waited for, unless the DSN says otherwise."""
 
+CUT_FACTOR: Final = 3
+"""A connection that is to answer soon may take so many times as long: a few queries, each in time."""
+
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
@@ -72,12 +79,13 @@ def connect(
     purpose: str,
     autocommit: bool = True,
     replication: bool = False,
-    answer_seconds: int | None = None,
+    answer_seconds: float | None = None,
 ) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
 
     `replication` opens a walsender for the database, which understands the replication commands. With
-    `answer_seconds` neither a host, whatever the DSN says, nor a statement is waited for longer than that.
+    `answer_seconds` neither a host, whatever the DSN says, nor a statement or lock is waited for longer than
+    that (see `connect_to_ask`).
 
     Raises:
         InvalidConfiguration: if libpq cannot read the DSN, or takes a part of its password for another one.
@@ -89,7 +97,10 @@ def connect(
     defaults = {**KEEPALIVES, "connect_timeout": CONNECT_SECONDS}
     options |= {name: value for name, value in defaults.items() if name not in given}
     if answer_seconds is not None:
-        options |= {"connect_timeout": answer_seconds, "tcp_user_timeout": answer_seconds * 1000}
+        options |= {
+            "connect_timeout": math.ceil(answer_seconds),
+            "tcp_user_timeout": math.ceil(answer_seconds * 1000),
+        }
     with translated_errors(f"cannot connect for {purpose}"):
         connection = psycopg.connect(
             dsn,
@@ -99,13 +110,51 @@ def connect(
             **options,
         )
         try:
-            connection.execute(_pin(connection.info.server_version, answer_seconds))
+            with _cut_after(connection, answer_seconds):
+                connection.execute(_pin(connection.info.server_version, answer_seconds))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+@contextlib.contextmanager
+def connect_to_ask(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connection]:
+    """A connection that waits no longer than that for the server, a statement or a lock.
+
+    It lasts `CUT_FACTOR` times as long at most, for a few statements.
+
+    Raises:
+        CdcReplayError: as `connect`.
+    """
+    with (
+        connect(dsn, purpose=purpose, answer_seconds=seconds) as connection,
+        _cut_after(connection, CUT_FACTOR * seconds),
+    ):
+        yield connection
+
+
+@contextlib.contextmanager
+def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
+    """End the connection unless the block ends before: a stopped server heeds no timeout of its own."""
+    if seconds is None:
+        yield
+        return
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:  # ours: its number is nobody else's
+
+        def cut() -> None:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _parts(dsn: str, purpose: str) -> dict[str, Any]:
@@ -135,10 +184,11 @@ def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
     return scheme in _SCHEMES and (server.count("@") > 1 or "@" in database)
 
 
-def _pin(server_version: int, answer_seconds: int | None) -> psycopg.sql.Composed:
+def _pin(server_version: int, answer_seconds: float | None) -> psycopg.sql.Composed:
     settings = dict(PINNED_SETTINGS)
     if answer_seconds is not None:
-        settings["statement_timeout"] = f"{answer_seconds}s"
+        milliseconds = f"{math.ceil(answer_seconds * 1000)}ms"
+        settings |= {"statement_timeout": milliseconds, "lock_timeout": milliseconds}
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
     return setting_statement(settings)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import fcntl
+import html
 import importlib.resources
 import logging
 import time
@@ -121,7 +122,7 @@ def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
     observed = []
     for number, validated in enumerate(request.tables, start=1):
         table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))
-        logger.info("compared %s (%d of %d)", table.relation, number, len(request.tables))
+        logger.info("compared %s (%d of %d)", validated.table.table.name, number, len(request.tables))
         observed.append(table)
     return tuple(observed)
 
@@ -210,9 +211,14 @@ def _check(found: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], C
 
 
 def _raised(exception_info: Mapping[str, Any]) -> str | None:
-    """The message of what was raised: the information itself says so, or one entry per metric does."""
+    """The message of what was raised: the information itself says so, or one entry per metric does.
+
+    It is text again, no longer markup (`suites`).
+    """
     entries = [exception_info] if "raised_exception" in exception_info else list(exception_info.values())
-    messages = [str(entry["exception_message"]) for entry in entries if entry["raised_exception"]]
+    messages = [
+        html.unescape(str(entry["exception_message"])) for entry in entries if entry["raised_exception"]
+    ]
     return "; ".join(dict.fromkeys(messages)) or None
 
 

@@ -8,12 +8,16 @@
 | row filter | ExpectRowsToSatisfyRowFilter   | tables whose filter the subscriber can evaluate |
 
 Expectations of tables that the subscriber need not mirror have severity `info`, all others `critical`.
+
+Great Expectations puts descriptions, keys and errors into its pages as they are. Names, row filters and
+values are whatever somebody gave them, so all text that goes to it is markup already: escaped once, here.
 """
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,8 +61,8 @@ class ObservedTable:
 
     @property
     def relation(self) -> str:
-        """The table's name in the frame, the suite and the results."""
-        return str(self.validated.table.table.name)
+        """The table's name in the frame, the suite and the results, as markup."""
+        return html.escape(str(self.validated.table.table.name))
 
     def checks(self) -> tuple[CheckKind, ...]:
         """The checks that can be made; a table that was not compared keeps two, which then fail for it."""
@@ -82,7 +86,7 @@ def _expectation(table: ObservedTable, kind: CheckKind) -> ComparisonExpectation
     full = table.validated.full
     return EXPECTATIONS[kind](
         relation=table.relation,
-        description=_template_text(f"{table.relation}: {_describe(table.validated, kind)}"),
+        description=_template_text(f"{table.validated.table.table.name}: {_describe(table.validated, kind)}"),
         notes=None if full else _template_text(table.validated.note),
         severity=FailureSeverity.CRITICAL if full else FailureSeverity.INFO,
     )
@@ -90,7 +94,7 @@ def _expectation(table: ObservedTable, kind: CheckKind) -> ComparisonExpectation
 
 def _template_text(text: str) -> str:
     # Data Docs substitute $names in it.
-    return text.replace("$", "$$")
+    return html.escape(text).replace("$", "$$")
 
 
 def _describe(validated: ValidatedTable, kind: CheckKind) -> str:
@@ -117,7 +121,7 @@ def comparison_frame(tables: Sequence[ObservedTable]) -> pd.DataFrame:
 def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
     observed = table.observed
     if isinstance(observed, NotCompared):
-        yield {"relation": table.relation, "bucket": SUMMARY, "error": observed.reason}
+        yield {"relation": table.relation, "bucket": SUMMARY, "error": html.escape(observed.reason)}
         return
     yield _summary(table.relation, observed)
     for bucket in observed.buckets:
@@ -134,7 +138,7 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
 
 def _summary(relation: str, observed: Comparison) -> dict[str, object]:
     counts = observed.differences.counts
-    keys = {kind.value: found for kind, found in observed.differences.keys.items() if found}
+    keys = {kind.value: _markup(found) for kind, found in observed.differences.keys.items() if found}
     duplicates, outside = observed.duplicates, observed.outside
     return {
         "relation": relation,
@@ -147,9 +151,13 @@ def _summary(relation: str, observed: Comparison) -> dict[str, object]:
         "keys": json.dumps(
             {
                 **keys,
-                "duplicates": [] if duplicates is None else duplicates.first,
-                "outside_filter": [] if outside is None else outside.first,
+                "duplicates": [] if duplicates is None else _markup(duplicates.first),
+                "outside_filter": [] if outside is None else _markup(outside.first),
             }
         ),
         "error": None,
     }
+
+
+def _markup(keys: Iterable[str]) -> list[str]:
+    return [html.escape(key) for key in keys]

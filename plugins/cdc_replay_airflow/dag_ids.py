@@ -1,0 +1,18 @@
+"""Which DAG works on which object; who may read the DAG may read what we know of the object."""
+
+from __future__ import annotations
+
+
+def capture_dag(publisher: str) -> str:
+    """The DAG that captures a publisher."""
+    return f"capture__{publisher}"
+
+
+def replay_dag(group: str) -> str:
+    """The DAG that replays a group of subscriptions."""
+    return f"replay__{group}"
+
+
+def validate_dag(subscription: str) -> str:
+    """The DAG that validates a subscription."""
+    return f"validate__{subscription}"

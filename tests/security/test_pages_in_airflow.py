@@ -1,0 +1,246 @@
+"""The pages in Airflow: everybody sees what is of the DAGs that he may read, and nothing runs in them.
+
+Airflow's API server is real, with an auth manager that gives rights per DAG.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from embedded.airflow import USER, Airflow, Client, Settings
+from embedded.postgres import Cluster
+from fixtures.airflow import ROOT
+from fixtures.postgres import create_database, drop_database
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.airflow
+
+CONFIGURATION = """
+publishers:
+  shop: {dsn: "${SHOP_DSN}", change_log: ./change_log}
+  depot: {dsn: "${SHOP_DSN}", change_log: ./change_log_of_depot}
+subscriptions:
+  nsw: {publisher: shop, publications: [p], dsn: "${SHOP_DSN}"}
+  big: {publisher: shop, publications: [p], dsn: "${SHOP_DSN}"}
+  lost: {publisher: shop, publications: [p], dsn: "postgresql://app:s3cret-word@127.0.0.1:1/db"}
+"""
+
+PERMITTED = {"clerk": ["validate__nsw"], "loader": ["capture__shop", "replay__shop"], "nobody": []}
+"""Users, each with the DAGs that he may read."""
+
+REPORT = "0-1A2B3C-20261125T093847200955Z.html"
+SCRIPT = "<script>document.title = 'ran'</script>"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Airflow's API server, and the users of its auth manager."""
+
+    airflow: Airflow
+    reports: Path
+    _authorizations: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def get(self, user: str | None, path: str) -> httpx.Response:
+        """A page below the plugin's; `path` goes to the server as it is."""
+        headers = {} if user is None else self.authorization(user)
+        request = httpx.Request("GET", f"{self.airflow.url}/cdc-replay", headers=headers)
+        request.url = request.url.copy_with(raw_path=f"/cdc-replay{path}".encode())
+        with httpx.Client(timeout=60) as client:
+            return client.send(request)
+
+    def authorization(self, user: str) -> dict[str, str]:
+        if user not in self._authorizations:
+            passwords = json.loads((self.airflow.home / "passwords.json").read_text(encoding="utf-8"))
+            with Client(self.airflow.url, user, passwords[user]) as client:
+                self._authorizations[user] = client.authorization
+        return self._authorizations[user]
+
+    def data(self, user: str, query: str = "") -> dict[str, Any]:
+        answer = self.get(user, f"/data{query}")
+        assert answer.status_code == 200
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@pytest.fixture(scope="module")
+def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    """Reports of two subscriptions, and files beside them."""
+    home = tmp_path_factory.mktemp("pages")
+    database = create_database(publisher_cluster, "pages")
+    (home / "cdc_replay.yaml").write_text(CONFIGURATION, encoding="utf-8")
+    uncommitted = home / "expectations" / "gx" / "uncommitted"
+    for name in ("nsw", "big"):
+        folder = uncommitted / "reports" / name
+        folder.mkdir(parents=True)
+        for file in (REPORT, "latest.html"):
+            (folder / file).write_text(f"<title>{name}</title><p>keys of {name}{SCRIPT}", encoding="utf-8")
+    (uncommitted / "data_docs" / "local_site").mkdir(parents=True)
+    (uncommitted / "data_docs" / "local_site" / "index.html").write_text(
+        f"all keys{SCRIPT}", encoding="utf-8"
+    )
+    settings = Settings(
+        dags=home / "dags",
+        plugins=ROOT / "plugins",
+        parts=("api-server",),
+        environment={
+            "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "AIRFLOW__CORE__AUTH_MANAGER": "fixtures.auth_manager.DagByDag",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+                (f"{USER}:admin", *(f"{name}:viewer" for name in PERMITTED))
+            ),
+            "PERMITTED_DAGS": json.dumps(PERMITTED),
+            "CDC_REPLAY_CONFIG": str(home / "cdc_replay.yaml"),
+            "SHOP_DSN": database.dsn,
+        },
+    )
+    (home / "dags").mkdir()
+    try:
+        with Airflow(home / "airflow", settings) as airflow:
+            yield Pages(airflow, uncommitted / "reports")
+    finally:
+        drop_database(database)
+
+
+def test_a_report_is_for_who_may_read_the_dag_of_its_subscription(pages: Pages) -> None:
+    assert "keys of nsw" in pages.get("clerk", f"/reports/nsw/{REPORT}").text
+    for user in ("clerk", "loader", "nobody"):
+        answer = pages.get(user, f"/reports/big/{REPORT}")
+        assert (answer.status_code, "keys of" in answer.text) == (403, False), user
+    assert pages.get(USER, f"/reports/big/{REPORT}").status_code == 200
+    assert pages.get(None, f"/reports/big/{REPORT}").status_code == 401
+
+
+@pytest.mark.parametrize("named", ["validate__nsw", "capture__shop", "~", ""])
+def test_a_dag_of_the_callers_choice_opens_nothing(pages: Pages, named: str) -> None:
+    answer = pages.get("clerk", f"/reports/big/{REPORT}?dag_id={named}")
+    assert (answer.status_code, "keys of" in answer.text) == (403, False)
+    assert {row["subscription"] for row in pages.data("clerk", f"?dag_id={named}")["subscriptions"]} == {
+        "nsw"
+    }
+
+
+def test_a_subscription_that_is_none_looks_like_one_that_is_forbidden(pages: Pages) -> None:
+    answers = [pages.get("clerk", f"/reports/{name}/{REPORT}") for name in ("big", "none")]
+    assert [(answer.status_code, answer.text) for answer in answers] == [(403, answers[0].text)] * 2
+    assert pages.get(USER, f"/reports/none/{REPORT}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("user", "publishers", "subscriptions"),
+    [
+        (USER, {"shop", "depot"}, {"nsw", "big", "lost"}),
+        ("clerk", set(), {"nsw"}),
+        ("loader", {"shop"}, set()),
+        ("nobody", set(), set()),
+    ],
+)
+def test_the_status_has_what_the_user_may_read(
+    pages: Pages, user: str, publishers: set[str], subscriptions: set[str]
+) -> None:
+    status = pages.data(user)
+    assert {row["publisher"] for row in status["publishers"]} == publishers
+    for rows in (status["subscriptions"], status["tables"], status["copies"]):
+        assert {row["subscription"] for row in rows} <= subscriptions
+    assert {row["subscription"] for row in status["subscriptions"]} == subscriptions
+    page = pages.get(user, "/").text
+    for name in ("depot", "big", "lost"):
+        assert (f">{name}<" in page) == (name in publishers | subscriptions), name
+
+
+def test_the_status_says_no_part_of_a_dsn(pages: Pages) -> None:
+    for text in (pages.get(USER, "/").text, json.dumps(pages.data(USER))):
+        assert "lost" in text
+        assert "s3cret-word" not in text
+        assert "postgresql://" not in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"nsw/%2e%2e/big/{REPORT}",
+        f"nsw/..%2fbig%2f{REPORT}",
+        f"nsw%2f..%2fbig/{REPORT}",
+        f"nsw/%2e%2e%2fbig%2f{REPORT}",
+        f"nsw//{REPORT}",
+        f"nsw/{REPORT}%00.html",
+        f"nsw/%2ftmp%2f{REPORT}",
+        f"nsw/{REPORT}.part",
+        "nsw/",
+        "..%2f..%2fgreat_expectations.yml/latest.html",
+        "./nsw.html",
+    ],
+)
+def test_a_path_leads_out_of_no_folder(pages: Pages, path: str) -> None:
+    for user in ("clerk", USER):
+        answer = pages.get(user, f"/reports/{path}")
+        assert answer.status_code in {400, 403, 404}, answer.text
+        assert "keys of big" not in answer.text
+
+
+def test_no_link_on_disk_leads_out_of_the_folder_of_a_subscription(pages: Pages) -> None:
+    file = pages.reports / "nsw" / "0-2-20261125T093847200956Z.html"
+    file.symlink_to(pages.reports / "big" / REPORT)
+    (pages.reports / "lost").symlink_to(pages.reports / "big")
+    try:
+        for path in (f"nsw/{file.name}", f"lost/{REPORT}"):
+            answer = pages.get(USER, f"/reports/{path}")
+            assert (answer.status_code, "keys of" in answer.text) == (404, False), path
+    finally:
+        file.unlink()
+        (pages.reports / "lost").unlink()
+
+
+def test_pages_of_great_expectations_are_not_served(pages: Pages) -> None:
+    for path in ("/data_docs/local_site/index.html", "/reports/../data_docs/local_site/index.html"):
+        answer = pages.get(USER, path)
+        assert (answer.status_code, "all keys" in answer.text) == (404, False)
+
+
+@pytest.mark.parametrize("user", [USER, "clerk", None])
+@pytest.mark.parametrize("path", ["/", "/data", f"/reports/nsw/{REPORT}", f"/reports/big/{REPORT}", "/none"])
+def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: str) -> None:
+    headers = pages.get(user, path).headers
+    (policy,) = headers.get_list("content-security-policy")
+    directives = dict(each.strip().partition(" ")[::2] for each in policy.split(";"))
+    assert directives["default-src"] == "'none'"
+    assert directives["base-uri"] == directives["form-action"] == "'none'"
+    assert not {"script-src", "connect-src", "img-src"} & directives.keys()
+    if path == "/" and user is not None:
+        assert directives["frame-ancestors"] == "'self'"
+    else:
+        assert directives["sandbox"] == ""
+        assert directives["frame-ancestors"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.browser
+def test_a_script_in_a_report_does_not_run(pages: Pages, browser_page: Page) -> None:
+    browser_page.context.set_extra_http_headers(pages.authorization(USER))
+    browser_page.goto(f"{pages.airflow.url}/cdc-replay/reports/nsw/{REPORT}")
+    assert browser_page.get_by_text("keys of nsw").is_visible()
+    assert browser_page.title() == "nsw"
+
+
+@pytest.mark.browser
+def test_the_status_page_shows_and_keeps_its_style(pages: Pages, browser_page: Page) -> None:
+    refused: list[str] = []
+    browser_page.on("console", lambda message: refused.append(message.text))
+    browser_page.context.set_extra_http_headers(pages.authorization(USER))
+    browser_page.goto(f"{pages.airflow.url}/cdc-replay/")
+    assert browser_page.get_by_text("lost", exact=True).first.is_visible()
+    cell = browser_page.locator("td").first
+    assert cell.evaluate("cell => getComputedStyle(cell).verticalAlign") == "top"
+    assert not [text for text in refused if "Content Security Policy" in text]
