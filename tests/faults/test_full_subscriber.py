@@ -61,9 +61,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 @pytest.fixture
 def subscribed(twin: Twin, disk: SmallDisk) -> Iterator[Twin]:
     """Everything of the subscriber, our state and what is staged too, is on the small disk."""
-    twin.publisher.run(
-        f"{TABLE}; alter table t alter pad set storage external; create publication p for table t"
-    )
+    twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
     data = disk.folder / "data"
     data.mkdir(mode=0o700)
@@ -80,7 +78,8 @@ def subscribed(twin: Twin, disk: SmallDisk) -> Iterator[Twin]:
 
 
 def grow(twin: Twin) -> None:
-    twin.publish("update t set pad = repeat('x', 80000) where id <= 100")
+    """By 8 MB that cannot be compressed."""
+    twin.publish("update t set pad = (select string_agg(md5(n::text), '') from generate_series(1, 2500) n)")
 
 
 def test_a_replay_onto_a_full_disk_applies_nothing_and_goes_on_when_there_is_room(
