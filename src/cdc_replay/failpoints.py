@@ -37,6 +37,8 @@ FAILPOINTS: Final[dict[str, str]] = {
     "reconcile.mid_merge": "a table is merged, nothing is committed",
     "reconcile.before_commit": "all tables are merged, nothing is committed",
     "reconcile.after_commit": "rows and states are committed",
+    "validate.after_fence": "both sides are open at one position, nothing is compared",
+    "validate.after_digests": "the digests of a table are known, its differences are not",
     "fill.after_fence": "the log reaches the fence that unsent values are read at, nothing is staged",
     "fill.after_read": "unsent values are read, nothing is staged",
     "replay.mid_staging": "an executor has sent net changes, its COPY is open",

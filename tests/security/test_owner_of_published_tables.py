@@ -10,20 +10,27 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 import pytest
 
+from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.sync import sync
 from cdc_replay.commands.validate import validate
-from cdc_replay.errors import CdcReplayError
+from cdc_replay.errors import CdcReplayError, MissingPrivilege
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.load import load_tables
 from fixtures.postgres import Database
 from integration.commands.twin import Twin
@@ -285,3 +292,33 @@ def test_a_table_does_not_become_a_view(twin: Twin, owner: Owner, before: Before
 
     assert not owner.has_run_code()
     assert bool(refused) or 'cannot read table "public.e" of the publisher' in said, said
+
+
+def test_a_policy_of_the_owner_is_not_evaluated(owner: Owner) -> None:
+    """The server refuses to read where one would restrict the role (R7.10)."""
+    publisher, reader = owner.stranger.database, f"reader_{owner.stranger.database.name}"
+    owner.stranger.run(
+        "set search_path = public; create policy guard on t using (trap());"
+        "alter table t enable row level security"
+    )
+    publisher.run(f"create role {reader} login replication in role pg_read_all_data, pg_write_server_files")
+    dsn = publisher.cluster.dsn(publisher.name, reader)
+    try:
+        with export_snapshot(dsn) as exported, closing(import_snapshot(exported, purpose="test")) as source:
+            (synced_table,) = synced_tables(read_catalog(source, exported.consistent_point), ["p"])
+            read = partial(source.execute, "select from public.t")
+            for reads in (partial(hold, source, [PlannedTable.of(synced_table.table)]), read):
+                with pytest.raises(
+                    (MissingPrivilege, psycopg.errors.InsufficientPrivilege), match="row-level security"
+                ):
+                    in_savepoint(source, reads)
+        assert not owner.has_run_code()
+        publisher.run(f"set role {reader}; select from t")
+        assert owner.has_run_code()
+    finally:
+        publisher.run(f"drop role {reader}")
+
+
+def in_savepoint(connection: Connection, act: Callable[[], object]) -> None:
+    with connection.transaction():
+        act()

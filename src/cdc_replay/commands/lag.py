@@ -131,7 +131,8 @@ def _standstill(connection: Connection, subscription: str, since: datetime) -> L
     """Why tables that replay advances lack what the log holds."""
     record = state.subscription_record(connection, subscription)
     last = state.last_result(connection, subscription, "replay")
-    is_patience_over = last is None or last.finished + PATIENCE < datetime.now(UTC)
+    # Also where it ended in the future: a clock has been put back since, and nobody waits until it is there.
+    is_patience_over = last is None or abs(datetime.now(UTC) - last.finished) > PATIENCE
     if record is not None and record.parked_at is not None:
         is_due = is_patience_over and record.parked_transaction is not None
         return Lag(f"parked at {record.parked_at}: {record.parked_reason}", since, is_due)

@@ -23,6 +23,7 @@ from cdc_replay.commands.results import Json, Result
 from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
@@ -64,6 +65,7 @@ def validate(config: Config, subscription: str) -> ValidateResult:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         request, from_lsn = _at_the_fence(config, subscription, stack)
+        failpoint("validate.after_fence")
         # Both sides are fixed now: others may go on with the subscription while it is compared.
         verdict = validate_subscription(request)
     result = _result(verdict, request.tables, from_lsn, began)

@@ -33,6 +33,7 @@ import psycopg
 from cdc_replay import digest
 from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
+from cdc_replay.failpoints import failpoint
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
@@ -214,6 +215,7 @@ def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, liste
     columns = key if key and not validated.full else synced.columns
     publisher, subscriber, unknown = _sides(fence, synced, target, key, columns)
     buckets = _compare_buckets(publisher, subscriber)
+    failpoint("validate.after_digests")
     return Comparison(
         buckets=buckets,
         key=key,

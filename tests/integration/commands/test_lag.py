@@ -158,6 +158,35 @@ def test_what_is_parked_is_tried_again_after_a_while(twin: Twin, monkeypatch: py
     assert due(twin) == ["s"]
 
 
+def test_a_replay_that_ended_in_the_future_is_tried_again(twin: Twin) -> None:
+    """The subscriber's clock was a year ahead, and has been put back."""
+    subscribe(twin, "s")
+    ours = twin.pairs["s"].ours
+    ours.run("insert into t values (1, 0)")
+    twin.publish("insert into t values (1, 1)")
+    capture(twin.config, "pub")
+    replay(twin.config, ["s"])
+    assert due(twin) == []
+
+    ours.run("update cdc_replay.result set finished = finished + interval '1 minute'")
+    assert due(twin) == []  # clocks differ a little
+    ours.run("update cdc_replay.result set finished = finished + interval '1 year'")
+    assert due(twin) == ["s"]
+    ours.run("delete from t")
+    replay(twin.config, ["s"])
+    assert (ours.rows("table t"), told(twin).behind_reason) == ([(1, 1)], None)
+
+
+def test_a_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our clock is behind that of the publisher, whose commit times these are."""
+    subscribe(twin, "s")
+    twin.publish("insert into t values (1, 1)")
+    capture(twin.config, "pub")
+    monkeypatch.setattr("cdc_replay.commands.status.time.time", lambda: 0.0)
+    assert told(twin).lag_seconds == 0
+    assert told(twin).behind_since is not None
+
+
 def test_a_table_that_is_parked_alone_is_told_and_no_replay_is_due(twin: Twin) -> None:
     subscribe(twin, "s", on_failure="table")
     twin.pairs["s"].ours.run("insert into t values (1, 0)")

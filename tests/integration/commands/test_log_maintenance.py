@@ -243,6 +243,20 @@ def test_what_is_younger_than_keep_stays_unless_the_operator_says_otherwise(
     assert history.prune(keep_hours=0).segments == 2
 
 
+@pytest.mark.parametrize(("year", "kept"), [(1900, [0, 1, 2, 3]), (1970, [0, 1, 2, 3]), (2200, [2, 3])])
+def test_a_clock_that_jumps_drops_nothing_that_is_needed(
+    history: History, monkeypatch: pytest.MonkeyPatch, year: int, kept: list[int]
+) -> None:
+    """`keep` is by the clock; what a subscription needs is by position."""
+    history.subscriber("s", Ready(history.positions[2]))
+    history.publisher_options = {}
+    then = dt.datetime(year, 1, 2, tzinfo=dt.UTC).timestamp()
+    monkeypatch.setattr("cdc_replay.commands.prune.time.time", lambda: then)
+    for _ in range(2):
+        history.prune()
+        assert history.kept() == kept
+
+
 def test_what_goes_is_told_before_it_goes(history: History) -> None:
     """Whoever is asked may say no by an exception; what became needed meanwhile stays after a yes."""
     at = history.positions

@@ -19,6 +19,7 @@ from fixtures.postgres import Database
 
 TABLES = """
     create table "T t" (id int primary key, a int, b text);
+    create table keyless (id int);
     create table root (id int) partition by range (id);
     create table leaf partition of root for values from (0) to (9)
 """
@@ -139,14 +140,13 @@ def test_a_partition_on_another_server_is_read_through_its_root(publisher: Datab
 
 def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, reader: Connection) -> None:
     """It keeps its oid. 16 and later refuse the rule."""
-    table = planned(reader, "T t")
-    publisher.run('alter table "T t" drop constraint "T t_pkey"')
-    rule = 'create rule "_RETURN" as on select to "T t" do instead select 1 as id, 2 as a, null::text as b'
+    table = planned(reader, "keyless")
+    rule = 'create rule "_RETURN" as on select to keyless do instead select 1 as id'
     if publisher.rows("select current_setting('server_version_num')::int >= 160000") == [(True,)]:
         with pytest.raises(WrongObjectType):
             publisher.run(rule)
         hold(reader, [table])
     else:
         publisher.run(rule)
-        with pytest.raises(PublisherNotReady, match=r'it stores no rows any more, and is view public\."T t"'):
+        with pytest.raises(PublisherNotReady, match="stores no rows any more, and is view public"):
             hold(reader, [table])
