@@ -20,12 +20,14 @@ class SessionTimeouts:
 
     A statement that loads a table or builds an index may take days, and a row that a transaction of the
     subscriber's own has locked is waited for as a native worker does: so neither has a limit by default.
-    `tcp_user` also ends a COPY that the server does not read on, as while it waits for a lock: so it is not
-    short.
+
+    `tcp_user` is the system's by default, some 15 minutes on Linux for what is not acknowledged. One of ours
+    would also end a COPY that the server does not read on while it waits for a lock, and takes the place of
+    the count of keep-alive packets, which end an idle line sooner.
     """
 
     connect: dt.timedelta = dt.timedelta(seconds=10)
-    tcp_user: dt.timedelta = dt.timedelta(minutes=10)
+    tcp_user: dt.timedelta = dt.timedelta()
     lock: dt.timedelta = dt.timedelta()
     statement: dt.timedelta = dt.timedelta()
 
