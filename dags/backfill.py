@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
-from cdc_replay_airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator
+from cdc_replay_airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator, limited
 from cdc_replay_airflow.params import backfill_params, backfill_request
 
 config = load_config()
@@ -20,7 +20,7 @@ for member in config.subscriptions.values():
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        default_args=DEFAULT_ARGS,
+        **limited(config, DEFAULT_ARGS),
         params=backfill_params(),
         tags=["cdc-replay", member.subscription.publisher],
     ):

@@ -10,11 +10,12 @@ from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.dag_ids import capture_dag
-from cdc_replay_airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator
+from cdc_replay_airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator, limited
 from cdc_replay_airflow.params import capture_params
 from cdc_replay_airflow.schedules import START, capture_schedule
 
-for publisher in load_config().publishers:
+config = load_config()
+for publisher in config.publishers:
     with DAG(
         capture_dag(publisher),
         description=f"Slot of {publisher} → change log",
@@ -23,7 +24,7 @@ for publisher in load_config().publishers:
         start_date=START,
         catchup=False,
         max_active_runs=1,
-        default_args=FOLLOWING_ARGS,
+        **limited(config, FOLLOWING_ARGS),
         params=capture_params(),
         tags=["cdc-replay", publisher],
     ):

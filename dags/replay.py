@@ -13,7 +13,7 @@ from airflow.sdk import DAG, TriggerRule
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import change_log
 from cdc_replay_airflow.dag_ids import replay_dag
-from cdc_replay_airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator
+from cdc_replay_airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator, limited
 from cdc_replay_airflow.params import replay_params
 from cdc_replay_airflow.schedules import START
 
@@ -27,7 +27,7 @@ for group in config.groups.values():
         start_date=START,
         catchup=False,
         max_active_runs=1,
-        default_args=FOLLOWING_ARGS,
+        **limited(config, FOLLOWING_ARGS),
         params=replay_params(),
         tags=["cdc-replay", group.publisher],
     ):

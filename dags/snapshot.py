@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import subscription
-from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator
+from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator, limited
 from cdc_replay_airflow.params import snapshot_params, snapshot_request
 
 config = load_config()
@@ -21,7 +21,7 @@ for member in config.subscriptions.values():
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        default_args=DEFAULT_ARGS,
+        **limited(config, DEFAULT_ARGS),
         params=snapshot_params(),
         tags=["cdc-replay", member.subscription.publisher],
     ):

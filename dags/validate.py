@@ -10,9 +10,10 @@ from airflow.sdk import DAG
 from cdc_replay.config import load_config
 from cdc_replay_airflow.assets import subscription
 from cdc_replay_airflow.dag_ids import validate_dag
-from cdc_replay_airflow.operators import DEFAULT_ARGS, ValidateOperator
+from cdc_replay_airflow.operators import DEFAULT_ARGS, ValidateOperator, limited
 
-for member in load_config().subscriptions.values():
+config = load_config()
+for member in config.subscriptions.values():
     with DAG(
         validate_dag(member.name),
         description=f"Is {member.name} what its publications say?",
@@ -20,7 +21,7 @@ for member in load_config().subscriptions.values():
         schedule=[subscription(member.name)],
         catchup=False,
         max_active_runs=1,
-        default_args=DEFAULT_ARGS,
+        **limited(config, DEFAULT_ARGS),
         tags=["cdc-replay", member.subscription.publisher],
     ):
         ValidateOperator(task_id="validate", subscription=member.name)

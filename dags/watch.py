@@ -15,7 +15,7 @@ from airflow.sdk import DAG
 
 from cdc_replay.config import load_config
 from cdc_replay_airflow.dag_ids import replay_dag
-from cdc_replay_airflow.operators import WATCH_ARGS, WatchOperator
+from cdc_replay_airflow.operators import WATCH_ARGS, WatchOperator, limited
 from cdc_replay_airflow.schedules import START, watch_schedule
 
 config = load_config()
@@ -34,7 +34,7 @@ for publisher in config.publishers:
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,
-        default_args=WATCH_ARGS,
+        **limited(config, WATCH_ARGS),
         tags=["cdc-replay", publisher],
     ):
         watch = WatchOperator(task_id="watch", publisher=publisher, groups=groups)

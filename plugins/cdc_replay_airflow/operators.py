@@ -86,6 +86,15 @@ EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
 Json = dict[str, Any]
 
 
+def limited(config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a DAG whose tasks have these, with the timeouts of the configuration.
+
+    A try that takes longer is stopped as a killed one is: what was durable is found by the next.
+    """
+    timeouts = {"execution_timeout": config.timeouts.task} if config.timeouts.task else {}
+    return {"default_args": timeouts | dict(arguments), "dagrun_timeout": config.timeouts.run or None}
+
+
 class ResultOutdated(CdcReplayError):
     """A subscription has no result of this run."""
 

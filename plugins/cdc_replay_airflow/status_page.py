@@ -11,8 +11,8 @@ the UI's cookie, and shows what is of DAGs that the user may read (`access`):
 | the last replay run of a group | `replay__<group>`         |
 
 The status is asked from the servers themselves, at most once every few seconds however many people look, and
-none is waited for longer than `SECONDS`: where one does not answer, the page has what it said last. Beside it
-is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
+none is waited for longer than `timeouts.page`: where one does not answer, the page has what it said last.
+Beside it is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
 subscribers.
 
 Pages of Great Expectations are not served: they are made of scripts, and of no subscription alone.
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cdc_replay.commands.status import ServerAnswers
 
 FRESH_SECONDS: Final = 5.0
-SECONDS: Final = 3.0
 
 STYLE: Final = """
  :root { color-scheme: light dark; }
@@ -105,7 +104,7 @@ def create_app() -> FastAPI:
     from cdc_replay.commands.status import ServerAnswers
 
     app = FastAPI(title="CDC replay", docs_url=None, redoc_url=None, openapi_url=None)
-    answers = ServerAnswers(SECONDS, FRESH_SECONDS)
+    answers = ServerAnswers(airflow_config().timeouts.page.total_seconds(), FRESH_SECONDS)
 
     @app.middleware("http")
     async def restrict(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -283,7 +283,7 @@ def _backfill(
     if into_conn_id is not None:
         if into is not None:
             raise typer.BadParameter("give --into or --into-conn-id, not both")
-        into = loaded.connections(into_conn_id)
+        into = loaded.dsn_of_connection(into_conn_id)
     return _one(backfill(loaded, subscription, from_, to, into=into, dry_run=dry_run), as_json=as_json)
 
 

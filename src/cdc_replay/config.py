@@ -47,6 +47,7 @@ from cdc_replay.postgres.airflow_connection import (
     check_type,
     options_of,
 )
+from cdc_replay.postgres.timeouts import SessionTimeouts
 
 VARIABLE: Final = "CDC_REPLAY_CONFIG"
 DEFAULT_FILE: Final = "cdc_replay.yaml"
@@ -70,6 +71,9 @@ SlotName = Annotated[
 ]
 Size = Annotated[int, BeforeValidator(lambda size: parse_size(str(size))), Field(ge=1)]
 Duration = Annotated[dt.timedelta, BeforeValidator(lambda duration: parse_duration(str(duration)))]
+Limit = Annotated[Duration, Field(le=dt.timedelta(days=20))]
+"""The server counts milliseconds in 31 bits."""
+Wait = Annotated[Limit, Field(ge=dt.timedelta(seconds=1))]
 _T = TypeVar("_T")
 Resolver = Callable[[str], str]
 
@@ -171,10 +175,22 @@ class _Group(_Strict):
     spark_conf: dict[str, str | int | float | bool] = {}
 
 
+class _Timeouts(_Strict):
+    connect: Limit | None = None
+    tcp_user: Limit | None = None
+    lock: Limit | None = None
+    statement: Limit | None = None
+    answer: Wait | None = None
+    page: Wait | None = None
+    task: Duration | None = None
+    run: Duration | None = None
+
+
 class _File(_Strict):
     publishers: Annotated[dict[Name, _Publisher], Field(min_length=1)]
     subscriptions: dict[Name, _Subscription] = {}
     groups: dict[Name, _Group] = {}
+    timeouts: _Timeouts = _Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +247,20 @@ class GroupConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeouts(SessionTimeouts):
+    """How long sessions wait, and what else waits; 0 is no limit for a task and a run."""
+
+    answer: dt.timedelta = dt.timedelta(seconds=10)
+    """How long `status` and the watch wait for servers to say how they are."""
+    page: dt.timedelta = dt.timedelta(seconds=3)
+    """How long the page in Airflow waits for that, before it shows what they said last."""
+    task: dt.timedelta = dt.timedelta(days=1)
+    """How long one try of a task may take."""
+    run: dt.timedelta = dt.timedelta(days=4)
+    """How long a run of a DAG may take: every try of its tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole file, checked; connections are resolved by `dsn_of`."""
 
@@ -239,6 +269,7 @@ class Config:
     subscriptions: Mapping[str, SubscriptionConfig]
     groups: Mapping[str, GroupConfig]
     connections: Resolver = connection_from_environment
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def publisher(self, name: str) -> PublisherConfig:
         """The publisher of that name.
@@ -266,14 +297,22 @@ class Config:
         return any(each.subscription.origin is OriginPolicy.NONE for each in subscriptions)
 
     def dsn_of(self, endpoint: PublisherConfig | SubscriptionConfig) -> str:
-        """The libpq DSN of an endpoint. A secret: never log it.
+        """The libpq DSN of an endpoint, with the timeouts. A secret: never log it.
 
         Raises:
             InvalidConfiguration: if its connection is not known.
         """
-        return (
-            endpoint.dsn_text if endpoint.dsn_text is not None else self.connections(endpoint.conn_id or "")
-        )
+        if endpoint.dsn_text is not None:
+            return self.timeouts.added_to(endpoint.dsn_text)
+        return self.dsn_of_connection(endpoint.conn_id or "")
+
+    def dsn_of_connection(self, conn_id: str) -> str:
+        """The libpq DSN of a connection, with the timeouts. A secret: never log it.
+
+        Raises:
+            InvalidConfiguration: if it is not known.
+        """
+        return self.timeouts.added_to(self.connections(conn_id))
 
     @property
     def expectations(self) -> Path:
@@ -439,7 +478,8 @@ def _checked(
         name: _group(name, parsed.groups.get(name, _Group()), subscriptions)
         for name in dict.fromkeys(s.group for s in subscriptions.values())
     }
-    return Config(file, publishers, subscriptions, groups, connections)
+    timeouts = Timeouts(**parsed.timeouts.model_dump(exclude_none=True))
+    return Config(file, publishers, subscriptions, groups, connections, timeouts)
 
 
 def _contradictions(file: Path, parsed: _File) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -29,11 +29,13 @@ answer = {
             "max_active_runs": dag.max_active_runs,
             "catchup": dag.catchup,
             "params": sorted(dag.params),
+            "seconds": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
             "tasks": {
                 task.task_id: {
                     "upstream": sorted(task.upstream_task_ids),
                     "outlets": [asset.uri for asset in task.outlets],
                     "retries": task.retries,
+                    "seconds": task.execution_timeout and task.execution_timeout.total_seconds(),
                     "backoff": task.retry_exponential_backoff,
                     "max_retry_delay": task.max_retry_delay and task.max_retry_delay.total_seconds(),
                     "trigger_rule": task.trigger_rule.value,
@@ -146,6 +148,25 @@ def test_a_server_that_is_back_is_not_kept_waiting_for_a_retry(parsed: dict[str,
         assert pauses[name] == 30
     assert pauses["replay__shop.report.nsw"] == 10
     assert pauses["snapshot__nsw.snapshot"] == 600
+
+
+def seconds(parsed: dict[str, Any]) -> set[tuple[float | None, float | None]]:
+    """What runs and their tasks may take; the watch has a limit of its own."""
+    return {
+        (dag["seconds"], task["seconds"])
+        for dag_id, dag in parsed["dags"].items()
+        for task in dag["tasks"].values()
+        if not dag_id.startswith("watch__")
+    }
+
+
+def test_no_task_and_no_run_lasts_for_ever(parsed: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
+    assert seconds(parsed) == {(4 * 86400, 86400)}
+    assert parsed["dags"]["watch__shop"]["tasks"]["watch"]["seconds"] == 600
+    assert seconds(run_in_airflow(PARSE, config=f"{EXAMPLE}timeouts: {{task: 2h, run: 5h}}")) == {
+        (18000, 7200)
+    }
+    assert seconds(run_in_airflow(PARSE, config=f"{EXAMPLE}timeouts: {{task: 0, run: 0}}")) == {(None, None)}
 
 
 def test_the_watch_of_a_publisher_is_on_its_guard_as_soon_as_it_is_new(parsed: dict[str, Any]) -> None:

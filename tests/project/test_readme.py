@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import re
 import subprocess
@@ -120,6 +121,7 @@ def configuration_keys() -> set[str]:
         "publishers": (configuration.PublisherConfig,),
         "subscriptions": (configuration.SubscriptionConfig, Subscription),
         "groups": (configuration.GroupConfig,),
+        "timeouts": (configuration.Timeouts,),
     }
     derived = {"publishers.name", "subscriptions.name", "subscriptions.subscription"}
     derived |= {"groups.name", "groups.publisher", "groups.subscriptions"}
@@ -154,6 +156,7 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
         "publishers": [publisher],
         "subscriptions": [subscription.subscription, subscription],
         "groups": [group],
+        "timeouts": [loaded.timeouts],
     }
     for key, default in documented.items():
         section, _, name = key.partition(".")
@@ -162,7 +165,7 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
         (found,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
         plain = getattr(found, "value", found)
         expected = "cdc_replay_name" if name == "slot" else yaml.safe_load(default)
-        expected = parse_duration(default) if name == "keep" else expected
+        expected = parse_duration(default) if isinstance(plain, dt.timedelta) else expected
         assert plain == expected, key
     assert (group.name, group.schedule) == ("NAME", None)
 
@@ -174,7 +177,7 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
     for line in text(example).splitlines():
         if match := re.match(r"(\w+):", line):
             section = match[1]
-        elif match := re.match(r" {4}(?:# )?(\w+):", line):
+        elif match := re.match(r" {2}(\w+):" if section == "timeouts" else r" {4}(?:# )?(\w+):", line):
             shown.add(f"{section}.{match[1]}")
     assert configuration_keys() - {"subscriptions.dsn"} <= shown
 

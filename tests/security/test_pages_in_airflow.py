@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +35,10 @@ subscriptions:
   nsw: {publisher: shop, publications: [p], dsn: "${SHOP_DSN}"}
   big: {publisher: shop, publications: [p], dsn: "${SHOP_DSN}"}
   lost: {publisher: shop, publications: [p], dsn: "postgresql://app:s3cret-word@127.0.0.1:1/db"}
+  mute: {publisher: shop, publications: [p], dsn: "postgresql://app:s3cret-word@127.0.0.1:${MUTE_PORT}/db"}
+timeouts: {page: 2s}
 """
+"""A server that is not there, and one that takes connections and says nothing."""
 
 PERMITTED = {"clerk": ["validate__nsw"], "loader": ["capture__shop", "replay__shop"], "nobody": []}
 """Users, each with the DAGs that he may read."""
@@ -77,6 +82,7 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
     """Reports of two subscriptions, and files beside them."""
     home = tmp_path_factory.mktemp("pages")
     database = create_database(publisher_cluster, "pages")
+    mute = socket.create_server(("127.0.0.1", 0))
     (home / "cdc_replay.yaml").write_text(CONFIGURATION, encoding="utf-8")
     uncommitted = home / "expectations" / "gx" / "uncommitted"
     for name in ("nsw", "big"):
@@ -101,6 +107,7 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
             "PERMITTED_DAGS": json.dumps(PERMITTED),
             "CDC_REPLAY_CONFIG": str(home / "cdc_replay.yaml"),
             "SHOP_DSN": database.dsn,
+            "MUTE_PORT": str(mute.getsockname()[1]),
         },
     )
     (home / "dags").mkdir()
@@ -108,6 +115,7 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
         with Airflow(home / "airflow", settings) as airflow:
             yield Pages(airflow, uncommitted / "reports")
     finally:
+        mute.close()
         drop_database(database)
 
 
@@ -138,7 +146,7 @@ def test_a_subscription_that_is_none_looks_like_one_that_is_forbidden(pages: Pag
 @pytest.mark.parametrize(
     ("user", "publishers", "subscriptions"),
     [
-        (USER, {"shop", "depot"}, {"nsw", "big", "lost"}),
+        (USER, {"shop", "depot"}, {"nsw", "big", "lost", "mute"}),
         ("clerk", set(), {"nsw"}),
         ("loader", {"shop"}, set()),
         ("nobody", set(), set()),
@@ -155,6 +163,13 @@ def test_the_status_has_what_the_user_may_read(
     page = pages.get(user, "/").text
     for name in ("depot", "big", "lost"):
         assert (f">{name}<" in page) == (name in publishers | subscriptions), name
+
+
+def test_a_server_that_says_nothing_is_a_line_beside_the_others(pages: Pages) -> None:
+    errors = {row["subscription"]: row["error"] for row in pages.data(USER)["subscriptions"]}
+    assert (errors["nsw"], errors["big"]) == (None, None)
+    assert "cannot connect" in errors["lost"]
+    assert re.search("timeout|no answer within 2 s", errors["mute"])
 
 
 def test_the_status_says_no_part_of_a_dsn(pages: Pages) -> None:

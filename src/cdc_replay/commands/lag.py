@@ -43,9 +43,6 @@ from cdc_replay.subscriber import state
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 10
-"""A server that takes longer to say how it is counts as gone."""
-
 PATIENCE: Final = timedelta(hours=1)
 """How long a failure for good is left alone before it is tried again."""
 
@@ -76,7 +73,7 @@ def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping
     """
     ChangeLog.open(config.publisher(publisher).change_log)
     questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in names}
-    with Answers[Lag | None](ANSWER_SECONDS) as answers:
+    with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
         told = answers.ask(questions)
     due = {}
     for name, answer in told.items():
@@ -91,8 +88,8 @@ def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping
 
 def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
     uri = config.publisher(subscription.subscription.publisher).change_log
-    dsn = config.dsn_of(subscription)
-    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=ANSWER_SECONDS) as connection:
+    dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
+    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
         try:
             return lag_of(connection, subscription.name, uri)
         except (CdcReplayError, psycopg.Error) as error:

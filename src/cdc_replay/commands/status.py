@@ -17,7 +17,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.answers import Answer, Answers
 from cdc_replay.commands.captured import left_out
 from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.lag import ANSWER_SECONDS, Lag, lag_of, oldest_missing, unanswered, utc_text
+from cdc_replay.commands.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.commands.results import Json, Result, to_json
 from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.commands.window import catalog_history
@@ -146,7 +146,7 @@ ServerAnswer: TypeAlias = Answer[PublisherStatus | LogRange | SubscriberStatus]
 
 def status(config: Config) -> StatusResult:
     """The state of every publisher and subscription of the configuration."""
-    with ServerAnswers(ANSWER_SECONDS) as answers:
+    with ServerAnswers(config.timeouts.answer.total_seconds()) as answers:
         return status_of(config, answers, config.publishers, config.subscriptions)
 
 

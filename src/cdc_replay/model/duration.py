@@ -6,16 +6,21 @@ import datetime as dt
 import re
 from typing import Final
 
-_UNITS: Final = {"d": dt.timedelta(days=1), "h": dt.timedelta(hours=1), "min": dt.timedelta(minutes=1)}
-_TEXT: Final = re.compile(r"([0-9]{1,6}) *(d|h|min)|0")
+_UNITS: Final = {
+    "d": dt.timedelta(days=1),
+    "h": dt.timedelta(hours=1),
+    "min": dt.timedelta(minutes=1),
+    "s": dt.timedelta(seconds=1),
+}
+_TEXT: Final = re.compile(r"([0-9]{1,6}) *(d|h|min|s)|0")
 
 
 def parse_duration(text: str) -> dt.timedelta:
-    """The duration of a whole number of `d`, `h` or `min`; `0` needs no unit.
+    """The duration of a whole number of `d`, `h`, `min` or `s`; `0` needs no unit.
 
     Raises:
         ValueError: if `text` has another form.
     """
     if (match := _TEXT.fullmatch(text.strip())) is None:
-        raise ValueError("not a duration: give a whole number of d, h or min, such as 7d or 36h, or 0")
+        raise ValueError("not a duration: give a whole number of d, h, min or s, such as 7d or 36h, or 0")
     return int(match[1]) * _UNITS[match[2]] if match[1] else dt.timedelta()

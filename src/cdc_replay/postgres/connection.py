@@ -3,8 +3,8 @@
 Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
 and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
-of the role or the database are off: a long copy is not a hanging session. A server that is gone without a
-word is noticed by the keep-alive packets that its host does not answer.
+are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is not a
+hanging session. A server that is gone without a word is noticed by the packets that its host does not answer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cdc_replay.errors import (
     SlotActive,
     SlotMissing,
 )
+from cdc_replay.postgres.timeouts import DEFAULT
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -48,7 +49,9 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-"""What every session sets before anything else."""
+"""What every session sets before anything else, but for the timeouts that its DSN has.
+
+A walsender heeds none: a new slot waits for all transactions that are open."""
 
 TRANSACTION_TIMEOUT_SINCE: Final = 170000
 
@@ -63,9 +66,6 @@ READ_ONLY_REMEDY: Final = (
     "The subscriber is read-only: it is a standby, or default_transaction_read_only is on for the server, the"
     " database or the role. Give the address of the primary, or let it take writes, then run it again."
 )
-
-CONNECT_SECONDS: Final = 10
-"""How long a host is waited for, unless the DSN says otherwise."""
 
 CUT_FACTOR: Final = 3
 """A connection that is to answer soon may take so many times as long: a few queries, each in time."""
@@ -94,7 +94,7 @@ def connect(
     """
     options: dict[str, Any] = {"replication": "database"} if replication else {}
     given = _parts(dsn, purpose)
-    defaults = {**KEEPALIVES, "connect_timeout": CONNECT_SECONDS}
+    defaults = {**KEEPALIVES, **DEFAULT.connection_options()}
     options |= {name: value for name, value in defaults.items() if name not in given}
     if answer_seconds is not None:
         options |= {
@@ -109,9 +109,12 @@ def connect(
             client_encoding="UTF8",
             **options,
         )
+        pinned = _pinned(
+            connection.info.server_version, answer_seconds, "" if replication else str(given.get("options"))
+        )
         try:
             with _cut_after(connection, answer_seconds):
-                connection.execute(_pin(connection.info.server_version, answer_seconds))
+                connection.execute(setting_statement(pinned))
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
@@ -184,14 +187,18 @@ def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
     return scheme in _SCHEMES and (server.count("@") > 1 or "@" in database)
 
 
-def _pin(server_version: int, answer_seconds: float | None) -> psycopg.sql.Composed:
-    settings = dict(PINNED_SETTINGS)
+def _pinned(server_version: int, answer_seconds: float | None, options: str) -> dict[str, str]:
+    """What the session sets first; `options` of the DSN may say how long it waits."""
+    settings = {
+        name: value
+        for name, value in PINNED_SETTINGS.items()
+        if name not in DEFAULT.settings() or name not in options
+    }
     if answer_seconds is not None:
-        milliseconds = f"{math.ceil(answer_seconds * 1000)}ms"
-        settings |= {"statement_timeout": milliseconds, "lock_timeout": milliseconds}
+        settings |= dict.fromkeys(DEFAULT.settings(), f"{math.ceil(answer_seconds * 1000)}ms")
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
-    return setting_statement(settings)
+    return settings
 
 
 def is_read_only(connection: Connection) -> bool:

@@ -1,7 +1,7 @@
 """The report that people open: one self-contained HTML page per run, readable without a network.
 
 The Data Docs beside it hold the same verdicts in Great Expectations' own form; their styles come from public
-hosts.
+hosts. Airflow serves this page only: the links lead to them where it is opened from disk.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def render(verdict: Verdict, *, now: dt.datetime, run_link: str, index_link: str
 
 def _data_docs(run_link: str, index_link: str) -> str:
     return (
-        '<p class="soft">The same verdicts as Great Expectations records them: '
+        '<p class="soft">On disk beside this file are the same verdicts as Great Expectations records them: '
         f'<a href="{escape(run_link)}">this run in the Data Docs</a>, '
         f'<a href="{escape(index_link)}">all runs</a>.</p>'
     )

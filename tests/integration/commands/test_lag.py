@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from cdc_replay.commands import lag
@@ -13,10 +18,12 @@ from cdc_replay.commands.lag import due_replays
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
-from cdc_replay.commands.status import SubscriptionStatus, status
+from cdc_replay.commands.status import ServerAnswers, SubscriptionStatus, status, status_of
+from cdc_replay.config import Timeouts
 from cdc_replay.errors import Retry
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
+from cdc_replay.postgres.connection import connect_to_ask
 from cdc_replay.subscriber import state
 from integration.commands.twin import Twin
 
@@ -213,21 +220,54 @@ def test_a_replay_is_not_due_where_it_could_not_write_or_would_wait(twin: Twin) 
     assert due(twin) == []
 
 
-def test_servers_that_never_answer_keep_nobody_waiting(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_never_answer_keep_nobody_waiting(twin: Twin) -> None:
     """One accepts connections and says nothing, another lets queries of its state wait for a lock."""
-    monkeypatch.setattr(lag, "ANSWER_SECONDS", 2)
     subscribe(twin, "s", "silent", "locked")
     with socket.create_server(("127.0.0.1", 0)) as silent, twin.pairs["locked"].ours.connect() as other:
         port = silent.getsockname()[1]
         twin.change("silent", dsn=f"postgresql://postgres@127.0.0.1:{port}/none?connect_timeout=600")
         with other.transaction():
             other.execute("lock table cdc_replay.subscription_table")
-            found = {each.subscription: each for each in status(twin.config).subscriptions}
-            assert due(twin) == []
+            impatient = replace(twin.config, timeouts=Timeouts(answer=timedelta(seconds=2)))
+            found = {each.subscription: each for each in status(impatient).subscriptions}
+            assert list(due_replays(impatient, "pub", twin.pairs)) == []
     assert (found["s"].error, found["s"].behind_reason) == (None, None)
-    assert "timeout" in (found["silent"].error or "")
-    assert (found["silent"].behind_reason or "").startswith("the subscriber does not answer: ")
-    assert "statement timeout" in (found["locked"].error or "")
+    for name in ("silent", "locked"):
+        assert re.search("timeout|no answer within 2 s", found[name].error or "")
+        assert (found[name].behind_reason or "").startswith("the subscriber does not answer: ")
+
+
+def test_what_a_subscriber_said_last_stays_visible_with_its_age(twin: Twin) -> None:
+    subscribe(twin, "s")
+    twin.publish("insert into t values (1, 1)")
+    with ServerAnswers(60) as answers:
+        before = status_of(twin.config, answers, ["pub"], ["s"])
+        twin.change("s", dsn="postgresql://postgres@127.0.0.1:1/none")
+        after = status_of(twin.config, answers, ["pub"], ["s"])
+    (then,), (now,) = before.subscriptions, after.subscriptions
+    assert (then.error, then.seconds_old) == (None, None)
+    assert now.applied_lsn == then.applied_lsn is not None
+    assert (now.seconds_old or 0) > 0
+    assert "127.0.0.1" in (now.error or "")
+    assert [(each.table, each.state) for each in after.tables] == [
+        (each.table, each.state) for each in before.tables
+    ]
+    assert all(each.seconds_old for each in after.tables)
+    assert after.publishers[0].seconds_old is None
+
+
+def test_a_server_that_stops_within_a_session_is_left(twin: Twin) -> None:
+    """It heeds no timeout of its own, and its host goes on to acknowledge what we send."""
+    subscribe(twin, "s")
+    dsn = twin.config.dsn_of(twin.config.subscription("s"))
+    with connect_to_ask(dsn, purpose="test", seconds=0.5) as connection:
+        backend = connection.info.backend_pid
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("select 1")
+        finally:
+            os.kill(backend, signal.SIGCONT)
 
 
 def test_no_log_and_an_unreadable_one_are_told(twin: Twin) -> None:

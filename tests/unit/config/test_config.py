@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cdc_replay.commands.setup import setup_request
-from cdc_replay.config import connection_from_environment, load_config
+from cdc_replay.config import Timeouts, connection_from_environment, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
 
@@ -89,6 +89,37 @@ def test_a_variable_is_taken_from_the_environment(tmp_path: Path, monkeypatch: p
     assert config.dsn_of(config.publisher("shop")) == "postgresql://db.example/shop"
 
 
+def test_timeouts_have_defaults_that_a_dsn_need_not_repeat(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL))
+    assert config.timeouts == Timeouts()
+    assert config.dsn_of(config.publisher("shop")) == "postgresql://shop"
+
+
+def test_timeouts_go_into_every_dsn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", "postgres://app:word@dwh/db?sslmode=require")
+    text = MINIMAL.replace("dsn: postgresql://dwh", "conn_id: dwh")
+    config = load_config(
+        write(tmp_path, f"{text}timeouts: {{connect: 5s, tcp_user: 1min, lock: 30s, page: 2s}}\n")
+    )
+    assert config.timeouts == Timeouts(
+        connect=dt.timedelta(seconds=5),
+        tcp_user=dt.timedelta(minutes=1),
+        lock=dt.timedelta(seconds=30),
+        page=dt.timedelta(seconds=2),
+    )
+    ours = {"connect_timeout": "5", "tcp_user_timeout": "60000", "options": "-c lock_timeout=30000"}
+    assert conninfo_to_dict(config.dsn_of(config.publisher("shop"))) == {"host": "shop", **ours}
+    for dsn in (config.dsn_of(config.subscription("nsw")), config.dsn_of_connection("dwh")):
+        assert conninfo_to_dict(dsn) == {
+            "user": "app",
+            "password": "word",
+            "host": "dwh",
+            "dbname": "db",
+            "sslmode": "require",
+            **ours,
+        }
+
+
 def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, MINIMAL.replace("./log", "s3://bucket/log")))
 
@@ -123,6 +154,9 @@ def test_an_object_store_is_left_as_it_is(tmp_path: Path) -> None:
         (("./log", "./l\x1bg"), 4, "character U+001B is not allowed"),
         (("  shop:\n", "  shop: &a\n    slot: *a\n"), 3, "contains itself by an alias"),
         (("[p1, p2]", "&a [p1, [*a]]"), 8, "contains itself by an alias"),
+        (("publishers:\n", "timeouts: {page: 0}\npublishers:\n"), 1, "timeouts.page"),
+        (("publishers:\n", "timeouts: {lock: 5}\npublishers:\n"), 1, "not a duration"),
+        (("publishers:\n", "timeouts: {statement: 30d}\npublishers:\n"), 1, "timeouts.statement"),
         (("[p1, p2]", "[" * 3000 + "]" * 3000), 1, "nested too deeply"),
     ],
 )
