@@ -23,6 +23,7 @@ from cdc_replay.commands.results import Json, Result
 from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
@@ -65,7 +66,9 @@ def validate(config: Config, subscription: str) -> ValidateResult:
     with contextlib.ExitStack() as stack:
         request, from_lsn = _at_the_fence(config, subscription, stack)
         # Both sides are fixed now: others may go on with the subscription while it is compared.
+        failpoint("validate.after_fence")
         verdict = validate_subscription(request)
+        failpoint("validate.after_report")
     result = _result(verdict, request.tables, from_lsn, began)
     dsn = config.dsn_of(config.subscription(subscription))
     with connect(dsn, purpose=f"validate {subscription}") as connection:

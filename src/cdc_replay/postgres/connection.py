@@ -4,13 +4,17 @@ Text values depend on the session that reads them (R1.11). Every connection of t
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
 and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
 of the role or the database are off: a long copy is not a hanging session. A server that is gone without a
-word is noticed by the keep-alive packets that its host does not answer.
+word is noticed by the keep-alive packets that its host does not answer; and a client that is gone, by the
+server while it runs a statement for it: a killed command holds its locks for seconds, not to the statement's
+end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +30,7 @@ from cdc_replay.errors import (
     SlotActive,
     SlotMissing,
 )
+from cdc_replay.termination import cancel_on_termination
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -46,6 +51,13 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
 }
 """What every session sets before anything else."""
 
+# A server that runs a statement does not look after the client that asked for it, unless it is told to; it
+# can where it runs on these systems.
+_LOOK_AFTER_CLIENT: Final = psycopg.sql.SQL(
+    ", case when pg_catalog.version() ~ 'linux|darwin|bsd'"
+    " then pg_catalog.set_config('client_connection_check_interval', '5s', false) end"
+)
+
 TRANSACTION_TIMEOUT_SINCE: Final = 170000
 
 KEEPALIVES: Final[dict[str, int]] = {
@@ -62,6 +74,9 @@ READ_ONLY_REMEDY: Final = (
 
 CONNECT_SECONDS: Final = 10
 """How long a host is waited for, unless the DSN says otherwise."""
+
+_registering: Final = threading.Lock()
+_connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 _SCHEMES: Final = ("postgresql", "postgres")
 
@@ -105,7 +120,22 @@ def connect(
         except BaseException:
             connection.close()
             raise
+    with _registering:
+        _connections.add(connection)
     return connection
+
+
+def _cancel_all() -> None:
+    """Cancel what the servers do for any thread of this process."""
+    with _registering:
+        present = tuple(_connections)
+    for connection in present:
+        with contextlib.suppress(psycopg.Error):
+            if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                connection.cancel_safe(timeout=1)
+
+
+cancel_on_termination(_cancel_all)
 
 
 def _parts(dsn: str, purpose: str) -> dict[str, Any]:
@@ -141,7 +171,7 @@ def _pin(server_version: int, answer_seconds: int | None) -> psycopg.sql.Compose
         settings["statement_timeout"] = f"{answer_seconds}s"
     if server_version >= TRANSACTION_TIMEOUT_SINCE:
         settings["transaction_timeout"] = "0"
-    return setting_statement(settings)
+    return setting_statement(settings) + _LOOK_AFTER_CLIENT
 
 
 def is_read_only(connection: Connection) -> bool:
