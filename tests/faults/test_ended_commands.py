@@ -209,6 +209,26 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
     check_equal(synced, ours)
 
 
+@pytest.mark.parametrize("failpoint", ["replay.mid_staging", "replay.after_staging"])
+def test_jvm_that_is_killed_is_told_as_that(synced: Twin, failpoint: str) -> None:
+    """While a worker stages, and between staging and merge; as the kernel does where memory runs out."""
+    process = start(synced, f"{failpoint}=stop", "replay", "s")
+    wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}", 300)
+    family = descendants(process.pid)
+    (jvm, *_) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"]
+    os.kill(jvm, signal.SIGKILL)
+    send(family, signal.SIGCONT)
+    _, said = process.communicate(timeout=120)
+    # What is staged already needs no JVM any more.
+    assert process.returncode == int(failpoint == "replay.mid_staging"), said
+    assert ("cdc-replay: s: Spark ended: replay of" in said) is (failpoint == "replay.mid_staging"), said
+    assert "Errno" not in said
+    wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 60)
+    (result,) = replay(synced.config, ["s"])
+    assert result.error is None
+    check_equal(synced, synced.pairs["s"].ours)
+
+
 SOON: Final = ("replay.mid_merge", signal.SIGTERM)
 """The case of the ordinary run; all others take too long."""
 
