@@ -30,6 +30,7 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.private_files import set_private_umask
+from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm
 
 app = typer.Typer(
     name="cdc-replay",
@@ -477,6 +478,8 @@ def _invoke(arguments: Sequence[str]) -> Outcome | None:
 def _reason(error: BaseException) -> tuple[str, int] | None:
     """What to tell about a command that ended with `error`, and the exit code; None if it is a bug."""
     match error:
+        case Terminated():
+            return "terminated by SIGTERM", EXIT_CODE
         case typer.Abort() | KeyboardInterrupt():
             return "interrupted", 1
         case InvalidConfiguration() | InvalidLsn():
@@ -492,6 +495,7 @@ def _reason(error: BaseException) -> tuple[str, int] | None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     set_private_umask()
+    end_on_sigterm()
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -506,7 +510,7 @@ def _exit_code(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, _UsageError) and hasattr(error, "show"):
             error.show()
-        else:
+        elif not isinstance(error, Terminated):  # that is told already
             _complain(reason[0])
         if "--json" in arguments:
             _print_json({"error": reason[0]})

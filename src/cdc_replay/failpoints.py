@@ -46,6 +46,16 @@ FAILPOINTS: Final[dict[str, str]] = {
     "replay.mid_merge": "some tables are merged, nothing is committed",
     "replay.before_commit": "all is merged, nothing is committed",
     "replay.after_commit": "rows and progress are committed, staging is left behind",
+    "parking.after_park": "a subscription or a table is parked, nobody is told",
+    "resume.before_commit": "what was parked is made to go on, nothing is committed",
+    "resume.after_commit": "what was parked goes on, nobody is told",
+    "backfill.after_state": "another database has a state for the backfill, no row is applied",
+    "validate.after_fence": "both sides are open at the fence, nothing is compared",
+    "validate.after_report": "the report is written, the result is not recorded",
+    "teardown.after_slot": "the slot is gone, capture publications and event triggers are there",
+    "teardown.after_publications": "slot and capture publications are gone, the event triggers are there",
+    "teardown.after_staging": "what killed runs have staged is gone, the state is there",
+    "teardown.after_state": "the state is gone, replication origins are there",
 }
 """Name → what is durable when the process dies there."""
 

@@ -86,6 +86,8 @@ def _leave_failures_to_us(session: SparkSession) -> None:
     configurator = jvm.org.apache.logging.log4j.core.config.Configurator
     for name in LOGGERS_OF_FAILURES:
         configurator.setLevel(name, "OFF")
+    # Nor py4j each call to a JVM that is gone.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def tune_for(session: SparkSession, rows: int) -> None:

@@ -53,6 +53,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import PublicationMissing, PublisherNotReady
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import ReplicaIdentity
@@ -175,8 +176,10 @@ def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tu
     ):
         if drop_slot(connection, request.slot):
             removed.append(f"replication slot {request.slot}")
+        failpoint("teardown.after_slot")
         with translated_errors("cannot drop the capture publications"):
             removed += [f"publication {name}" for name in drop_capture_publications(connection, request.slot)]
+        failpoint("teardown.after_publications")
         with translated_errors("cannot drop the event triggers"):
             removed += [f"event trigger {name}" for name in remove_event_triggers(connection, request.slot)]
     if remove_log and ChangeLog.remove(request.change_log):

@@ -49,6 +49,7 @@ from cdc_replay.compact import (
 )
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
+from cdc_replay.failpoints import failpoint
 from cdc_replay.fill import History, find
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.lsn import Lsn, Window
@@ -247,6 +248,7 @@ def _destination(at_work: Opened, change_log: ChangeLog, into: str | None) -> It
         with state.lock(connection, name):
             database = change_log.header.database
             state.remember_subscription(connection, name, identifier, policy.publications, database)
+            failpoint("backfill.after_state")
             try:
                 yield _Destination(dataclasses.replace(policy, name=name), into)
             finally:

@@ -53,6 +53,7 @@ from cdc_replay.errors import (
     TargetMismatch,
     UnknownValue,
 )
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import FailurePolicy
@@ -206,6 +207,7 @@ class _Settling:
     def _park(self, reason: str, transaction: Lsn) -> None:
         at = self.at_work.position() or self.ends[self.done]
         state.park(self.at_work.connection, self.at_work.subscription.name, at, reason, transaction)
+        failpoint("parking.after_park")
 
     def _park_table(self, outcome: Outcome, transaction: Lsn) -> bool:
         """Park the table that the error is about, where the configuration says so; whether it is done."""
@@ -215,6 +217,7 @@ class _Settling:
             return False
         found = Parked(applied, str(outcome.error), transaction)
         state.set_table_state(self.at_work.connection, subscription.name, table, found)
+        failpoint("parking.after_park")
         self.parked.append(str(table))
         log.warning(
             "subscription %s: table %s is parked at %s, the others go on: %s%s",

@@ -20,6 +20,7 @@ from cdc_replay.commands.results import ResumeResult
 from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, NotParked
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
@@ -62,6 +63,8 @@ def resume(
         seconds = time.monotonic() - began
         result = ResumeResult(subscription, skip, skip, seconds, tuple(map(str, resumed)))
         state.record_result(at_work.connection, subscription, "resume", result.to_dict())
+        failpoint("resume.before_commit")
+    failpoint("resume.after_commit")
     return result
 
 

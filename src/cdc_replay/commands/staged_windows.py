@@ -11,7 +11,7 @@ from cdc_replay.apply.window import ApplyRequest, OpenWindow
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.flow import Lane, WindowFlow
 from cdc_replay.commands.plan import Plan
-from cdc_replay.commands.spark_errors import translated_spark_errors
+from cdc_replay.commands.spark_errors import SparkJobFailed, translated_spark_errors
 from cdc_replay.commands.window import log_reader
 from cdc_replay.compact import Survey, contingent_changes
 from cdc_replay.errors import CdcReplayError
@@ -52,10 +52,14 @@ def staged_windows(
     if not windows:
         return {}
     plans = [plan for plan, _ in windows]
-    session = spark_session("cdc-replay")
     window = Window(min(plan.window.after for plan in plans), plans[0].window.upto)
-    reader = log_reader(change_log, window, cores=session.sparkContext.defaultParallelism)
-    tune_for(session, reader.rows)
+    try:
+        with translated_spark_errors(f"replay of {', '.join(plan.name for plan in plans)}"):
+            session = spark_session("cdc-replay")
+            reader = log_reader(change_log, window, cores=session.sparkContext.defaultParallelism)
+            tune_for(session, reader.rows)
+    except SparkJobFailed as error:
+        return {plan.name: error for plan in plans}
     return _staged(WindowFlow(session, reader, publisher_dsn), _alike(windows))
 
 

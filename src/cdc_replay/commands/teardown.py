@@ -14,6 +14,7 @@ from cdc_replay.commands.results import TeardownResult
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
+from cdc_replay.failpoints import failpoint
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state
 
@@ -41,6 +42,7 @@ def teardown(config: Config, name: str) -> TeardownResult:
             # What a killed run has staged has nobody else to remove it.
             drop_staging(at_work.connection, name)
             drop_leftovers(at_work.connection, name)
+            failpoint("teardown.after_staging")
             state.remove_subscription(at_work.connection, name)
         removed = (f"state of subscription {name}",) if is_known else ()
     else:

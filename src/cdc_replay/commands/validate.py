@@ -67,7 +67,9 @@ def validate(config: Config, subscription: str) -> ValidateResult:
         request, from_lsn = _at_the_fence(config, subscription, stack)
         failpoint("validate.after_fence")
         # Both sides are fixed now: others may go on with the subscription while it is compared.
+        failpoint("validate.after_fence")
         verdict = validate_subscription(request)
+        failpoint("validate.after_report")
     result = _result(verdict, request.tables, from_lsn, began)
     dsn = config.dsn_of(config.subscription(subscription))
     with connect(dsn, purpose=f"validate {subscription}") as connection:

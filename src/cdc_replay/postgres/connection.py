@@ -4,7 +4,9 @@ Text values depend on the session that reads them (R1.11). Every connection of t
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
 and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
 are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is not a
-hanging session. A server that is gone without a word is noticed by the packets that its host does not answer.
+hanging session. A server that is gone without a word is noticed by the packets that its host does not answer; and
+a client that is gone, by the server while it runs a statement for it: a killed command holds its locks for seconds,
+not to the statement's end.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import re
 import socket
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +34,7 @@ from cdc_replay.errors import (
     SlotMissing,
 )
 from cdc_replay.postgres.timeouts import DEFAULT
+from cdc_replay.termination import cancel_on_termination
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,6 +57,13 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
 
 A walsender heeds none: a new slot waits for all transactions that are open."""
 
+# A server that runs a statement does not look after the client that asked for it, unless it is told to; it
+# can where it runs on these systems.
+_LOOK_AFTER_CLIENT: Final = psycopg.sql.SQL(
+    ", case when pg_catalog.version() ~ 'linux|darwin|bsd'"
+    " then pg_catalog.set_config('client_connection_check_interval', '5s', false) end"
+)
+
 TRANSACTION_TIMEOUT_SINCE: Final = 170000
 
 KEEPALIVES: Final[dict[str, int]] = {
@@ -69,6 +80,9 @@ READ_ONLY_REMEDY: Final = (
 
 CUT_FACTOR: Final = 3
 """A connection that is to answer soon may take so many times as long: a few queries, each in time."""
+
+_registering: Final = threading.Lock()
+_connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 _SCHEMES: Final = ("postgresql", "postgres")
 
@@ -114,12 +128,14 @@ def connect(
         )
         try:
             with _cut_after(connection, answer_seconds):
-                connection.execute(setting_statement(pinned))
+                connection.execute(setting_statement(pinned) + _LOOK_AFTER_CLIENT)
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
             connection.close()
             raise
+    with _registering:
+        _connections.add(connection)
     return connection
 
 
@@ -158,6 +174,19 @@ def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
             yield
         finally:
             timer.cancel()
+
+
+def _cancel_all() -> None:
+    """Cancel what the servers do for any thread of this process."""
+    with _registering:
+        present = tuple(_connections)
+    for connection in present:
+        with contextlib.suppress(psycopg.Error):
+            if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                connection.cancel_safe(timeout=1)
+
+
+cancel_on_termination(_cancel_all)
 
 
 def _parts(dsn: str, purpose: str) -> dict[str, Any]:

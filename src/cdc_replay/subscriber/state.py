@@ -35,6 +35,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from cdc_replay.errors import AnotherPublisher, SubscriptionBusy
+from cdc_replay.failpoints import failpoint
 from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import STATE_SCHEMA
@@ -709,6 +710,7 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
         left = connection.execute("select exists (select from cdc_replay.subscription)").fetchone()
         if left is not None and not left[0]:
             connection.execute("drop schema cdc_replay cascade")
+    failpoint("teardown.after_state")
     drop_origins(connection, subscription)
 
 

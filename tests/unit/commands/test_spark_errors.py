@@ -1,0 +1,50 @@
+"""What Spark raises as errors of ours."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from cdc_replay.commands.spark_errors import SparkEnded, SparkJobFailed, translated_spark_errors
+from cdc_replay.errors import Retry, TargetMismatch
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(111, "Connection refused"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        EOFError(),
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o41.collectToPython"),
+    ],
+)
+def test_jvm_that_is_gone_is_told_as_that(error: Exception) -> None:
+    with pytest.raises(SparkEnded) as raised, translated_spark_errors('replay of subscription "s"'):
+        raise error
+    assert str(raised.value).startswith('Spark ended: replay of subscription "s"')
+    assert "memory" in str(raised.value)
+    assert "Errno" not in str(raised.value)
+    assert raised.value.retry is Retry.LATER
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PySparkException("[JOB_FAILED] lost"),
+        Py4JError(
+            "An error occurred while calling o1.f. Trace:\npy4j.Py4JException: Method f does not exist"
+        ),
+    ],
+)
+def test_what_the_jvm_tells_is_a_failed_job(error: Exception) -> None:
+    with pytest.raises(SparkJobFailed) as raised, translated_spark_errors("replay"):
+        raise error
+    assert not isinstance(raised.value, SparkEnded)
+
+
+def test_error_of_ours_is_raised_again() -> None:
+    text = "job failed\ncdc_replay.errors.TargetMismatch: no column\nHINT: add it\n\n\tat org.apache"
+    with pytest.raises(TargetMismatch, match="no column"), translated_spark_errors("replay"):
+        raise PySparkException(text)
