@@ -50,7 +50,6 @@ FAILPOINTS: Final[dict[str, str]] = {
     "resume.before_commit": "what was parked is made to go on, nothing is committed",
     "resume.after_commit": "what was parked goes on, nobody is told",
     "backfill.after_state": "another database has a state for the backfill, no row is applied",
-    "validate.after_fence": "both sides are open at the fence, nothing is compared",
     "validate.after_report": "the report is written, the result is not recorded",
     "teardown.after_slot": "the slot is gone, capture publications and event triggers are there",
     "teardown.after_publications": "slot and capture publications are gone, the event triggers are there",

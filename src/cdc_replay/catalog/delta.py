@@ -42,13 +42,15 @@ Before the JSON there is a line with the code of the message (`capture.message_c
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
 
 from cdc_replay.catalog.reader import CatalogRow, memberships_of, publication_of, tables_of
+from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES, DeltaContent, RewriteContent
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import Membership, Publication, PublisherCatalog, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, RelationId
@@ -64,7 +66,7 @@ DELTA_FORMAT: Final = 1
 CODE_LINE: Final = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{64})\n")
 """Ordinal and code, which come before the content of a message of the event triggers."""
 
-_MALFORMED: Final = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_Content = TypeVar("_Content", DeltaContent, RewriteContent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +95,30 @@ def parse_delta(content: bytes | str) -> CatalogDelta:
     Raises:
         InvalidMessage: if it is not such a text.
     """
-    read = _object(content)
+    read = _read(DeltaContent, content)
     try:
-        tables = tables_of(read["tables"], read["columns"])
-        return CatalogDelta(
-            whole=bool(read.get("whole", False)),
-            touched_tables=_relations(read.get("touched_tables", ())),
-            partitions=_relations(read.get("partitions", ())),
-            written_columns=frozenset(
-                (RelationId(int(relation)), int(attnum))
-                for relation, attnum in read.get("written_columns", ())
-            ),
-            respelled_tables=_relations(read.get("respelled_tables", ())),
-            touched_publications=frozenset(map(int, read.get("touched_publications", ()))),
-            schemas_of=frozenset(map(int, read.get("schemas_of", ()))),
-            removed_memberships=frozenset(
-                (int(publication), RelationId(int(relation)))
-                for publication, relation in read.get("removed_memberships", ())
-            ),
-            added_schemas=_schemas(read.get("added_schemas", ())),
-            removed_schemas=_schemas(read.get("removed_schemas", ())),
-            tables=tables,
-            publications={int(row[0]): publication_of(row, {}) for row in read["publications"]},
-            memberships=tuple(_membership(row) for row in read["memberships"]),
-        )
-    except _MALFORMED as error:
-        raise _invalid(error) from error
+        tables = tables_of(read.tables, read.columns)
+    except (ValueError, LookupError) as error:
+        raise _invalid(f"{type(error).__name__}: {error}") from error
+    if any(table.dropped_columns < 0 for table in tables.values()):
+        raise _invalid("a table has more columns than numbers for them")
+    return CatalogDelta(
+        whole=read.whole,
+        touched_tables=_relations(read.touched_tables),
+        partitions=_relations(read.partitions),
+        written_columns=frozenset((RelationId(oid), attnum) for oid, attnum in read.written_columns),
+        respelled_tables=_relations(read.respelled_tables),
+        touched_publications=frozenset(read.touched_publications),
+        schemas_of=frozenset(read.schemas_of),
+        removed_memberships=frozenset(
+            (publication, RelationId(relation)) for publication, relation in read.removed_memberships
+        ),
+        added_schemas=frozenset(read.added_schemas),
+        removed_schemas=frozenset(read.removed_schemas),
+        tables=tables,
+        publications={row[0]: publication_of(row, {}) for row in read.publications},
+        memberships=read.memberships,
+    )
 
 
 def without_code(content: bytes) -> bytes:
@@ -133,11 +133,7 @@ def parse_rewrite(content: bytes | str) -> tuple[RelationId, ...]:
     Raises:
         InvalidMessage: if it is not such a text.
     """
-    read = _object(content)
-    try:
-        return tuple(RelationId(int(relation)) for relation in read["relations"])
-    except _MALFORMED as error:
-        raise _invalid(error) from error
+    return tuple(map(RelationId, _read(RewriteContent, content).relations))
 
 
 def apply_delta(catalog: PublisherCatalog, delta: CatalogDelta) -> PublisherCatalog:
@@ -259,39 +255,30 @@ def _tree(membership: Membership) -> str | None:
     return None if membership.row_filter is None else membership.row_filter.node_tree
 
 
-def _schemas(pairs: Iterable[Any]) -> frozenset[tuple[int, str]]:
-    return frozenset((int(publication), str(name)) for publication, name in pairs)
+def _relations(oids: Iterable[int]) -> frozenset[RelationId]:
+    return frozenset(map(RelationId, oids))
 
 
-def _relations(oids: Iterable[Any]) -> frozenset[RelationId]:
-    return frozenset(RelationId(int(oid)) for oid in oids)
-
-
-def _membership(row: CatalogRow) -> CatalogRow:
-    """The row, checked now: its values are made when the columns of its table are known."""
-    publication, relation, node_tree, text, attnums = row[:5]
-    (is_exception,) = row[5:] or (False,)
-    columns = None if attnums is None else [int(attnum) for attnum in attnums]
-    return (int(publication), int(relation), node_tree, text, columns, is_exception is True)
-
-
-def _object(content: bytes | str) -> dict[str, Any]:
+def _read(kind: type[_Content], content: bytes | str) -> _Content:
+    if len(content) > MOST_MESSAGE_BYTES:
+        raise _invalid(f"it has more than {MOST_MESSAGE_BYTES} bytes")
     try:
-        read = json.loads(without_code(content) if isinstance(content, bytes) else content)
-    except _MALFORMED as error:
-        raise _invalid(error) from error
-    if not isinstance(read, dict) or read.get("format") != DELTA_FORMAT:
-        raise InvalidMessage(
-            f"a message of the publisher's event triggers is not of format {DELTA_FORMAT}",
-            hint="Use the version of cdc-replay whose `setup` installed the triggers, or a later one.",
-            rule="R9.11",
-        )
-    return read
+        return kind.model_validate_json(without_code(content) if isinstance(content, bytes) else content)
+    except ValidationError as error:
+        # Without the value, which may be as long as the message.
+        (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
+        if first["loc"] == ("format",):
+            raise InvalidMessage(
+                f"a message of the publisher's event triggers is not of format {DELTA_FORMAT}",
+                hint="Use the version of cdc-replay whose `setup` installed the triggers, or a later one.",
+                rule="R9.11",
+            ) from error
+        raise _invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:  # a text of Python can have what UTF-8 has not
+        raise _invalid(str(error)) from error
 
 
-def _invalid(error: Exception) -> InvalidMessage:
+def _invalid(why: str) -> InvalidMessage:
     return InvalidMessage(
-        "a message of the publisher's event triggers cannot be read",
-        detail=f"{type(error).__name__}: {error}",
-        rule="R9.11",
+        "a message of the publisher's event triggers cannot be read", detail=why, rule="R9.11"
     )

@@ -23,7 +23,17 @@ import dataclasses
 import json
 from typing import Any, Final, TypeAlias
 
-from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
+from pydantic import ValidationError
+
+from cdc_replay.catalog.schema import (
+    MOST_CATALOG_BYTES,
+    StoredCatalog,
+    StoredColumn,
+    StoredMembership,
+    StoredPublication,
+    StoredTable,
+)
+from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import (
     Generated,
@@ -70,25 +80,31 @@ def catalog_from_json(text: str) -> PublisherCatalog:
     Raises:
         ChangeLogDamaged: if it is not such a text.
     """
+    if len(text) > MOST_CATALOG_BYTES:
+        raise _damaged(f"it has more than {MOST_CATALOG_BYTES} bytes")
     try:
-        read = json.loads(text)
-        if read["format"] != FORMAT:
+        read = StoredCatalog.model_validate_json(text)
+    except ValidationError as error:
+        # Without the value, which may be as long as the text.
+        (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
+        if first["loc"] == ("format",):
             raise ChangeLogDamaged(
-                f"unknown format of a stored catalog: {read['format']}",
+                "a stored catalog has an unknown format",
                 hint="Read this change log with the version of cdc-replay that wrote it, or a later one.",
-            )
-        publications = [_publication(publication) for publication in read["publications"]]
-        tables = [_table(table) for table in read["tables"]]
-        return PublisherCatalog(
-            lsn=Lsn.parse(read["lsn"]),
-            server_version=read["server_version"],
-            publications={publication.name: publication for publication in publications},
-            tables={table.id: table for table in tables},
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, InvalidLsn) as error:
-        raise ChangeLogDamaged(
-            "a stored catalog cannot be read", detail=f"{type(error).__name__}: {error}"
-        ) from error
+            ) from error
+        raise _damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:
+        raise _damaged(str(error)) from error
+    return PublisherCatalog(
+        lsn=Lsn.parse(read.lsn),
+        server_version=read.server_version,
+        publications={each.name: _publication(each) for each in read.publications},
+        tables={RelationId(each.id): _table(each) for each in read.tables},
+    )
+
+
+def _damaged(why: str) -> ChangeLogDamaged:
+    return ChangeLogDamaged("a stored catalog cannot be read", detail=why)
 
 
 def _publication_json(publication: Publication) -> _Json:
@@ -104,17 +120,17 @@ def _publication_json(publication: Publication) -> _Json:
     }
 
 
-def _publication(read: _Json) -> Publication:
-    memberships = [_membership(membership) for membership in read["memberships"]]
+def _publication(read: StoredPublication) -> Publication:
+    memberships = [_membership(membership) for membership in read.memberships]
     return Publication(
-        oid=read["oid"],
-        name=read["name"],
-        all_tables=read["all_tables"],
-        via_root=read["via_root"],
-        actions=frozenset(PublishAction(action) for action in read["actions"]),
-        schemas=frozenset(read["schemas"]),
+        oid=read.oid,
+        name=read.name,
+        all_tables=read.all_tables,
+        via_root=read.via_root,
+        actions=frozenset(PublishAction(action) for action in read.actions),
+        schemas=frozenset(read.schemas),
         memberships={membership.relation: membership for membership in memberships},
-        publish_generated=read["publish_generated"],
+        publish_generated=read.publish_generated,
     )
 
 
@@ -130,12 +146,13 @@ def _membership_json(membership: Membership) -> _Json:
     }
 
 
-def _membership(read: _Json) -> Membership:
+def _membership(read: StoredMembership) -> Membership:
+    row_filter = read.row_filter
     return Membership(
-        relation=RelationId(read["relation"]),
-        row_filter=None if read["row_filter"] is None else RowFilter(**read["row_filter"]),
-        columns=None if read["columns"] is None else frozenset(read["columns"]),
-        is_exception=read.get("is_exception", False) is True,
+        relation=RelationId(read.relation),
+        row_filter=None if row_filter is None else RowFilter(row_filter.node_tree, row_filter.sql),
+        columns=None if read.columns is None else frozenset(read.columns),
+        is_exception=read.is_exception,
     )
 
 
@@ -162,19 +179,34 @@ def _column_json(column: TableColumn) -> _Json:
     return written
 
 
-def _table(read: _Json) -> Table:
+def _table(read: StoredTable) -> Table:
     return Table(
-        id=RelationId(read["id"]),
-        name=QualifiedName(read["schema"], read["name"]),
-        is_partitioned=read["is_partitioned"],
-        parent=None if read["parent"] is None else RelationId(read["parent"]),
-        replica_identity=ReplicaIdentity(read["replica_identity"]),
-        key_columns=tuple(read["key_columns"]),
-        primary_key=tuple(read["primary_key"]),
-        columns=tuple(
-            TableColumn(**column | {"generated": Generated(column["generated"])})
-            for column in read["columns"]
-        ),
-        dropped_columns=read["dropped_columns"],
-        is_publishable=read["is_publishable"],
+        id=RelationId(read.id),
+        name=QualifiedName(read.schema_name, read.name),
+        is_partitioned=read.is_partitioned,
+        parent=None if read.parent is None else RelationId(read.parent),
+        replica_identity=ReplicaIdentity(read.replica_identity),
+        key_columns=read.key_columns,
+        primary_key=read.primary_key,
+        columns=tuple(map(_column, read.columns)),
+        dropped_columns=read.dropped_columns,
+        is_publishable=read.is_publishable,
     )
+
+
+def _column(read: StoredColumn) -> TableColumn:
+    # Not by calling the enum, which takes as long as all the rest.
+    return TableColumn(
+        read["attnum"],
+        read["name"],
+        read["type_oid"],
+        read["typmod"],
+        read["type_sql"],
+        read["collation_sql"],
+        _GENERATED[read["generated"]],
+        read["generation_sql"],
+        read.get("generation_tree"),
+    )
+
+
+_GENERATED: Final = {each.value: each for each in Generated}

@@ -65,7 +65,6 @@ def validate(config: Config, subscription: str) -> ValidateResult:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         request, from_lsn = _at_the_fence(config, subscription, stack)
-        failpoint("validate.after_fence")
         # Both sides are fixed now: others may go on with the subscription while it is compared.
         failpoint("validate.after_fence")
         verdict = validate_subscription(request)

@@ -22,8 +22,8 @@ from cdc_replay.filters.expression import Constant
 from cdc_replay.filters.names import Names, NotPrintableError
 from cdc_replay.filters.node_text import TEXTS, UNKNOWN, Node, datum_of, text_datum, varlena
 
-_TOKENS: Final = re.compile(r"""\"(?:[^"]|"")*\"|(?P<escaped>E?)'(?P<body>(?:[^'\\]|''|\\.)*)'""", re.DOTALL)
-_DOUBLED: Final = re.compile(r"(['\\])\1")
+# A backslash is a character like any other: sessions have standard_conforming_strings.
+_TOKENS: Final = re.compile(r"""\"(?:[^"]|"")*\"|'(?P<body>(?:[^']|'')*)'""")
 _PLACE_OF_TYPMOD: Final = r"(?:\([\d,]+\))?"
 
 
@@ -82,7 +82,7 @@ def _literals(printed: str, label: str) -> Iterator[str]:
     typed = re.compile(rf"::{name}(?![\w$\[(.\"]| varying| with| without)")
     for token in _TOKENS.finditer(printed):
         if token["body"] is not None and typed.match(printed, token.end()):
-            yield _DOUBLED.sub(r"\1", token["body"]) if token["escaped"] else token["body"].replace("''", "'")
+            yield token["body"].replace("''", "'")
 
 
 def _is_unicode(text: str) -> bool:

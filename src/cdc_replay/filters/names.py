@@ -54,14 +54,14 @@ _NAMES: Final = """
         select w.wanted, d.typbasetype from wanted_type w
         join pg_catalog.pg_type d on d.oid = w.found and d.typtype = 'd'
     )
-    select 'operator', o.oid::bigint, n.nspname, o.oprname, p.provolatile = 'i', p.prorettype::bigint, ''
+    select 'operator', o.oid::bigint, n.nspname, o.oprname, p.provolatile = 'i', 0, ''
     from pg_catalog.pg_operator o
     join pg_catalog.pg_namespace n on n.oid = o.oprnamespace
     join pg_catalog.pg_proc p on p.oid = o.oprcode
     where o.oid = any (%(operators)s::oid[])
     union all
     select 'function', p.oid::bigint, n.nspname, p.proname,
-        p.provolatile = 'i' and p.prokind = 'f' and not p.proretset, p.prorettype::bigint, ''
+        p.provolatile = 'i' and p.prokind = 'f' and not p.proretset, 0, ''
     from pg_catalog.pg_proc p
     join pg_catalog.pg_namespace n on n.oid = p.pronamespace
     where p.oid = any (%(functions)s::oid[])
@@ -96,8 +96,8 @@ class NotPrintableError(Exception):
 class _Named:
     """An object of the catalog.
 
-    `may_run` is what the table above asks beside being built-in; `type_oid` is a function's result, or the
-    type below a domain; `label` is what `pg_get_expr` writes behind the type's constants.
+    `may_run` is what the table above asks beside being built-in; `type_oid` is the type below a domain;
+    `label` is what `pg_get_expr` writes behind the type's constants.
     """
 
     schema: str
@@ -159,10 +159,6 @@ class Names:
         """A function's name."""
         found = self._built_in("function", oid)
         return sql.Identifier(found.schema, found.name)
-
-    def result_type(self, function: int) -> int:
-        """What a function returns, as it is declared."""
-        return self._built_in("function", function).type_oid
 
     def type(self, oid: int) -> sql.Identifier:
         """A type's name."""

@@ -215,6 +215,9 @@ class _Printer:
     def _distinct(self, node: Node) -> list[Part]:
         self._equality(node)
         left, right = _two(node)
+        if left.name == right.name == "ROWEXPR":
+            # Two rows would be compared field by field, but not when they are fields themselves.
+            return ["(row(", left, ") is distinct from row(", right, "))"]
         return ["(", left, " is distinct from ", right, ")"]
 
     def _null_if(self, node: Node) -> list[Part]:
@@ -228,12 +231,11 @@ class _Printer:
         return ["(", left, " ", self._operator(node.number("opno")), which, right, "))"]
 
     def _function(self, node: Node) -> list[Part]:
-        function, result = node.number("funcid"), node.number("funcresulttype")
+        name = self._names.function(node.number("funcid"))
         arguments = node.nodes("args")
-        name = self._names.function(function)
-        if len(arguments) == 1 and result in _OIDS and self._names.result_type(function) != result:
-            # The cast of a number to an oid has the function of another cast.
-            return ["(", arguments[0], "::", self._names.type(result), ")"]
+        if node.number("funcformat") in _CASTS and len(arguments) == 1:
+            # A function that converts a type serves others that are stored alike, which no call says.
+            return ["(", arguments[0], "::", self._names.type(node.number("funcresulttype")), ")"]
         separated: list[Part] = listed(arguments)
         if node.flag("funcvariadic") and separated:
             separated.insert(len(separated) - 1, "variadic ")
@@ -328,8 +330,8 @@ class _Printer:
         return ["(", *parts, ")"]
 
 
-_OIDS: Final = frozenset({24, 26, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191})
-"""oid and its aliases."""
+_CASTS: Final = (1, 2)
+"""`CoercionForm` of a function that was written `::`, or not at all."""
 
 _TRUTHS: Final[Mapping[int, LiteralString]] = {
     Truth.TRUE.value: " is true",

@@ -4,9 +4,9 @@ Text values depend on the session that reads them (R1.11). Every connection of t
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
 and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
 are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is not a
-hanging session. A server that is gone without a word is noticed by the packets that its host does not answer; and
-a client that is gone, by the server while it runs a statement for it: a killed command holds its locks for seconds,
-not to the statement's end.
+hanging session. A server that is gone without a word is noticed by the packets that its host does not answer;
+and a client that is gone, by the server while it runs a statement for it: a killed command holds its locks for
+seconds, not to the statement's end.
 """
 
 from __future__ import annotations

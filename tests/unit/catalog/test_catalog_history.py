@@ -73,6 +73,15 @@ def test_the_json_form_is_the_documented_one() -> None:
         ('"delete"', '"destroy"'),
         ('"server_version":', '"server_version":{'),
         ('"memberships":[]', '"memberships":3'),
+        ('"typmod":-1', '"typmod":-1.0'),
+        ('"attnum":1', '"attnum":true'),
+        ('"is_partitioned":false', '"is_partitioned":0'),
+        ('"type_oid":', '"type_oid":-'),
+        ('"name":"', '"name":"\\u0000'),
+        ('"name":"', '"name":"\\ud800'),
+        ('"server_version":', '"more":1,"server_version":'),
+        ('"server_version":', '"server_version":Infinity,"x":'),
+        ('"server_version":', '"more":' + "[" * 100_000 + "]" * 100_000 + ',"server_version":'),
     ],
 )
 def test_a_damaged_text_is_refused(found: str, replacement: str) -> None:

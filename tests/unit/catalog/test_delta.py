@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdc_replay.catalog.delta import apply_delta, parse_delta, parse_rewrite
+from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog, Table
@@ -210,7 +211,7 @@ def test_a_column_that_was_not_written_stays_as_it_is_spelled() -> None:
     found = tables_after(
         touched_tables=[PLAIN],
         written_columns=[[PLAIN, 2]],
-        tables=[table_row(PLAIN, "plain")],
+        tables=[[*table_row(PLAIN, "plain")[:-1], 4]],
         columns=columns,
     )
 
@@ -314,6 +315,33 @@ def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> No
         message(tables=[table_row(1, "t")]),
         message(memberships=[[1, 2]]),
         message(tables=[table_row(1, "t")], columns=column_rows(1), memberships=[[1, 1, None, None, 7]]),
+        message(tables=[table_row(1, "t")], columns=column_rows(1, "id a b more")),
+        message(tables=[table_row(1, "")], columns=column_rows(1)),
+        message(tables=[table_row(1, "t\0")], columns=column_rows(1)),
+        message(tables=[table_row(1, "ö" * 32)], columns=column_rows(1)),
+        message(tables=[table_row(0, "t")], columns=column_rows(0)),
+        message(tables=[table_row(2**32, "t")], columns=column_rows(2**32)),
+        message(tables=[table_row(1, "t")], columns=[[1, 0, *column_rows(1)[0][2:]]]),
+        message(tables=[table_row(1, "t")], columns=[[1, 1601, *column_rows(1)[0][2:]]]),
+        message(tables=[table_row(1, "t")], columns=[[*column_rows(1)[0][:5], "x" * 1001, None, "", None]]),
+        message(touched_tables=[True]),
+        message(touched_tables=[1.0]),
+        message(touched_tables=["1"]),
+        message(touched_tables=[float("inf")]),
+        message(touched_tables=[float("nan")]),
+        message(touched_tables={"1": 1}),
+        message(whole="yes"),
+        message(whole=1),
+        message(added_schemas=[[1, "\ud800"]]),
+        message(unknown=[]),
+        '{"format": 1, "tables": [], "columns": [], "publications": [], "memberships": [], "x": '
+        + "[" * 100_000
+        + "]" * 100_000
+        + "}",
+        b"[" * 100_000,
+        b'{"format": 1, "format": true}',
+        "\ud800",
+        " " * MOST_MESSAGE_BYTES + message(),
     ],
 )
 def test_another_text_is_refused(content: bytes | str) -> None:
@@ -327,7 +355,21 @@ def test_a_rewrite_names_relations() -> None:
     assert parse_rewrite(b'{"format": 1, "relations": [16385, 4294967295]}') == (16385, 4294967295)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1}', b'{"format": 1, "relations": ["x"]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 1, "relations": ["x"]}',
+        b'{"format": 1, "relations": [0]}',
+        b'{"format": 1, "relations": [true]}',
+        b'{"format": 1, "relations": [16385.0]}',
+        b'{"format": 1, "relations": [Infinity]}',
+        b'{"format": 1, "relations": [1], "more": 1}',
+        b'{"format": 1, "relations": ' + b"[" * 100_000,
+    ],
+)
 def test_another_text_is_not_a_rewrite(content: bytes) -> None:
     with pytest.raises(InvalidMessage):
         parse_rewrite(content)
