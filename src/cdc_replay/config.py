@@ -161,6 +161,7 @@ class _Subscription(_Endpoint):
     on_failure: Literal["subscription", "table"] = "subscription"
     unchanged_toast: Literal["exact", "native"] = "exact"
     lock_timeout: Annotated[float, Field(ge=0, le=86400)] = 10.0
+    run_as_owner: bool = False
     group: Name | None = None
 
 
@@ -521,6 +522,7 @@ def _subscription(name: str, given: _Subscription) -> SubscriptionConfig:
         on_failure=FailurePolicy(given.on_failure),
         unchanged_toast=UnchangedToast(given.unchanged_toast),
         lock_timeout=given.lock_timeout,
+        run_as_owner=given.run_as_owner,
     )
     return SubscriptionConfig(
         subscription,

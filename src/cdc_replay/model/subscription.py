@@ -50,6 +50,8 @@ class Subscription:
     """An ordered list of publications of one publisher, and how their changes are applied.
 
     `lock_timeout` is how many seconds a window waits for one lock of the subscriber; 0: for ever.
+    `run_as_owner` is native's option: code in the tables runs with the rights of our role, which stands for
+    the owner of the subscription, and not with those of the tables' owners (R8.21).
     """
 
     name: str
@@ -61,6 +63,7 @@ class Subscription:
     on_failure: FailurePolicy = FailurePolicy.SUBSCRIPTION
     unchanged_toast: UnchangedToast = UnchangedToast.EXACT
     lock_timeout: float = 10.0
+    run_as_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from cdc_replay.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.session import own_time_zone
 from cdc_replay.subscriber.tables import TargetTable, missing_columns
 from cdc_replay.validate.fence import Fence
@@ -188,8 +189,10 @@ def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> 
             translated_errors(f'cannot compare table "{name}"'),
             fence.publisher.transaction(),
             fence.subscriber.transaction(),
+            act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
         ):
-            return _compare(fence, validated, validated.target, listed_keys)
+            session = sessions.of(validated.target)
+            return _compare(fence, session, validated, validated.target, listed_keys)
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
         return NotCompared(_reason(error))
@@ -201,11 +204,14 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, listed_keys: int) -> Comparison:
+def _compare(
+    fence: Fence, session: TargetSession, validated: ValidatedTable, target: TargetTable, listed_keys: int
+) -> Comparison:
     synced = validated.table
     key = digest.common_key(synced.table, target, synced.columns)
     columns = key if key and not validated.full else synced.columns
-    publisher, subscriber, unknown = _sides(fence, synced, target, key, columns)
+    publisher, subscriber = _sides(fence, synced, target, key, columns)
+    subscriber, unknown = _with_filter(dataclasses.replace(subscriber, session=session), synced)
     buckets = _compare_buckets(publisher, subscriber)
     return Comparison(
         buckets=buckets,
@@ -219,20 +225,25 @@ def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, liste
 
 def _sides(
     fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[Side, Side, str | None]:
+) -> tuple[Side, Side]:
     converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
     here = digest.publisher_rows(synced.table, columns, synced.filters, converted)
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.
     there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
     of_publisher, of_subscriber = digest.named_sides(synced.table.name)
-    subscriber = Side(fence.subscriber, there, key, columns, table=of_subscriber)
-    unknown = None
-    if synced.filters is not None:
-        outside = digest.outside_filter(synced.filters)
-        if (unknown := digest.why_not_evaluated(subscriber, outside)) is None:
-            subscriber = dataclasses.replace(subscriber, outside=outside)
-    return Side(fence.publisher, here, key, columns, table=of_publisher), subscriber, unknown
+    publisher = Side(fence.publisher, here, key, columns, table=of_publisher)
+    return publisher, Side(fence.subscriber, there, key, columns, table=of_subscriber)
+
+
+def _with_filter(subscriber: Side, synced: SyncedTable) -> tuple[Side, str | None]:
+    """The side with what the row filter shuts out, or why its server cannot tell."""
+    if synced.filters is None:
+        return subscriber, None
+    outside = digest.outside_filter(synced.filters)
+    if (unknown := digest.why_not_evaluated(subscriber, outside)) is not None:
+        return subscriber, unknown
+    return dataclasses.replace(subscriber, outside=outside), None
 
 
 def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:
