@@ -55,6 +55,8 @@ CODED: Final = {
     " create operator own.=== (leftarg = text, rightarg = text, function = own.same);"
     " create table own.t (id int, v text, check (v operator(own.===) 'x'))",
     "partition key": f"{CODE} create table own.t (id int, v text) partition by list (own.code(v))",
+    "partition key of an ancestor": f"{CODE} create table own.a (id int, v text)"
+    " partition by list (own.code(v)); create table own.t partition of own.a default",
     "index of a partition": f"{CODE} create table own.t (id int, v text) partition by list (id);"
     " create table own.part partition of own.t default; create index on own.part (own.code(v))",
     "statistics": f"{CODE} create table own.t (id int, v text);"

@@ -69,17 +69,54 @@ _HARMLESS: Final = (
     "uuidv7",
 )
 
-_FACTS: Final = """
-    with recursive me as (
-        select oid, rolname, rolsuper from pg_roles where rolname = current_user
-    ),
-    relation (target, oid, relkind) as (
-        select target.oid, class.oid, class.relkind
-        from unnest(%(oids)s::oid[]) as target (oid)
-        cross join lateral (
-            select target.oid union select relid::oid from pg_partition_tree(target.oid::regclass)
-        ) as part (oid)
-        join pg_class as class on class.oid = part.oid
+# `needs_owner`: what our role may not do, or the owner may not either, shows when the owner does it.
+_OWNERS: Final = """
+    with me as (
+        select oid, rolsuper from pg_roles where rolname = current_user
+    )
+    select class.oid, owner.rolname::text,
+        class.relowner = me.oid,
+        me.rolsuper or pg_has_role(me.oid, class.relowner, %(become)s),
+        owner.rolsuper or pg_has_role(class.relowner, me.oid, %(become)s),
+        not (
+            me.rolsuper or (
+                schema_owner.rolsuper or namespace.nspowner = me.oid
+                or not has_database_privilege(namespace.nspowner, current_database(), 'create')
+            )
+            and has_schema_privilege(namespace.oid, 'usage')
+            and has_table_privilege(class.oid, 'select') and has_table_privilege(class.oid, 'insert')
+            and has_table_privilege(class.oid, 'update') and has_table_privilege(class.oid, 'delete')
+            and has_table_privilege(class.oid, 'truncate')
+        )
+        or row_security_active(class.oid)
+        or class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls)
+        or not (
+            has_table_privilege(class.relowner, class.oid, 'select')
+            and has_table_privilege(class.relowner, class.oid, 'insert')
+            and has_table_privilege(class.relowner, class.oid, 'update')
+            and has_table_privilege(class.relowner, class.oid, 'delete')
+            and has_table_privilege(class.relowner, class.oid, 'truncate')
+        ) as needs_owner,
+        class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls),
+        array(
+            select relid::oid from pg_partition_tree(class.oid::regclass) where relid <> class.oid
+            union
+            -- a row of a partition is checked by the expressions of what it is a partition of
+            select relid::oid from pg_partition_ancestors(class.oid::regclass) as ancestor (relid)
+            where relid <> class.oid
+        )
+    from me, pg_class as class
+    join pg_roles as owner on owner.oid = class.relowner
+    join pg_namespace as namespace on namespace.oid = class.relnamespace
+    join pg_roles as schema_owner on schema_owner.oid = namespace.nspowner
+    where class.oid = any (%(oids)s::oid[])
+"""
+
+_WITH_CODE: Final = """
+    with recursive relation (target, oid, relkind) as (
+        select part.target, part.oid, relkind
+        from unnest(%(targets)s::oid[], %(relations)s::oid[]) as part (target, oid)
+        join pg_class on pg_class.oid = part.oid
     ),
     expression (target, tree) as (
         select relation.target, found.tree::text
@@ -104,61 +141,29 @@ _FACTS: Final = """
         where number[1]::oid >= %(first_user_oid)s
         union
         select type.target, typelem from type join pg_type on pg_type.oid = type.oid where typelem <> 0
-    ),
-    code (target) as (
-        -- foreign tables are reached with the rights that somebody has mapped for us
-        select target from relation where relkind not in ('r', 'p')
-        union all
-        select target from relation join pg_trigger on tgrelid = relation.oid and tgenabled in ('A', 'R')
-        union all
-        select target from expression where tree ~ '\\{(COERCETODOMAIN|JSON|SUBLINK|SUBPLAN)'
-        union all
-        select target
-        from expression, regexp_matches(tree, ':(?:op)?funcid ([0-9]+)', 'g') as number
-        where not exists (
-            select from pg_proc
-            where pg_proc.oid = number[1]::oid and pg_proc.oid < %(first_user_oid)s
-                and (provolatile = 'i' or proname = any (%(harmless)s))
-        )
-        union all
-        select type.target
-        from type join pg_type on pg_type.oid = type.oid
-        where type.oid >= %(first_user_oid)s and not (
-            typtype in ('b', 'e')
-            and (typowner = (select oid from me) or exists (
-                select from pg_roles where pg_roles.oid = typowner and rolsuper
-            ))
+    )
+    -- foreign tables are reached with the rights that somebody has mapped for us
+    select target from relation where relkind not in ('r', 'p')
+    union
+    select target from relation join pg_trigger on tgrelid = relation.oid and tgenabled in ('A', 'R')
+    union
+    select target from expression where tree ~ '\\{(COERCETODOMAIN|JSON|SUBLINK|SUBPLAN)'
+    union
+    select target
+    from expression, regexp_matches(tree, ':(?:op)?funcid ([0-9]+)', 'g') as number
+    where not exists (
+        select from pg_proc
+        where pg_proc.oid = number[1]::oid and pg_proc.oid < %(first_user_oid)s
+            and (provolatile = 'i' or proname = any (%(harmless)s))
+    )
+    union
+    select type.target
+    from type join pg_type on pg_type.oid = type.oid
+    where type.oid >= %(first_user_oid)s and not (
+        typtype in ('b', 'e') and exists (
+            select from pg_roles where pg_roles.oid = typowner and (rolsuper or rolname = current_user)
         )
     )
-    select class.oid, owner.rolname::text,
-        class.relowner = me.oid,
-        me.rolsuper or pg_has_role(me.oid, class.relowner, %(become)s),
-        owner.rolsuper or pg_has_role(class.relowner, me.oid, %(become)s),
-        class.oid in (select target from code),
-        not (
-            me.rolsuper or (
-                schema_owner.rolsuper or namespace.nspowner = me.oid
-                or not has_database_privilege(namespace.nspowner, current_database(), 'create')
-            )
-            and has_schema_privilege(namespace.oid, 'usage')
-            and has_table_privilege(class.oid, 'select') and has_table_privilege(class.oid, 'insert')
-            and has_table_privilege(class.oid, 'update') and has_table_privilege(class.oid, 'delete')
-            and has_table_privilege(class.oid, 'truncate')
-        ) or row_security_active(class.oid)
-        or class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls)
-        or not (
-            has_table_privilege(class.relowner, class.oid, 'select')
-            and has_table_privilege(class.relowner, class.oid, 'insert')
-            and has_table_privilege(class.relowner, class.oid, 'update')
-            and has_table_privilege(class.relowner, class.oid, 'delete')
-            and has_table_privilege(class.relowner, class.oid, 'truncate')
-        ),
-        class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls)
-    from me, pg_class as class
-    join pg_roles as owner on owner.oid = class.relowner
-    join pg_namespace as namespace on namespace.oid = class.relnamespace
-    join pg_roles as schema_owner on schema_owner.oid = namespace.nspowner
-    where class.oid = any (%(oids)s::oid[])
 """
 
 _FIRST_USER_OID: Final = 16384
@@ -216,29 +221,42 @@ class Acting:
 
 def read_acting(connection: Connection, oids: Collection[int], *, run_as_owner: bool) -> dict[int, Acting]:
     """With whose rights to act on the tables of these oids, as of now."""
-    has_set_option = connection.info.server_version >= SET_OPTION_SINCE
+    become = "set" if connection.info.server_version >= SET_OPTION_SINCE else "member"
+    rows = connection.execute(_OWNERS, {"oids": list(oids), "become": become}).fetchall() if oids else []
+    related = {oid: others for oid, _, is_ours, *_, others in rows if not (is_ours or run_as_owner)}
+    with_code = _with_code(connection, related)
+    return {
+        oid: Acting(
+            owner,
+            Rights.OWN
+            if run_as_owner or is_ours
+            else _rights(may_become, is_trusted, needs_owner=needs_owner or oid in with_code),
+            forces_row_security,
+        )
+        for oid, owner, is_ours, may_become, is_trusted, needs_owner, forces_row_security, _ in rows
+    }
+
+
+def _with_code(connection: Connection, related: Mapping[int, Collection[int]]) -> frozenset[int]:
+    """Those of the tables in which, or in whose partitions and ancestors, there may be code."""
+    relations = [(oid, each) for oid, others in related.items() for each in (oid, *others)]
+    if not relations:
+        return frozenset()
     values = {
-        "oids": list(oids),
+        "targets": [oid for oid, _ in relations],
+        "relations": [each for _, each in relations],
         "first_user_oid": _FIRST_USER_OID,
         "harmless": list(_HARMLESS),
-        "become": "set" if has_set_option else "member",
     }
-    acting = {}
-    for oid, owner, *facts, forces_row_security in connection.execute(_FACTS, values) if oids else ():
-        acting[oid] = Acting(owner, Rights.OWN if run_as_owner else _rights(*facts), forces_row_security)
-    return acting
+    return frozenset(oid for (oid,) in connection.execute(_WITH_CODE, values))
 
 
-def _rights(
-    is_ours: bool, may_become_owner: bool, is_trusted: bool, has_code: bool, needs_owner: bool
-) -> Rights:
-    if is_ours:
-        return Rights.OWN
+def _rights(may_become_owner: bool, is_trusted: bool, *, needs_owner: bool) -> Rights:
     if not may_become_owner:
         return Rights.REFUSED
     if is_trusted:
-        return Rights.SWITCHED if has_code or needs_owner else Rights.OWN
-    return Rights.RESTRICTED if has_code or needs_owner else Rights.PLAIN
+        return Rights.SWITCHED if needs_owner else Rights.OWN
+    return Rights.RESTRICTED if needs_owner else Rights.PLAIN
 
 
 def hold(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
