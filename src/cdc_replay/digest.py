@@ -20,6 +20,7 @@ true (R7.4), the table alone or the whole partitioned table (R7.6).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,6 +34,7 @@ from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.as_owner import AsOurselves, TargetSession
 from cdc_replay.subscriber.tables import TargetTable
 
 BUCKETS: Final = 256
@@ -113,7 +115,14 @@ class Side:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     outside: sql.Composable | None = None
+    session: TargetSession | None = None
+    """Reads with the rights of the table's owner, where it is of another role; None: with ours."""
     table: str = field(kw_only=True)
+
+    @property
+    def reader(self) -> TargetSession:
+        """What reads the rows."""
+        return self.session or AsOurselves(self.connection)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -226,7 +235,7 @@ def outside_there(
     query = sql.SQL("select {} from ({}) as rows limit 0").format(outside_filter(passes), side.rows)
     try:
         with side.reading(), side.connection.transaction():
-            side.connection.execute(query)
+            side.reader.query(query)
     except psycopg.ProgrammingError as error:
         return None, error.diag.message_primary or str(error)
     return outside_filter(passes), None
@@ -279,17 +288,16 @@ def bucket_digests(side: Side) -> dict[int, BucketDigest]:
     with side.reading():
         return {
             bucket: BucketDigest(rows, (high, low), outside)
-            for bucket, rows, high, low, outside in side.connection.execute(query)
+            for bucket, rows, high, low, outside in side.reader.query(query)
         }
 
 
 def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
     """The rows of some buckets, by hash of the key, then of the row; read through a cursor."""
     query = sql.SQL(ROWS_OF_BUCKETS).format(hashed=side.hashed(), buckets=sql.Literal(list(buckets)))
-    with side.connection.cursor("rows_of_buckets") as cursor:
-        cursor.itersize = 10_000
-        for key_hash, row_hash, count, shown, outside in cursor.execute(query):
-            yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
+    columns = "key_hash text, row_hash text, count bigint, shown text[], outside boolean"
+    for key_hash, row_hash, count, shown, outside in side.reader.stream(query, columns):
+        yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
 
 
 def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
@@ -298,9 +306,9 @@ def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
     Equal is what the server's own operator says, so that an index on the key can answer.
     """
     again = sql.SQL(KEYS_THAT_OCCUR_AGAIN).format(key=_names(side.key), rows=side.rows)
-    keys = Side(side.connection, again, side.key, side.key, table=side.table)
+    keys = dataclasses.replace(side, rows=again, columns=side.key, outside=None)
     query = sql.SQL(DUPLICATE_KEYS).format(hashed=keys.hashed(), limit=sql.Literal(limit))
-    found = side.connection.execute(query).fetchall()
+    found = side.reader.query(query)
     total = found[0][0] if found else 0
     return total, [tuple(shown) for _, shown in found]
 
@@ -308,7 +316,7 @@ def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
 def rows_outside_filter(side: Side, limit: int) -> list[tuple[str, ...]]:
     """The key values of the first rows that the filter shuts out."""
     query = sql.SQL(ROWS_OUTSIDE_FILTER).format(hashed=side.hashed(), limit=sql.Literal(limit))
-    return [tuple(shown) for (shown,) in side.connection.execute(query)]
+    return [tuple(shown) for (shown,) in side.reader.query(query)]
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

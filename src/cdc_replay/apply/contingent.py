@@ -39,10 +39,35 @@ from cdc_replay.contingent import Key, Refold, changes_of
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.as_owner import TargetSession
+from cdc_replay.subscriber.staged_columns import check_types
 from cdc_replay.subscriber.tables import TargetTable
 
 _REFOLDED: Final = 1 << 62
 """The attempt of what is staged here; no task has it."""
+
+
+def statements_for(
+    connection: Connection, session: TargetSession, target: TargetTable, staged: Staged
+) -> Statements:
+    """The statements for what is staged, which the session can read."""
+    if not session.is_of_owner:
+        return Statements(target, staged)
+    connection.execute(staged.table.create_view_statement)
+    session.share(staged.table.view)
+    return Statements(target, staged, has_view=True)
+
+
+def pair_rows(
+    connection: Connection, session: TargetSession, statements: Statements, *, shared: bool = False
+) -> None:
+    """Find the rows of a target without a key, as `Statements.pair` says."""
+    if session.is_of_owner:
+        connection.execute(statements.pair_table())
+        session.share(statements.pair_name)
+    for statement in statements.pair(shared=shared):
+        session.execute(statement)
+    connection.execute(statements.analyze_pairs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +83,7 @@ class _Probe:
     """Which rows a target has of keys that are not staged."""
 
     connection: Connection
+    session: TargetSession
     target: TargetTable
     table: StageTable
 
@@ -67,7 +93,10 @@ class _Probe:
         Two keys are if they lead to one leaf and have its key in common.
         """
         self.connection.execute(self.table.create_statement)
-        statements = Statements(self.target, Staged(self.table, (_nothing_yet(self.table),)))
+        if self.table.is_of_another:
+            check_types(self.connection, self.table.identifier, self.table.target)
+        staged = Staged(self.table, (_nothing_yet(self.table),))
+        statements = statements_for(self.connection, self.session, self.target, staged)
         columns = [
             pa.repeat(pa.scalar(_REFOLDED), len(keys)),
             pa.repeat(pa.scalar(NetKind.DELETE.value), len(keys)),
@@ -76,11 +105,11 @@ class _Probe:
         ]
         with self.connection.cursor() as cursor, cursor.copy(statements.copy_probes()) as copy:
             copy.write(csv_of(columns))
-        _find(self.connection, statements, shared=True)
-        found = self.connection.execute(statements.found_rows()).fetchall()
+        _find(self.connection, self.session, statements, shared=True)
+        found = self.session.query(statements.found_rows())
         _forget(self.connection, statements)
         same = self._same(keys, statements)
-        self.connection.execute(sql.SQL("drop table {}").format(self.table.identifier))
+        self.connection.execute(sql.SQL("drop table {} cascade").format(self.table.identifier))
         rows: collections.Counter[Key] = collections.Counter(
             key for (number,) in found if (key := keys[number - 1]) not in same
         )
@@ -94,7 +123,7 @@ class _Probe:
         return {
             keys[number - 1]: firsts.setdefault((leaf, rank), keys[number - 1])
             for statement in statements.same_keys()
-            for number, leaf, rank in self.connection.execute(statement)
+            for number, leaf, rank in self.session.query(statement)
         }
 
 
@@ -105,24 +134,27 @@ def _nothing_yet(table: StageTable) -> StagedPart:
 
 def settled(
     connection: Connection,
-    target: TargetTable,
-    staged: Staged,
+    session: TargetSession,
+    statements: Statements,
     policy: ConflictPolicy,
     refold: Refold | None,
 ) -> Settled:
-    """`staged` as it is right for the rows that the target has.
+    """What is staged as it is right for the rows that the target has; `statements` are for all of it.
 
     Raises:
         ValueError: if there are contingent changes, and nobody to fold them.
     """
+    staged, target = statements.staged, statements.target
     contingent = tuple(part for part in staged.parts if part.is_contingent)
     mine = Staged(staged.table, contingent)
-    if not contingent or not (staged.table.is_by_leaf or _lacks_rows(connection, Statements(target, mine))):
+    if not contingent or not (
+        staged.table.is_by_leaf or _lacks_rows(connection, session, replace(statements, staged=mine))
+    ):
         return Settled(staged, {})
     if refold is None:
         raise ValueError("contingent changes are staged, and nobody folds them")
     encoding = Encoding({staged.table.index: staged.table}, frozenset(), _REFOLDED)
-    probe = _Probe(connection, target, replace(staged.table, name=f"{staged.table.name}_probe"))
+    probe = _Probe(connection, session, target, replace(staged.table, name=f"{staged.table.name}_probe"))
     conflicts: collections.Counter[str] = collections.Counter()
     missing_keys: dict[str, list[str]] = {}
     for text in _changes(connection, mine):
@@ -157,19 +189,20 @@ def _copy(connection: Connection, table: StageTable, encoding: Encoding, net: pa
             copy.write(text)
 
 
-def _lacks_rows(connection: Connection, statements: Statements) -> bool:
+def _lacks_rows(connection: Connection, session: TargetSession, statements: Statements) -> bool:
     """Whether the target lacks a row for one of the net changes that are staged."""
-    _find(connection, statements)
-    [(lacks,)] = connection.execute(statements.lacks_rows()).fetchall()
+    _find(connection, session, statements)
+    [(lacks,)] = session.query(statements.lacks_rows())
     _forget(connection, statements)
     return bool(lacks)
 
 
-def _find(connection: Connection, statements: Statements, *, shared: bool = False) -> None:
+def _find(
+    connection: Connection, session: TargetSession, statements: Statements, *, shared: bool = False
+) -> None:
     connection.execute(statements.analyze())
     if not statements.staged.table.is_keyed:
-        for statement in statements.pair(shared=shared):
-            connection.execute(statement)
+        pair_rows(connection, session, statements, shared=shared)
 
 
 def _forget(connection: Connection, statements: Statements) -> None:

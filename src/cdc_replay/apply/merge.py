@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import psycopg
@@ -42,7 +42,7 @@ from cdc_replay.apply.conflicts import (
     key_text,
     taken_elsewhere,
 )
-from cdc_replay.apply.contingent import settled
+from cdc_replay.apply.contingent import pair_rows, settled, statements_for
 from cdc_replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged, csv_of
 from cdc_replay.apply.statements import ANY, STAYING, Statements
 from cdc_replay.apply.statements import MOVED as MOVING
@@ -50,6 +50,7 @@ from cdc_replay.contingent import Refold
 from cdc_replay.model.change import ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.tables import TargetTable
 
 _ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
@@ -75,12 +76,13 @@ class Merged:
 
 def merge(
     connection: Connection,
+    session: TargetSession,
     target: TargetTable,
     staged: Staged,
     policy: ConflictPolicy,
     refold: Refold | None = None,
 ) -> Merged:
-    """Apply the staged net changes to `target`, in the caller's transaction.
+    """Apply the staged net changes to `target`, in the caller's transaction, by the target's `session`.
 
     `refold` is needed where contingent ones are staged (`apply.contingent`).
 
@@ -88,18 +90,23 @@ def merge(
         ApplyConflict: if a row is in the way and the policy is `error`.
         psycopg.Error: if the target refuses a row.
     """
-    found = settled(connection, target, staged, policy, refold)
+    statements = statements_for(connection, session, target, staged)
+    found = settled(connection, session, statements, policy, refold)
     # Rows of two leaves may have equal keys: neither is in the other's way, and none is overwritten.
     effective = policy if staged.table.has_own_key else ConflictPolicy.ERROR
-    merging = _Merge(connection, found.staged, effective, Statements(target, found.staged))
+    statements = replace(statements, staged=found.staged)
+    merging = _Merge(connection, session, found.staged, effective, statements)
     merging.show(found.missing_keys)
     merging.run()
+    if session.is_of_owner:
+        connection.execute(sql.SQL("drop view {}").format(staged.table.view))
     return merging.merged
 
 
 @dataclass(slots=True)
 class _Merge:
     connection: Connection
+    session: TargetSession
     staged: Staged
     policy: ConflictPolicy
     statements: Statements
@@ -110,7 +117,7 @@ class _Merge:
         """All steps in order; those that nothing is staged for do nothing."""
         self._take_over_known_conflicts()
         gone = self.staged.count(NetKind.NOTHING) + self._stage_gone()
-        self._execute(self.statements.analyze())
+        self.connection.execute(self.statements.analyze())
         has_own_key = self.staged.table.has_own_key
         if not has_own_key and (self.staged.count(NetKind.UPDATE) or self.staged.count(NetKind.DELETE)):
             self._find_rows()
@@ -146,9 +153,9 @@ class _Merge:
     def _find_rows(self) -> None:
         """Where no index of the target leads to them: by whole rows, or by the key of their leaf."""
         if not self.staged.table.is_keyed:
-            self._execute(*self.statements.pair())
+            pair_rows(self.connection, self.session, self.statements)
             return
-        if rows := self.connection.execute(self.statements.ambiguous(KEYS_SHOWN)).fetchall():
+        if rows := self.session.query(self.statements.ambiguous(KEYS_SHOWN)):
             columns, target = self.staged.table.keys, self.statements.target
             raise ambiguous(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
@@ -162,7 +169,7 @@ class _Merge:
         self.merged.delete += deleted if deleted == staged else self._remove(NetKind.DELETE)
 
     def _remove(self, kind: NetKind) -> int:
-        gone, *missing = self._row(self.statements.remove(kind, KEYS_SHOWN))
+        [(gone, *missing)] = self.session.query(self.statements.remove(kind, KEYS_SHOWN), changes=True)
         self._count_missing(missing)
         return int(gone)
 
@@ -190,7 +197,7 @@ class _Merge:
             self._put_back(taken)
 
     def _clear(self) -> None:
-        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        rows = sql.SQL("{} as s").format(self.statements.stage)
         same = sql.SQL("{} and {}").format(self.statements.mine(NetKind.NOTHING), self.statements.match)
         standing = self.statements.standing(rows, same, KEYS_SHOWN)
         if self.policy is ConflictPolicy.ERROR:
@@ -203,7 +210,7 @@ class _Merge:
 
     def _clear_passed(self) -> None:
         """What came for a row that stands at such a key was done to the moved one (`compact.reference`)."""
-        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        rows = sql.SQL("{} as s").format(self.statements.stage)
         standing = self.statements.standing(rows, self.statements.same_as_passed, KEYS_SHOWN)
         if self.policy is ConflictPolicy.ERROR:
             self._refuse_standing(ConflictKind.UPDATE_EXISTS, standing)
@@ -214,6 +221,9 @@ class _Merge:
         """Move rows to a temporary table, as they will be put back."""
         taken = sql.Identifier("pg_temp", f"taken_{self.staged.table.index}_{len(self._taken)}")
         keep = self.policy is ConflictPolicy.SKIP
+        if self.session.is_of_owner:
+            self.connection.execute(self.statements.take_table(taken, keep_originals=keep))
+            self.session.share(taken)
         self.merged.update += self._execute(*self.statements.take(taken, which, keep_originals=keep))
         not_taken = self.statements.not_taken(taken, which, KEYS_SHOWN)
         self._count(ConflictKind.UPDATE_MISSING, *self._row(not_taken))
@@ -255,7 +265,7 @@ class _Merge:
         statements = self.statements
         if self.staged.count(UNSURE):
             self._count(ConflictKind.UPDATE_MISSING, *self._row(statements.unsure(KEYS_SHOWN)))
-        rows = sql.SQL("{} as s").format(self.staged.table.identifier)
+        rows = sql.SQL("{} as s").format(self.statements.stage)
         same = sql.SQL("{} and {}").format(statements.mine(NetKind.INSERT), statements.same_as_inserted)
         standing = statements.standing(rows, same, KEYS_SHOWN)
         blocked = 0
@@ -272,7 +282,7 @@ class _Merge:
         """Run the statements; the number of rows of the last one."""
         count = 0
         for statement in statements:
-            count = self.connection.execute(statement).rowcount
+            count = self.session.execute(statement)
         return count
 
     def _execute_joined(self, kind: NetKind, statement: sql.Composed) -> int:
@@ -297,7 +307,7 @@ class _Merge:
         return abs(float(*self._row(self.statements.order(kind, LOOKED_AT)))) >= IN_ORDER
 
     def _row(self, statement: sql.Composed) -> tuple[Any, ...]:
-        return self.connection.execute(statement).fetchone() or (0,)
+        return next(iter(self.session.query(statement)), (0,))
 
     def _execute_or_refuse(
         self, kind: ConflictKind, standing: sql.Composed, statements: Iterable[sql.Composed]
@@ -314,7 +324,7 @@ class _Merge:
             raise
 
     def _refuse_standing(self, kind: ConflictKind, standing: sql.Composed) -> None:
-        rows = self.connection.execute(standing).fetchall()
+        rows = self.session.query(standing)
         if not rows:
             return
         target, columns = self.statements.target, self.staged.table.keys
@@ -332,7 +342,7 @@ class _Merge:
 
     def _count_standing(self, kind: ConflictKind, standing: sql.Composed) -> int:
         """Count rows of the target that are in the way; how many there are."""
-        rows = self.connection.execute(standing).fetchall()
+        rows = self.session.query(standing)
         count = int(rows[0][0]) if rows else 0
         self._count(kind, count, [key for _, *key in rows])
         return count

@@ -37,13 +37,14 @@ from cdc_replay.apply.gone import Gone, are_counted, set_apart
 from cdc_replay.arrays import Int64s, characters
 from cdc_replay.arrow_lists import map_in_arrow
 from cdc_replay.contingent import changes_text
-from cdc_replay.errors import UnknownValue
+from cdc_replay.errors import TargetMismatch, UnknownValue
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.change import NetKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.session import connect_to_write
+from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.state import SCHEMA, stable_hash
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable
 
@@ -86,6 +87,7 @@ _STAGED: Final = (
     "attempt bigint, kind text, kinds text, moved boolean, update_missing int, delete_missing int"
 )
 """The columns of every staging table, before those of its target."""
+_STAGED_NAMES: Final = tuple(column.split()[0] for column in _STAGED.split(", "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class StageTable:
     """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
     is_by_leaf: bool = False
     """Rows are found in their leaf, by its key, if it has one."""
+    is_of_another: bool = False
+    """The target's owner is another role, whose code must not run as ours (R8.21)."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -135,10 +139,43 @@ class StageTable:
     def create_statement(self) -> sql.Composed:
         """DDL that makes the table if it is not there."""
         born = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
-        typed = [sql.SQL(_STAGED), *born, *_columns("b", self.keys), *_columns("v", self.values)]
+        typed = [sql.SQL(_STAGED), *born, *map(self._typed, self._data_columns)]
         return sql.SQL(
             "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
         ).format(self.identifier, sql.SQL(", ").join(typed))
+
+    @property
+    def view(self) -> sql.Identifier:
+        """A view of the table in the session's temporary schema, which others can be let read."""
+        return sql.Identifier("pg_temp", f"view_{self.name}")
+
+    @property
+    def create_view_statement(self) -> sql.Composed:
+        """DDL that makes the view; who reads it reads the values that are staged as text."""
+        plain = ["ctid", *_STAGED_NAMES, *(["born"] if self.inserts_in_log_order else [])]
+        columns = [sql.Identifier(name) for name in plain]
+        typed = (self._read_as_type(*each) for each in self._data_columns)
+        return sql.SQL("create temporary view {} as select {} from {}").format(
+            self.view, sql.SQL(", ").join([*columns, *typed]), self.identifier
+        )
+
+    @property
+    def _data_columns(self) -> list[tuple[str, TargetColumn]]:
+        return [
+            (f"{letter}{number}", column)
+            for letter, columns in (("b", self.keys), ("v", self.values))
+            for number, column in enumerate(columns)
+        ]
+
+    def _typed(self, named: tuple[str, TargetColumn]) -> sql.Composed:
+        name, column = named
+        return sql.SQL("{} {}").format(
+            sql.Identifier(name), staged_type(column, is_of_another=self.is_of_another)
+        )
+
+    def _read_as_type(self, name: str, column: TargetColumn) -> sql.Composed:
+        value = typed_value(sql.Identifier(name), column, is_of_another=self.is_of_another)
+        return sql.SQL("{} as {}").format(value, sql.Identifier(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +256,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         table.has_own_key,
         target.shows_order_of_inserts(table.columns),
         table.is_by_leaf,
+        target.acting.rights.is_of_another,
     )
 
 
@@ -289,7 +327,7 @@ def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> l
         if len(stagers) > 1:
             texts = list(texts)
         rows = [_written(stager, texts, encoding) for stager in stagers]
-    except UnknownValue as error:
+    except (UnknownValue, TargetMismatch) as error:
         rows = [[encoding.failure(Failure.of(error))]] * len(stagers)
     return [pa.RecordBatch.from_pylist(each, schema=PARTS) for each in rows]
 
@@ -311,18 +349,6 @@ def drop_staging(
 
 def _prefix(subscription: str) -> str:
     return f"stage_{stable_hash(subscription) & 0xFFFFFFFFFFFFFFFF:016x}_"
-
-
-def _columns(letter: str, columns: Iterable[TargetColumn]) -> Iterator[sql.Composed]:
-    for number, column in enumerate(columns):
-        collate = (
-            sql.SQL("")
-            if column.collation is None
-            else sql.SQL(" collate {}").format(sql.Identifier(*column.collation))
-        )
-        yield sql.SQL("{} {}{}").format(
-            sql.Identifier(f"{letter}{number}"), sql.SQL(column.base_type_sql), collate
-        )
 
 
 @dataclass(slots=True)
@@ -453,6 +479,8 @@ def _copy_into(
     create = table.create_changes_statement if is_changes else table.create_statement
     connection.execute(locked.format(sql.Literal(table.name), create), prepare=False)
     into = table.changes_identifier if is_changes else table.identifier
+    if table.is_of_another and not is_changes:
+        check_types(connection, table.identifier, table.target)
     return connection.cursor().copy(copy_statement(into))
 
 

@@ -18,6 +18,7 @@ from psycopg import sql
 
 from cdc_replay.apply.staging import Staged
 from cdc_replay.model.change import NetKind
+from cdc_replay.subscriber.staged_columns import collate
 from cdc_replay.subscriber.tables import Leaf, Operator, TargetColumn, TargetTable
 
 _EQUALS: Final = Operator("pg_catalog", "=")
@@ -62,7 +63,7 @@ _NOT_FOUND: Final = """
 """
 
 _TAKE: Final = """
-    create temporary table {taken} on commit drop as
+    {into}
     select s.ctid as staged, {columns}
     from {target} as t, {stage} as s{pairs} where {mine} and {match}
 """
@@ -86,9 +87,11 @@ _ORDER: Final = """
     select coalesce(avg(case when place > before then 1 else -1 end), 0) from found where before is not null
 """
 
+_PAIR_COLUMNS: Final = "staged tid, relation oid, place tid"
+
 # `leaf` is the one that the row belongs to, if that has a key.
 _PAIR: Final = """
-    create temporary table {pair_table} on commit drop as
+    {into}
     with wanted as materialized (
         select {columns} from {stage} as s where {mine}
     )
@@ -168,6 +171,8 @@ class Statements:
 
     target: TargetTable
     staged: Staged
+    has_view: bool = False
+    """Statements read what is staged through its view."""
 
     # --- what is written how
 
@@ -196,7 +201,13 @@ class Statements:
         """The target is one heap, and its index has an order."""
         keys = self.staged.table.keys
         is_ordered = self.staged.table.has_own_key and all(column.less is not None for column in keys)
-        return is_ordered and not self.target.is_partitioned
+        # What is read through a view cannot be sampled.
+        return is_ordered and not self.target.is_partitioned and not self.has_view
+
+    @property
+    def stage(self) -> sql.Identifier:
+        """What statements on the target read as staged."""
+        return self.staged.table.view if self.has_view else self.staged.table.identifier
 
     # --- statements
 
@@ -233,6 +244,10 @@ class Statements:
             self.staged.table.identifier, _commas(sql.Identifier(name) for name in names)
         )
 
+    def pair_table(self) -> sql.Composed:
+        """DDL for what `pair` fills, where its owner could not make that (`has_view`)."""
+        return _temporary_table(self.pair_name, [sql.SQL(_PAIR_COLUMNS)])
+
     def pair(self, *, shared: bool = False) -> list[sql.Composed]:
         """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.
 
@@ -246,12 +261,16 @@ class Statements:
             pairs.append(self._pairs_by_row(keyed))
         pairing = self._fill(
             _PAIR,
-            pair_table=self._pair_table,
+            into=self._into(self.pair_name),
             columns=self._wanted("s.ctid as staged", keyed),
             mine=self.mine(NetKind.UPDATE, NetKind.DELETE),
             pairs_of=sql.SQL(" union all ").join(pairs),
         )
-        return [lock, pairing, sql.SQL("analyze {}").format(self._pair_table)]
+        return [lock, pairing]
+
+    def analyze_pairs(self) -> sql.Composed:
+        """Statistics of what `pair` has found."""
+        return sql.SQL("analyze {}").format(self.pair_name)
 
     def same_keys(self) -> list[sql.Composed]:
         """(`update_missing`, leaf, number) of staged DELETEs: with one number in a leaf they have one key."""
@@ -333,7 +352,7 @@ class Statements:
 
     def forget_pairs(self) -> sql.Composed:
         """Drop what `pair` has made."""
-        return sql.SQL("drop table {}").format(self._pair_table)
+        return sql.SQL("drop table {}").format(self.pair_name)
 
     def lacks_rows(self) -> sql.Composed:
         """Whether a staged UPDATE or DELETE has no row; of a target without a key, after `pair`."""
@@ -348,7 +367,7 @@ class Statements:
         """The rows that `s` has, behind FROM."""
         if self.staged.table.is_keyed:
             return self._fill("{target} as t where {match}")
-        return sql.SQL("{} as p where p.staged = s.ctid").format(self._pair_table)
+        return sql.SQL("{} as p where p.staged = s.ctid").format(self.pair_name)
 
     def ambiguous(self, limit: int) -> sql.Composed:
         """(number of all, key…) of staged UPDATEs and DELETEs that match several rows, some of them."""
@@ -402,6 +421,17 @@ class Statements:
         """(update_missing, keys, delete_missing, keys) of changes whose rows are known not to be there."""
         return self._missing(_NOT_FOUND, kind, limit)
 
+    def take_table(self, taken: sql.Identifier, *, keep_originals: bool) -> sql.Composed:
+        """DDL for what `take` fills, where its owner could not make that (`has_view`)."""
+        columns = (
+            sql.SQL("{} {}{}").format(
+                sql.Identifier(f"{letter}{number}"), sql.SQL(column.type_sql), collate(column)
+            )
+            for letter in ("co" if keep_originals else "c")
+            for number, column in enumerate(self._writable())
+        )
+        return _temporary_table(taken, [sql.SQL("staged tid"), *columns])
+
     def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
         """Move UPDATEd rows to a temporary table: `c0`… as they will be, `o0`… as they were."""
         columns = [
@@ -415,7 +445,7 @@ class Statements:
             ]
         mine = self.mine(NetKind.UPDATE, which=which)
         return [
-            self._fill(_TAKE, taken=taken, columns=_commas(columns), mine=mine),
+            self._fill(_TAKE, into=self._into(taken), columns=_commas(columns), mine=mine),
             self._fill(_DELETE, mine=mine),
         ]
 
@@ -501,7 +531,7 @@ class Statements:
             # A table may have no column at all, and its rows are counted all the same.
             names=sql.SQL(" ({})").format(names) if columns else sql.SQL(""),
             values=_commas(_column("s", f"v{number}") for number, _ in columns),
-            stage=self.staged.table.identifier,
+            stage=self.stage,
             where=_and(conditions),
             ordered=_AS_BORN if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
         )
@@ -641,21 +671,31 @@ class Statements:
         return sql.SQL("{}").format(_column("t", column.name))
 
     @property
-    def _pair_table(self) -> sql.Identifier:
+    def pair_name(self) -> sql.Identifier:
+        """The temporary table of pairs."""
         return sql.Identifier("pg_temp", f"pairs_{self.staged.table.name}")
+
+    def _into(self, table: sql.Identifier) -> sql.Composed:
+        """What puts the rows of a query into a temporary table; statements of an owner cannot make one."""
+        template = "insert into {}" if self.has_view else "create temporary table {} on commit drop as"
+        return sql.SQL(template).format(table)
 
     def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
         pairs: sql.Composable = sql.SQL("")
         if not self.staged.table.is_keyed:
-            pairs = sql.SQL(", {} as p").format(self._pair_table)
+            pairs = sql.SQL(", {} as p").format(self.pair_name)
         only = sql.SQL("" if self.target.is_partitioned else "only ")
         return sql.SQL(template).format(
             target=sql.SQL("{}{}").format(only, self.name),
-            stage=self.staged.table.identifier,
+            stage=self.stage,
             pairs=pairs,
             match=self.match,
             **parts,
         )
+
+
+def _temporary_table(name: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL("create temporary table {} ({}) on commit drop").format(name, _commas(columns))
 
 
 def _column(alias: str, name: str) -> sql.Identifier:

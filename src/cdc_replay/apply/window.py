@@ -45,6 +45,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import advance_tables, set_table_state
@@ -171,22 +172,14 @@ class OpenWindow:
         self, staged: Mapping[int, Staged], truncations: Sequence[Truncation], started: float
     ) -> Applied:
         names = {table.index: table.name for table in self.request.tables}
-        self._truncate(truncations)
         total = Merged()
         merged_into = [self.targets[names[index]] for index in staged]
-        with statement_triggers_disabled(self.connection, merged_into):
-            for index, changes in staged.items():
-                with refusals(names[index]):
-                    policy = self.request.subscription.on_conflict
-                    target = self.targets[names[index]]
-                    merged = merge(self.connection, target, changes, policy, self.request.refold)
-                total.insert += merged.insert
-                total.update += merged.update
-                total.delete += merged.delete
-                total.conflicts.update(merged.conflicts)
-                for kind, keys in merged.conflict_keys.items():
-                    total.conflict_keys.setdefault(kind, []).extend(f"{names[index]} {key}" for key in keys)
-                failpoint("replay.mid_merge")
+        truncated = [self.targets[names[truncation.target]] for truncation in truncations]
+        with act_on(self.connection, [*merged_into, *truncated]) as sessions:
+            self._truncate(sessions, truncations)
+            with statement_triggers_disabled(self.connection, sessions, merged_into):
+                for index, changes in staged.items():
+                    self._merge(sessions.of(self.targets[names[index]]), changes, names[index], total)
         return Applied(
             total.insert,
             total.update,
@@ -197,8 +190,25 @@ class OpenWindow:
             time.monotonic() - started,
         )
 
-    def _truncate(self, truncations: Sequence[Truncation]) -> None:
-        """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15)."""
+    def _merge(self, session: TargetSession, changes: Staged, name: QualifiedName, total: Merged) -> None:
+        """Merge what is staged for one target; adds to `total`."""
+        policy, refold = self.request.subscription.on_conflict, self.request.refold
+        with refusals(name):
+            merged = merge(self.connection, session, self.targets[name], changes, policy, refold)
+        total.insert += merged.insert
+        total.update += merged.update
+        total.delete += merged.delete
+        total.conflicts.update(merged.conflicts)
+        for kind, keys in merged.conflict_keys.items():
+            total.conflict_keys.setdefault(kind, []).extend(f"{name} {key}" for key in keys)
+        failpoint("replay.mid_merge")
+
+    def _truncate(self, sessions: TargetSessions, truncations: Sequence[Truncation]) -> None:
+        """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15).
+
+        Triggers of TRUNCATE run with the rights of the owner, so that tables of several owners that have some
+        are not truncated together.
+        """
         names = {table.index: table.name for table in self.request.tables}
         statements = itertools.groupby(truncations, key=lambda found: (found.commit_lsn, found.seq))
         done: set[tuple[frozenset[QualifiedName], bool]] = set()
@@ -209,12 +219,14 @@ class OpenWindow:
             if (together, restart) in done:
                 continue
             done.add((together, restart))
-            statement = sql.SQL("truncate table {}{}").format(
-                sql.SQL(", ").join(_truncated(self.targets[name]) for name in sorted(together)),
-                sql.SQL(" restart identity" if restart else ""),
-            )
             with refusals(min(together)):
-                self.connection.execute(statement)
+                for session, targets in sessions.shared(self.targets[name] for name in sorted(together)):
+                    session.execute(
+                        sql.SQL("truncate table {}{}").format(
+                            sql.SQL(", ").join(map(named, targets)),
+                            sql.SQL(" restart identity" if restart else ""),
+                        )
+                    )
 
 
 @contextlib.contextmanager
@@ -308,18 +320,13 @@ def _persistently(attempt: Callable[[], _T], connection: Connection, request: Ap
 
 
 def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedName, TargetTable]:
-    targets = read_target_tables(connection, [table.name for table in request.tables])
+    names = [table.name for table in request.tables]
+    targets = read_target_tables(connection, names, run_as_owner=request.subscription.run_as_owner)
     check_targets({table.name: table.columns for table in request.tables}, targets)
     for name in targets.keys() & request.relations.keys():
         if targets[name].oid != request.relations[name]:
             raise renamed_meanwhile(name)
     return targets
-
-
-def _truncated(table: TargetTable) -> sql.Composed:
-    # A partitioned table goes with its partitions; plain inheritance children stay (R8.15).
-    only = sql.SQL("" if table.is_partitioned else "only ")
-    return sql.SQL("{}{}").format(only, sql.Identifier(table.name.schema, table.name.name))
 
 
 def _finish(

@@ -18,11 +18,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from psycopg import sql
 from pyspark.sql import functions as F
 
 from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
@@ -61,7 +60,8 @@ from cdc_replay.route.router import Routed, route
 from cdc_replay.route.routes import Route, Routes, Target, plan_routes
 from cdc_replay.spark_session import spark_session, tune_for
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
+from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -142,8 +142,8 @@ def backfill(
             _destination(at_work, change_log, into) as destination,
             fences_of(config, publisher) as fences,
         ):
-            routes = _routes(change_log, at_work, destination, read)
-            whole = _whole(routes, destination, is_repair=is_repair)
+            routes, targets = _routes(change_log, at_work, destination, read)
+            whole = _whole(routes, targets, destination, is_repair=is_repair)
             source = _Publisher(publisher, config.dsn_of(publisher), fences)
             work = _Work(change_log, read, wanted, routes, whole, destination, source, is_repair)
             with translated_spark_errors(f'backfill of subscription "{subscription}"'):
@@ -260,17 +260,21 @@ def _is_publisher(connection: Connection, header: LogHeader) -> bool:
     return bool(found)
 
 
-def _routes(change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window) -> Routes:
+def _routes(
+    change_log: ChangeLog, at_work: Opened, destination: _Destination, window: Window
+) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
+    """The routes of the range, and the tables that they lead to."""
     defined = definitions(change_log, window)
     _check_not_rewritten(change_log, at_work, window)
     names = tuple(at_work.ready_tables())
     with connect(destination.dsn, purpose=f"backfill {at_work.subscription.name}") as connection:
-        targets = read_target_tables(connection, names)
+        run_as_owner = at_work.subscription.run_as_owner
+        targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
     wanted = {name: Target.of(targets.get(name), window.after) for name in names}
     renamed = called_otherwise_before(change_log, window.after, names)
     routes = plan_routes(defined, at_work.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
-    return routes
+    return routes, targets
 
 
 def _check_not_rewritten(change_log: ChangeLog, at_work: Opened, window: Window) -> None:
@@ -286,7 +290,13 @@ def _check_not_rewritten(change_log: ChangeLog, at_work: Opened, window: Window)
         )
 
 
-def _whole(routes: Routes, destination: _Destination, *, is_repair: bool) -> tuple[SubscribedTable, ...]:
+def _whole(
+    routes: Routes,
+    targets: Mapping[QualifiedName, TargetTable],
+    destination: _Destination,
+    *,
+    is_repair: bool,
+) -> tuple[SubscribedTable, ...]:
     """The tables where an UPDATE that was sent proves that the row is there, or that are to be filled.
 
     Where UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
@@ -308,7 +318,7 @@ def _whole(routes: Routes, destination: _Destination, *, is_repair: bool) -> tup
         return tuple(
             table
             for table in routes.tables
-            if table.index not in unproven or _is_empty(connection, table.name)
+            if table.index not in unproven or not has_rows(connection, targets[table.name])
         )
 
 
@@ -317,12 +327,6 @@ def _updates_prove_rows(item: Route) -> bool:
     of_inserts = published.filters[PublishAction.INSERT]
     is_as_wide = of_inserts is None or of_inserts == published.filters[PublishAction.UPDATE]
     return PublishAction.INSERT in published.actions and is_as_wide
-
-
-def _is_empty(connection: Connection, name: QualifiedName) -> bool:
-    query = sql.SQL("select not exists (select from {})").format(sql.Identifier(name.schema, name.name))
-    ((found,),) = connection.execute(query).fetchall()
-    return bool(found)
 
 
 def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:

@@ -153,9 +153,7 @@ class _Marked:
 
     def _compare(self, synced: SyncedTable, rewritten_at: Lsn) -> None:
         subscription, table = self.at_work.subscription, synced.table.name
-        request = ReconcileRequest(
-            subscription.name, self.exported, self.at_work.dsn, (synced,), subscription.lock_timeout
-        )
+        request = ReconcileRequest(subscription, self.exported, self.at_work.dsn, (synced,))
         results: list[TableCompared] = []
         try:
             reason = self._why_not_moved(synced)

@@ -148,7 +148,8 @@ def _lagging(at_work: Opened, upto: Lsn) -> _Lagging:
     dropped = {each.relation: lsn for each, lsn in ready.items() if each.name is None and lsn < upto}
     lagging = [*behind.values(), *dropped.values()]
     upto = upto if lagging else min(ready.values(), default=upto)
-    targets = read_target_tables(at_work.connection, tuple(behind))
+    run_as_owner = at_work.subscription.run_as_owner
+    targets = read_target_tables(at_work.connection, tuple(behind), run_as_owner=run_as_owner)
     found = _Lagging(known, targets, behind, dropped, Window(min(lagging, default=upto), upto))
     if any(name not in targets or targets[name].oid != found.relations[name] for name in behind):
         return _lagging(at_work, upto)  # one was renamed or dropped between the two looks

@@ -29,10 +29,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
-
-from psycopg import sql
 
 from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
@@ -51,14 +49,13 @@ from cdc_replay.commands.snapshot import (
     snapshot_opened,
 )
 from cdc_replay.config import Config
-from cdc_replay.digest import from_table
 from cdc_replay.errors import NotConfirmed, ReconcileRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.model.table_state import Copying, Pending
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.tables import (
@@ -68,7 +65,8 @@ from cdc_replay.reconcile.tables import (
     reconcile_tables,
 )
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
+from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +195,7 @@ def _request(
     tables: tuple[SyncedTable, ...],
 ) -> ReconcileRequest:
     claims = rows_of_other_feeds(config, at_work, catalog, [each.table.name for each in tables])
-    name, lock_timeout = at_work.subscription.name, at_work.subscription.lock_timeout
-    return ReconcileRequest(name, exported, at_work.dsn, tables, lock_timeout, claims)
+    return ReconcileRequest(at_work.subscription, exported, at_work.dsn, tables, claims)
 
 
 def _entered_and_forgotten(
@@ -225,9 +222,15 @@ def _entered_and_forgotten(
     return published, tuple(added), tuple(each.name or each.recorded_name for each in removed)
 
 
+def _targets(at_work: Opened, names: Iterable[QualifiedName]) -> dict[QualifiedName, TargetTable]:
+    return read_target_tables(
+        at_work.connection, tuple(names), run_as_owner=at_work.subscription.run_as_owner
+    )
+
+
 def _check_columns(at_work: Opened, tables: Mapping[QualifiedName, SyncedTable]) -> None:
     """Also with `copy_data: false`: reconciling brings rows, so the columns must be there."""
-    targets = read_target_tables(at_work.connection, tuple(tables))
+    targets = _targets(at_work, tables)
     check_targets({name: each.columns for name, each in tables.items()}, targets)
 
 
@@ -243,23 +246,16 @@ def _warnings(config: Config, at_work: Opened, published: Published) -> tuple[st
 
 def _copied_where_empty(config: Config, at_work: Opened, published: Published) -> SnapshotResult:
     """Copy the tables that wait for their first rows and have none: many readers are faster than one."""
-    targets = read_target_tables(at_work.connection, tuple(published.tables))
-    waiting = [
-        name
-        for name, found in at_work.table_states().items()
-        if isinstance(found, Pending | Copying)
-        and name in targets
-        and _is_empty(at_work.connection, name, is_partitioned=targets[name].is_partitioned)
+    targets = _targets(at_work, published.tables)
+    incomplete = [
+        name for name, found in at_work.table_states().items() if isinstance(found, Pending | Copying)
     ]
+    # Not in the session that holds the subscription's lock: what a table's owner runs could let it go.
+    with connect(at_work.dsn, purpose=f"refresh {at_work.subscription.name}") as connection:
+        waiting = [name for name in incomplete if name in targets and not has_rows(connection, targets[name])]
     if not waiting:
         return SnapshotResult.nothing(at_work.subscription.name)
     return snapshot_opened(config, at_work, tables=waiting, lets_others_work=True)
-
-
-def _is_empty(connection: Connection, name: QualifiedName, *, is_partitioned: bool) -> bool:
-    table = from_table(name, is_partitioned=is_partitioned)
-    ((found,),) = connection.execute(sql.SQL("select exists (select from {})").format(table)).fetchall()
-    return not found
 
 
 def _reconciled(config: Config, at_work: Opened) -> tuple[Lsn, tuple[ReconciledTable, ...]]:

@@ -300,13 +300,12 @@ def _reconciled(
     at_work: Opened, exported: ExportedSnapshot, tables: tuple[SyncedTable, ...]
 ) -> Iterator[CopiedTable]:
     """Tables whose rows the log has but for a value (R4.6): little is moved."""
-    name, lock_timeout = at_work.subscription.name, at_work.subscription.lock_timeout
-    lsn = exported.consistent_point
+    name, lsn = at_work.subscription.name, exported.consistent_point
 
     def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
         remember_definitions(connection, name, lsn, tables)
 
-    request = ReconcileRequest(name, exported, at_work.dsn, tables, lock_timeout)
+    request = ReconcileRequest(at_work.subscription, exported, at_work.dsn, tables)
     for each in reconcile_tables(request, record):
         yield CopiedTable(each.name, each.rows, each.bytes, each.seconds, lsn)
 
@@ -330,6 +329,7 @@ def _request(
         read_log=work.read_log,
         readers=at_work.config.snapshot_readers,
         bytes_per_second=at_work.config.snapshot_rate,
+        run_as_owner=at_work.subscription.run_as_owner,
         while_copying=partial(work.wish.while_copying, at_work),
     )
 
@@ -359,7 +359,8 @@ def _published(at_work: Opened, catalog: PublisherCatalog) -> Published:
     publications = at_work.subscription.publications
     check_publications(catalog, publications)
     found = {each.table.name: each for each in synced_tables(catalog, publications)}
-    targets = read_target_tables(at_work.connection, tuple(found))
+    run_as_owner = at_work.subscription.run_as_owner
+    targets = read_target_tables(at_work.connection, tuple(found), run_as_owner=run_as_owner)
     # Without a copy only the tables must be there: a missing column shows with the first change (R8.1).
     is_copied = at_work.subscription.copy_data
     check_targets({name: each.columns if is_copied else () for name, each in found.items()}, targets)

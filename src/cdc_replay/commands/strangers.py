@@ -36,6 +36,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.route.routes import Unrouted
+from cdc_replay.subscriber.owners import Acting, Rights
 from cdc_replay.subscriber.state import KnownTable
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -108,7 +109,7 @@ def strangers(
     names = dict.fromkeys(each.name for each in unknown)
     targets = {
         # Whether it could be written to is not asked where nothing is written.
-        name: dataclasses.replace(table, row_security=False, rules=())
+        name: dataclasses.replace(table, row_security=False, rules=(), acting=Acting("", Rights.OWN))
         for name, table in read_target_tables(at_work.connection, names).items()
     }
     in_the_way = [each for each in unknown if not _could_take(each, targets)]

@@ -32,6 +32,7 @@ from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.mirror import why_not_mirrored
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.tables import read_target_tables
 from cdc_replay.validate.comparison import ValidatedTable
 from cdc_replay.validate.fence import open_fence
@@ -111,7 +112,12 @@ def _at_the_fence(
         for table, each in rewritten_tables(at_work.connection, subscription).items():
             notices[table] = "; ".join([*filter(None, [notices.get(table)]), each.notice])
         tables = validated_tables(at_work, catalog, notices)
-        fence = stack.enter_context(open_fence(exported, at_work.dsn, subscription))
+        has_tables_of_others = any(
+            each.target is not None and each.target.acting.rights is not Rights.OWN for each in tables
+        )
+        fence = stack.enter_context(
+            open_fence(exported, at_work.dsn, subscription, has_tables_of_others=has_tables_of_others)
+        )
     return ValidationRequest(subscription, fence, tables, config.expectations), replayed.from_lsn
 
 
@@ -128,7 +134,8 @@ def validated_tables(
     # One that was dropped on the subscriber fails, whatever has its name now.
     known = {each.name or each.recorded_name for each in at_work.known_tables()}
     subscribed = {name: each for name, each in synced.items() if name in known}
-    targets = read_target_tables(at_work.connection, tuple(subscribed))
+    run_as_owner = at_work.subscription.run_as_owner
+    targets = read_target_tables(at_work.connection, tuple(subscribed), run_as_owner=run_as_owner)
     found = []
     for name, each in subscribed.items():
         reason = why_not_mirrored(catalog, publications, each)

@@ -50,6 +50,8 @@ class Subscription:
     """An ordered list of publications of one publisher, and how their changes are applied.
 
     `lock_timeout` is how many seconds a window waits for one lock of the subscriber; 0: for ever.
+    `run_as_owner` is native's option: code in the tables runs with the rights of our role, which stands for
+    the owner of the subscription, and not with those of the tables' owners (R8.21).
     """
 
     name: str
@@ -62,7 +64,6 @@ class Subscription:
     unchanged_toast: UnchangedToast = UnchangedToast.EXACT
     lock_timeout: float = 10.0
     run_as_owner: bool = False
-    """Statements run with the rights of the subscription's role; else of the table's owner (R8.21)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,15 +43,13 @@ MOST_BUCKETS: Final = 1 << 19
 """No level has more buckets than this: their numbers are held in memory, and named in a query."""
 
 DIGESTS: Final = """
-    copy (
-        select {bucket},
-               count(*),
-               sum(('x' || left(row_hash, 16))::bit(64)::bigint),
-               sum(('x' || right(row_hash, 16))::bit(64)::bigint)
-        from ({hashed}) as hashed
-        group by 1
-        order by 1
-    ) to stdout
+    select {bucket} as bucket,
+           count(*) as rows,
+           sum(('x' || left(row_hash, 16))::bit(64)::bigint) as high,
+           sum(('x' || right(row_hash, 16))::bit(64)::bigint) as low
+    from ({hashed}) as hashed
+    group by 1
+    order by 1
 """
 
 
@@ -141,9 +139,9 @@ def _digests(
     rows = side if within is None else _restricted(side, within)
     bucket = bucket_of(sql.Identifier("hashed", "key_hash"), bits)
     statement = sql.SQL(DIGESTS).format(bucket=bucket, hashed=rows.hashed())
-    with side.connection.cursor() as cursor, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with side.reading():
-            out = stack.enter_context(cursor.copy(statement))
+            out = stack.enter_context(side.reader.copy(statement))
 
         def read() -> Iterator[BucketDigest]:
             for line in out:

@@ -15,12 +15,12 @@ one key, that one is updated, all others are deleted and inserted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
-import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
@@ -28,14 +28,16 @@ from cdc_replay.digest import LONGEST_KEY, from_table, hash_of
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
 from cdc_replay.reconcile.staging import Pair, Staged, comparing, names, temporary
+from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.session import comparable_texts
+from cdc_replay.subscriber.staged_columns import collate
 from cdc_replay.subscriber.tables import TargetColumn
 
 _ALWAYS: Final = "a"
 """`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
 
 _PRESENT: Final = """
-    create temporary table {present} as
+    {into}
     select relation, place, key_hash, row_hash, claimed,
            row_number() over (partition by key_hash, row_hash order by claimed) as number
     from (
@@ -45,6 +47,9 @@ _PRESENT: Final = """
         where {within} or {outside} and not {claimed}
     ) as rows
 """
+_PRESENT_COLUMNS: Final = (
+    "relation oid, place tid, key_hash uuid, row_hash uuid, claimed boolean, number bigint"
+)
 """Unclaimed rows come first where equal rows cancel out, or rows of one key are updated."""
 
 _WANTED: Final = """
@@ -98,7 +103,7 @@ _UPDATE: Final = """
 """
 
 _TAKE: Final = """
-    create temporary table {taken} as
+    {into}
     select {values}
     from {target} as t, {pairs} as p join {staged} as s on s.ctid = p.staged
     where t.tableoid = p.relation and t.ctid = p.place
@@ -199,7 +204,7 @@ class Preview:
     delete: Foreseen = Foreseen()
 
 
-def merge(connection: Connection, staged: Staged) -> Merged:
+def merge(connection: Connection, session: TargetSession, staged: Staged) -> Merged:
     """Make the target hold the staged rows in their buckets; it is locked against other writers.
 
     Raises:
@@ -208,8 +213,8 @@ def merge(connection: Connection, staged: Staged) -> Merged:
     """
     if staged.table is None:
         return Merged()
-    with writing(staged.pair.name):
-        return _Merge(connection, staged.pair, staged, staged.table).run()
+    with writing(staged.pair.name), _merging(connection, session, staged, staged.table) as merging:
+        return merging.run()
 
 
 def preview(connection: Connection, staged: Staged) -> Preview:
@@ -220,8 +225,14 @@ def preview(connection: Connection, staged: Staged) -> Preview:
     """
     if staged.table is None:
         return Preview()
-    with comparing(staged.pair.name), connection.transaction(force_rollback=True):
-        return _Merge(connection, staged.pair, staged, staged.table).preview()
+    target = staged.pair.target
+    with (
+        comparing(staged.pair.name),
+        connection.transaction(force_rollback=True),
+        act_on(connection, [target], only_reads=True) as sessions,
+        _merging(connection, sessions.of(target), staged, staged.table) as merging,
+    ):
+        return merging.preview()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +257,12 @@ class MergedValues:
 
 
 def merge_values(
-    connection: Connection, staged: Staged, unpublished: sql.Identifier | None, *, moves: bool
+    connection: Connection,
+    session: TargetSession,
+    staged: Staged,
+    unpublished: sql.Identifier | None,
+    *,
+    moves: bool,
 ) -> MergedValues:
     """Give rows that both sides have the staged values, if it `moves` any; no row comes or goes.
 
@@ -257,16 +273,35 @@ def merge_values(
     """
     if staged.table is None or not staged.buckets.numbers:
         return MergedValues()
-    with writing(staged.pair.name):
-        return _Merge(connection, staged.pair, staged, staged.table).run_values(unpublished, moves=moves)
+    with writing(staged.pair.name), _merging(connection, session, staged, staged.table) as merging:
+        return merging.run_values(unpublished, moves=moves)
+
+
+@contextlib.contextmanager
+def _merging(
+    connection: Connection, session: TargetSession, staged: Staged, table: sql.Identifier
+) -> Iterator[_Merge]:
+    if not session.is_of_owner:
+        yield _Merge(connection, session, staged, table, table)
+        return
+    view = staged.create_view(connection, table)
+    session.share(view)
+    yield _Merge(connection, session, staged, table, view)
+    connection.execute(sql.SQL("drop view {}").format(view))
 
 
 @dataclass(frozen=True, slots=True)
 class _Merge:
     connection: Connection
-    pair: Pair
+    session: TargetSession
     staged: Staged
     table: sql.Identifier
+    typed: sql.Identifier
+    """What is staged, as values of the target's types."""
+
+    @property
+    def pair(self) -> Pair:
+        return self.staged.pair
 
     def run(self) -> Merged:
         with comparable_texts(self.connection):
@@ -290,7 +325,7 @@ class _Merge:
             names(self.pair.columns, "r"), sql.Literal(LONGEST_KEY)
         )
         is_ordered = key and all(self.pair.target.column(name).less for name in key)
-        found = self._execute(
+        found = self._query(
             _FIRST_KEYS,
             shown=texts if key else whole,
             rows=self._filled(
@@ -298,7 +333,7 @@ class _Merge:
             ),
             order=sql.SQL(", ").join(of_key) if is_ordered else texts if key else whole,
             limit=sql.Literal(KEYS_SHOWN),
-        ).fetchall()
+        )
         return Foreseen(
             found[0][0] if found else 0,
             tuple(f"({', '.join(key)})=({', '.join(shown)})" if key else shown[0] for _, *shown in found),
@@ -323,6 +358,7 @@ class _Merge:
 
     def _taken_out(self, unpublished: sql.Identifier) -> int:
         key = hash_of(names(self.pair.hashed_key, "s"))
+        self.session.share(unpublished)
         outside = self.pair.outside or sql.SQL("false")
         return self._count(_COUNT_TAKEN_OUT, key_hash=key, unpublished=unpublished, outside=outside)
 
@@ -338,15 +374,28 @@ class _Merge:
         buckets = self.staged.buckets
         within = buckets.condition(key) if buckets.numbers else sql.SQL("false")
         claimed = pair.claimed or sql.SQL("false")
-        self._run(_PRESENT, key_hash=key, row_hash=columns, within=within, outside=outside, claimed=claimed)
+        into = self._into("present", sql.SQL(_PRESENT_COLUMNS))
+        hashes = {"key_hash": key, "row_hash": columns}
+        self._run(_PRESENT, **hashes, into=into, within=within, outside=outside, claimed=claimed)
         key = hash_of(names(pair.hashed_key, "s"))
-        self._run(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
+        self._make(_WANTED, key_hash=key, row_hash=hash_of(names(pair.columns, "s")))
         self._analyze("present", "wanted")
-        self._run(_LEFT_OVER, left_over=temporary("surplus"), one=temporary("present"), other=_WANTED_TABLE)
-        self._run(_LEFT_OVER, left_over=temporary("missing"), one=_WANTED_TABLE, other=temporary("present"))
+        self._make(_LEFT_OVER, left_over=temporary("surplus"), one=temporary("present"), other=_WANTED_TABLE)
+        self._make(_LEFT_OVER, left_over=temporary("missing"), one=_WANTED_TABLE, other=temporary("present"))
         self._analyze("surplus", "missing")
-        self._run(pairs)
+        self._make(pairs)
         self._analyze("pairs")
+        for name in ("surplus", "missing", "pairs"):
+            self.session.share(temporary(name))
+
+    def _into(self, name: str, columns: sql.Composable) -> sql.Composed:
+        """What puts the rows of a query into a temporary table; statements of an owner cannot make one."""
+        table = temporary(name)
+        if not self.session.is_of_owner:
+            return sql.SQL("create temporary table {} as").format(table)
+        self.connection.execute(sql.SQL("create temporary table {} ({})").format(table, columns))
+        self.session.share(table)
+        return sql.SQL("insert into {}").format(table)
 
     def _update(self) -> int:
         settable = [each for each in self._published() if each.name not in self.pair.key]
@@ -363,10 +412,16 @@ class _Merge:
         return self._take_out_and_put_back()
 
     def _take_out_and_put_back(self) -> int:
-        written = [each.name for each in self.pair.target.columns if not each.is_generated]
+        columns = [each for each in self.pair.target.columns if not each.is_generated]
+        written = [each.name for each in columns]
         published = {each.name for each in self._published()}
         values = (sql.Identifier("s" if name in published else "t", name) for name in written)
-        self._run(_TAKE, values=sql.SQL(", ").join(values))
+        typed = (
+            sql.SQL("{} {}{}").format(sql.Identifier(each.name), sql.SQL(each.type_sql), collate(each))
+            for each in columns
+        )
+        into = self._into("taken", sql.SQL(", ").join(typed))
+        self._run(_TAKE, into=into, values=sql.SQL(", ").join(values))
         self._run(_TAKE_OUT)
         return self._run(_PUT_BACK, columns=names(written)) if written else 0
 
@@ -381,22 +436,25 @@ class _Merge:
         return [self.pair.target.column(name) for name in self.pair.columns]
 
     def _run(self, statement: LiteralString, **parts: sql.Composable) -> int:
-        return self._execute(statement, **parts).rowcount
+        return self.session.execute(self._filled(statement, **parts, staged=self.typed))
 
     def _count(self, statement: LiteralString, **parts: sql.Composable) -> int:
-        ((count,),) = self._execute(statement, **parts).fetchall()
+        ((count,),) = self._query(statement, **parts)
         return int(count)
 
-    def _execute(self, statement: LiteralString, **parts: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
-        return self.connection.execute(self._filled(statement, **parts))
+    def _query(self, statement: LiteralString, **parts: sql.Composable) -> list[tuple[Any, ...]]:
+        return self.session.query(self._filled(statement, **parts, staged=self.typed))
+
+    def _make(self, statement: LiteralString, **parts: sql.Composable) -> None:
+        """A temporary table of ours from others of ours."""
+        self.connection.execute(self._filled(statement, **parts, staged=self.table))
 
     def _filled(self, statement: LiteralString, **parts: sql.Composable) -> sql.Composed:
         target = self.pair.target
         tables = {name: temporary(name) for name in _TEMPORARY}
         return sql.SQL(statement).format(
             **tables,
-            **parts,
-            staged=self.table,
+            **{"staged": self.typed, **parts},
             target=from_table(target.name, is_partitioned=target.is_partitioned),
             table=sql.Identifier(target.name.schema, target.name.name),
         )

@@ -23,7 +23,9 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Buckets
+from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.session import own_time_zone
+from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.tables import TargetTable
 
 
@@ -52,7 +54,7 @@ class Pair:
         target: TargetTable,
         publisher: Connection,
         subscriber: Connection,
-        claimed: sql.Composed | None = None,
+        session: TargetSession,
     ) -> Pair:
         """The pair; the target has all the published columns.
 
@@ -61,8 +63,8 @@ class Pair:
         """
         key = digest.common_key(synced.table, target, synced.columns)
         passes = printed_filters(publisher, synced.table, synced.filters)
-        pair = cls(synced, target, key, own_time_zone(subscriber), passes, claimed=claimed)
-        outside, _ = digest.outside_there(pair.subscriber(subscriber), publisher, synced)
+        pair = cls(synced, target, key, own_time_zone(subscriber), passes)
+        outside, _ = digest.outside_there(pair.subscriber(subscriber, session), publisher, synced)
         return dataclasses.replace(pair, outside=outside)
 
     @property
@@ -86,14 +88,14 @@ class Pair:
         of_publisher, _ = digest.named_sides(self.synced.table.name)
         return Side(connection, rows, self.key, self.columns, table=of_publisher)
 
-    def subscriber(self, connection: Connection) -> Side:
+    def subscriber(self, connection: Connection, session: TargetSession) -> Side:
         """The rows that it holds, without those that are known to be outside of the filter."""
         rows = digest.subscriber_rows(self.name, self.columns, is_partitioned=self.target.is_partitioned)
         if self.outside is not None:
             inside = "select {} from ({}) as rows where not ({})"
             rows = sql.SQL(inside).format(names(self.columns), rows, self.outside)
         _, of_subscriber = digest.named_sides(self.name)
-        return Side(connection, rows, self.key, self.columns, table=of_subscriber)
+        return Side(connection, rows, self.key, self.columns, session=session, table=of_subscriber)
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""
@@ -129,6 +131,27 @@ class Staged:
     rows: int
     bytes: int
 
+    def create_view(self, connection: Connection, table: sql.Identifier) -> sql.Identifier:
+        """A view of the table in which values have their types; who reads it makes the casts."""
+        view = temporary("staged")
+        target = self.pair.target
+        values = (
+            sql.SQL("{} as {}").format(
+                typed_value(
+                    sql.Identifier(name),
+                    target.column(name),
+                    is_of_another=target.acting.rights.is_of_another,
+                ),
+                sql.Identifier(name),
+            )
+            for name in self.pair.columns
+        )
+        columns = sql.SQL(", ").join([sql.Identifier("ctid"), *values])
+        connection.execute(
+            sql.SQL("create temporary view {} as select {} from {}").format(view, columns, table)
+        )
+        return view
+
 
 def stage(pair: Pair, number: int, buckets: Buckets, publisher: Connection, subscriber: Connection) -> Staged:
     """Bring the publisher's rows of the buckets; `number` tells the session's temporary tables apart.
@@ -138,12 +161,7 @@ def stage(pair: Pair, number: int, buckets: Buckets, publisher: Connection, subs
     """
     if not buckets.numbers and pair.outside is None:
         return Staged(pair, buckets, None, 0, 0)
-    table = temporary(f"reconcile_{number}")
-    subscriber.execute(
-        sql.SQL("create temporary table {} as select {} from {} with no data").format(
-            table, names(pair.columns), sql.Identifier(pair.name.schema, pair.name.name)
-        )
-    )
+    table = _create(subscriber, f"reconcile_{number}", pair.target, pair.columns)
     if not buckets.numbers:
         return Staged(pair, buckets, table, 0, 0)
     copied: Copied = copy_across(
@@ -166,14 +184,24 @@ def stage_unpublished_keys(
     pair, passes = staged.pair, staged.pair.passes
     if passes is None or not pair.key or not staged.buckets.numbers:
         return None
-    table = temporary(f"unpublished_{number}")
-    subscriber.execute(
-        sql.SQL("create temporary table {} as select {} from {} with no data").format(
-            table, names(pair.key), sql.Identifier(pair.name.schema, pair.name.name)
-        )
-    )
+    table = _create(subscriber, f"unpublished_{number}", pair.target, pair.key)
     rows = pair.unpublished_keys_of(staged.buckets, passes)
     copy_across(publisher, [rows], subscriber, CopyTarget(table, pair.name, pair.key))
+    return table
+
+
+def _create(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> sql.Identifier:
+    """A temporary table for values of these columns of the target."""
+    table, is_of_another = temporary(name), target.acting.rights.is_of_another
+    typed = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(
+            sql.Identifier(column), staged_type(target.column(column), is_of_another=is_of_another)
+        )
+        for column in columns
+    )
+    connection.execute(sql.SQL("create temporary table {} ({})").format(table, typed))
+    if is_of_another:
+        check_types(connection, table, target.name)
     return table
 
 

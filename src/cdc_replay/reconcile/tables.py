@@ -23,11 +23,12 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.digest import from_table
+from cdc_replay.digest import Side
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
@@ -36,6 +37,7 @@ from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.reconcile.buckets import Unequal, unequal_buckets
 from cdc_replay.reconcile.merge import Merged, MergedValues, Preview, merge, merge_values, preview
 from cdc_replay.reconcile.staging import Pair, Staged, comparing, stage, stage_unpublished_keys
+from cdc_replay.subscriber.as_owner import TargetSessions, act_on, named
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import comparable_texts, connect_as_worker, set_lock_timeout
 from cdc_replay.subscriber.state import set_table_state
@@ -49,16 +51,20 @@ log = logging.getLogger(__name__)
 class ReconcileRequest:
     """Which tables to reconcile with what the snapshot holds.
 
-    `lock_timeout` is how many seconds to wait for other writers of the tables; 0: for ever. `claims` are, by
-    table, conditions of rows that other feeds of the subscriber's table may have brought: they stay.
+    `claims` are, by table, conditions of rows that other feeds of the subscriber's table may have brought:
+    they stay.
     """
 
-    subscription: str
+    subscribed: Subscription
     snapshot: ExportedSnapshot
     subscriber_dsn: str
     tables: tuple[SyncedTable, ...]
-    lock_timeout: float = 0.0
     claims: Mapping[QualifiedName, sql.Composed] = field(default_factory=dict)
+
+    @property
+    def subscription(self) -> str:
+        """The subscription's name."""
+        return self.subscribed.name
 
     @property
     def purpose(self) -> str:
@@ -117,10 +123,12 @@ def reconcile_tables(
         failpoint("reconcile.after_staging")
         with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
             targets = [each.staged.pair.target for each in work]
-            _lock(request, subscriber, targets)
-            check_names(subscriber, {each.name: each.oid for each in targets})
-            with statement_triggers_disabled(subscriber, targets):
-                done = tuple(_merged(request, subscriber, each) for each in work)
+            set_lock_timeout(subscriber, request.subscribed.lock_timeout)
+            with act_on(subscriber, targets) as sessions:
+                _lock(sessions, targets)
+                check_names(subscriber, {each.name: each.oid for each in targets})
+                with statement_triggers_disabled(subscriber, sessions, targets):
+                    done = tuple(_merged(request, subscriber, sessions, each) for each in work)
             if before_commit is not None:
                 before_commit(subscriber, done)
             failpoint("reconcile.before_commit")
@@ -183,10 +191,15 @@ def compare_values(
         publisher.rollback()
         failpoint("reconcile.after_staging")
         with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
-            targets = [work.staged.pair.target] if moves and work.staged.buckets.numbers else []
-            _lock(request, subscriber, targets)
-            with statement_triggers_disabled(subscriber, targets):
-                values = merge_values(subscriber, work.staged, unpublished, moves=moves)
+            target = work.staged.pair.target
+            targets = [target] if moves and work.staged.buckets.numbers else []
+            set_lock_timeout(subscriber, request.subscribed.lock_timeout)
+            with act_on(subscriber, [target], only_reads=not targets) as sessions:
+                _lock(sessions, targets)
+                with statement_triggers_disabled(subscriber, sessions, targets):
+                    values = merge_values(
+                        subscriber, sessions.of(target), work.staged, unpublished, moves=moves
+                    )
             staged = work.staged
             done = ComparedTable(staged.pair.name, values, staged.rows, work.bytes, work.seconds)
             before_commit(subscriber, done)
@@ -205,17 +218,28 @@ class _Work:
 
 
 def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Connection) -> list[_Work]:
-    targets = read_target_tables(subscriber, [each.table.name for each in request.tables])
+    targets = read_target_tables(
+        subscriber,
+        [each.table.name for each in request.tables],
+        run_as_owner=request.subscribed.run_as_owner,
+    )
     check_targets({each.table.name: each.columns for each in request.tables}, targets)
     work = []
     for number, synced in enumerate(request.tables):
         began = time.monotonic()
         log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
         hold(publisher, [PlannedTable.of(synced.table)])
-        with comparing(synced.table.name), comparable_texts(subscriber):
-            claimed = request.claims.get(synced.table.name)
-            pair = Pair.of(synced, targets[synced.table.name], publisher, subscriber, claimed)
-            pair, unequal = _unequal(pair, publisher, subscriber)
+        target = targets[synced.table.name]
+        with (
+            comparing(synced.table.name),
+            comparable_texts(subscriber),
+            subscriber.transaction(),
+            act_on(subscriber, [target], only_reads=True) as sessions,
+        ):
+            session = sessions.of(target)
+            pair = Pair.of(synced, target, publisher, subscriber, session)
+            pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
+            pair, unequal = _unequal(pair, publisher, pair.subscriber(subscriber, session))
         failpoint("reconcile.after_digests")
         staged = stage(pair, number, unequal.buckets, publisher, subscriber)
         work.append(_Work(staged, unequal.bytes + staged.bytes, time.monotonic() - began))
@@ -227,28 +251,34 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
     return work
 
 
-def _unequal(pair: Pair, publisher: Connection, subscriber: Connection) -> tuple[Pair, Unequal]:
+def _unequal(pair: Pair, publisher: Connection, subscriber: Side) -> tuple[Pair, Unequal]:
     """The buckets that differ. A filter that fails on a row of the subscriber is not asked there."""
     if pair.outside is not None:
-        # A savepoint: the imported snapshot must survive.
-        with contextlib.suppress(psycopg.DataError), publisher.transaction():
-            return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(subscriber))
+        # Savepoints: the imported snapshot must survive.
+        with (
+            contextlib.suppress(psycopg.DataError),
+            publisher.transaction(),
+            subscriber.connection.transaction(),
+        ):
+            return pair, unequal_buckets(pair.publisher(publisher), subscriber)
         pair = dataclasses.replace(pair, outside=None)
-    return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(subscriber))
+        subscriber = pair.subscriber(subscriber.connection, subscriber.reader)
+    return pair, unequal_buckets(pair.publisher(publisher), subscriber)
 
 
-def _lock(request: ReconcileRequest, connection: Connection, targets: Sequence[TargetTable]) -> None:
+def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:
     """Shut other writers out until the commit: rows are found by their place. Readers go on."""
-    set_lock_timeout(connection, request.lock_timeout)
     for target in sorted(targets, key=lambda each: each.name):
-        table = from_table(target.name, is_partitioned=target.is_partitioned)
-        connection.execute(sql.SQL("lock table {} in share row exclusive mode").format(table))
+        lock = sql.SQL("lock table {} in share row exclusive mode").format(named(target))
+        sessions.of(target).execute(lock)
 
 
-def _merged(request: ReconcileRequest, connection: Connection, work: _Work) -> ReconciledTable:
+def _merged(
+    request: ReconcileRequest, connection: Connection, sessions: TargetSessions, work: _Work
+) -> ReconciledTable:
     began = time.monotonic()
     name = work.staged.pair.name
-    merged: Merged = merge(connection, work.staged)
+    merged: Merged = merge(connection, sessions.of(work.staged.pair.target), work.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = work.seconds + time.monotonic() - began
     done = ReconciledTable(

@@ -72,6 +72,8 @@ class SnapshotRequest:
     """Most tasks at a time, each with a connection to both sides; None: as many as Spark has cores."""
     bytes_per_second: int | None = None
     """How much COPY text all tasks together may move; None: as much as goes through."""
+    run_as_owner: bool = False
+    """As in `model.subscription.Subscription`."""
     while_copying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Entered while chunks are read: the caller can let others work on tables that are ready."""
 
@@ -129,7 +131,8 @@ def begin(connection: Connection, request: SnapshotRequest) -> tuple[TablePlan, 
     wanted = [
         each for each in request.tables if request.replace or not is_complete(states.get(each.table.name))
     ]
-    targets = read_target_tables(connection, [each.table.name for each in wanted])
+    names = [each.table.name for each in wanted]
+    targets = read_target_tables(connection, names, run_as_owner=request.run_as_owner)
     check_targets({each.table.name: each.columns for each in wanted}, targets)
     found = staged_chunks(connection, request.subscription)
     plans = tuple(_plans(request, wanted, targets, states, found))
@@ -178,7 +181,7 @@ def _plans(
             staged = {}
         begun = _begun(request, states.get(name), staged)
         columns = _copied_columns(synced, targets[name])
-        table = TableCopy(name, columns, targets[name].is_partitioned, begun, targets[name].oid)
+        table = TableCopy(columns, begun, targets[name])
         planned = TablePlan(table, synced, condition, definition, staged, logged if staged else None, ())
         yield dataclasses.replace(planned, chunks=tuple(_chunks(request, planned, storage)))
 
@@ -252,7 +255,9 @@ def _chunks(
     )
     chunks = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes, done=done)
     # COPY has no form for rows without columns: they are inserted from a staging table.
-    is_direct = len(chunks) == 1 and not done and not request.replace and bool(table.columns)
+    # What may run code of the table's owner is moved into the table as the owner.
+    needs_staging = request.replace or not table.columns or table.target.acting.rights.is_owners
+    is_direct = len(chunks) == 1 and not done and not needs_staging
     for chunk in chunks:
         sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)
         read = tuple({piece.table.id: PlannedTable.of(piece.table) for piece in chunk.slices}.values())

@@ -41,15 +41,23 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import CopyTarget, Pace, Source, copy_across, writing
+from cdc_replay.postgres.copy import Copied, CopyTarget, Pace, Source, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.snapshot.indexes import built_afterwards
-from cdc_replay.snapshot.staging import StagedChunk, create_staging, describe_staging, staging_table
+from cdc_replay.snapshot.staging import (
+    StagedChunk,
+    create_staging,
+    describe_staging,
+    move_staged,
+    staging_name,
+    staging_table,
+)
+from cdc_replay.subscriber.as_owner import TargetSession, act_on, named
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.session import connect_as_worker
 from cdc_replay.subscriber.state import known_tables, set_table_state, stable_hash
-from cdc_replay.subscriber.tables import check_names
+from cdc_replay.subscriber.tables import TargetTable, check_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +88,23 @@ class CopySetting:
 class TableCopy:
     """A table of the subscriber that receives a copy.
 
-    `begun` is the state that allows the copy: another one means that someone else has completed it.
-    `relation` is the table's oid: a table that has come under its name meanwhile gets nothing.
+    `begun` is the state that allows the copy: another one means that someone else has completed it. A table
+    that has come under the name of `target` meanwhile gets nothing.
     """
 
-    name: QualifiedName
     columns: tuple[str, ...]
-    is_partitioned: bool
     begun: TableState
-    relation: int
+    target: TargetTable
+
+    @property
+    def name(self) -> QualifiedName:
+        """The target's name."""
+        return self.target.name
+
+    @property
+    def relation(self) -> int:
+        """The table's oid."""
+        return self.target.oid
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -196,9 +212,8 @@ def _copy(
     with writing(table.name), origin:
         if not claim(destination, setting.subscription, table):
             return 0, 0
-        target = CopyTarget(table.identifier, table.name, table.columns)
-        with built_afterwards(destination, table.name.schema, table.name.name):
-            copied = copy_across(source, chunk.sources, destination, target, setting.pace())
+        with act_on(destination, [table.target]) as sessions:
+            copied = _fill(setting, chunk, source, destination, sessions.of(table.target))
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, setting.subscription, table.name, Ready(point))
@@ -206,12 +221,33 @@ def _copy(
     return copied.rows, copied.bytes
 
 
+def _fill(
+    setting: CopySetting,
+    chunk: ChunkCopy,
+    source: Connection,
+    destination: Connection,
+    session: TargetSession,
+) -> Copied:
+    table = chunk.table
+    if session.is_of_owner:
+        # Its owner has put code into it since, or it is locked: COPY would run that with our rights.
+        name = staging_name(setting.subscription, table.name, setting.snapshot.consistent_point, chunk.number)
+        create_staging(destination, name, table.target, table.columns)
+        staging = CopyTarget(staging_table(name), table.name, table.columns, is_new=True)
+        copied = copy_across(source, chunk.sources, destination, staging, setting.pace())
+        move_staged(destination, session, [name], table.target, table.columns)
+        return copied
+    target = CopyTarget(table.identifier, table.name, table.columns)
+    with built_afterwards(destination, table.name.schema, table.name.name):
+        return copy_across(source, chunk.sources, destination, target, setting.pace())
+
+
 def _stage(
     setting: CopySetting, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     table = chunk.table
     with writing(table.name), destination.transaction():
-        create_staging(destination, staging, table.identifier, table.columns)
+        create_staging(destination, staging, table.target, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
         copied = copy_across(source, chunk.sources, destination, target, setting.pace())
         _check_files(source, chunk)
@@ -265,14 +301,12 @@ def _state_of(connection: Connection, subscription: str, table: TableCopy) -> Ta
     return next((each.state for each in known if each.relation == table.relation), None)
 
 
-def empty(connection: Connection, table: TableCopy) -> None:
+def empty(session: TargetSession, table: TableCopy) -> None:
     """Delete the rows that the new ones replace; readers see them until the transaction commits.
 
     Writers wait from here on, so that no row slips in between. Inheritance children keep theirs.
     """
-    only = sql.SQL("" if table.is_partitioned else "only ")
     what = f'cannot replace the rows of table "{table.name}" of the subscriber'
     with translated_errors(what, grant="On the subscriber, grant the role DELETE on the table."):
-        lock = sql.SQL("lock table {}{} in share row exclusive mode").format(only, table.identifier)
-        connection.execute(lock)
-        connection.execute(sql.SQL("delete from {}{}").format(only, table.identifier))
+        session.execute(sql.SQL("lock table {} in share row exclusive mode").format(named(table.target)))
+        session.execute(sql.SQL("delete from {}").format(named(table.target)))

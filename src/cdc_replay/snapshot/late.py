@@ -144,7 +144,7 @@ def _stage(
     ]
     rows_table, keys_table = names
     with writing(late.table.name), destination.transaction():
-        create_staging(destination, rows_table, late.table.identifier, late.table.columns)
+        create_staging(destination, rows_table, late.table.target, late.table.columns)
         create_keys(destination, keys_table, len(late.key))
         count = _copy_keys(destination, keys_table, held)
         queries = itertools.chain.from_iterable(map(late.queries, _several(held)))

@@ -49,6 +49,7 @@ from cdc_replay.snapshot.late import LatePart, LateRows, stage_late_rows
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.snapshot.watch import Progress, watched
+from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.origin import under_origin
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import check_names
@@ -261,15 +262,23 @@ class _Run:
         point = request.snapshot.consistent_point
         with writing(table.name), under_origin(connection, request.subscription, point):
             if is_still_wanted(connection, request.subscription, table):
-                if request.replace:
-                    empty(connection, table)
-                target, overlay = table.identifier, self._overlay(planned)
-                with built_afterwards(connection, table.name.schema, table.name.name):
-                    rows = move_staged(connection, planned.staging, target, table.columns, overlay)
+                rows = self._move(planned)
                 check_names(connection, {table.name: table.relation})
                 set_table_state(connection, request.subscription, table.name, Ready(point))
         failpoint("snapshot.after_table")
         return rows, time.monotonic() - began
+
+    def _move(self, planned: TablePlan) -> int:
+        connection, table = self._connection, planned.table
+        with act_on(connection, [table.target]) as sessions, contextlib.ExitStack() as filling:
+            session = sessions.of(table.target)
+            if self._request.replace:
+                empty(session, table)
+            if not session.is_of_owner:
+                filling.enter_context(built_afterwards(connection, table.name.schema, table.name.name))
+            return move_staged(
+                connection, session, planned.staging, table.target, table.columns, self._overlay(planned)
+            )
 
     def _overlay(self, planned: TablePlan) -> Overlay | None:
         late = self._late[planned.table.name]

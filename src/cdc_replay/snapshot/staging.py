@@ -36,7 +36,10 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import column_list
+from cdc_replay.subscriber.as_owner import TargetSession
+from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.state import SCHEMA
+from cdc_replay.subscriber.tables import TargetTable
 
 STAGED: Final = """
     select relname::text, pg_catalog.obj_description(oid, 'pg_class'),
@@ -46,6 +49,9 @@ STAGED: Final = """
        and relkind = 'r' and pg_catalog.starts_with(relname::text, %s)
      order by relname
 """
+
+
+_VIEW: Final = sql.Identifier("pg_temp", "cdc_replay_moved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +126,20 @@ def staging_table(name: str) -> sql.Identifier:
     return sql.Identifier(SCHEMA, name)
 
 
-def create_staging(connection: Connection, name: str, target: sql.Composable, columns: Sequence[str]) -> None:
+def create_staging(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> None:
     """An empty staging table for `columns` of `target`, instead of one that an earlier attempt left."""
-    table = staging_table(name)
-    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    table, is_of_another = staging_table(name), target.acting.rights.is_of_another
+    typed = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(
+            sql.Identifier(column), staged_type(target.column(column), is_of_another=is_of_another)
+        )
+        for column in columns
+    )
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
-        connection.execute(
-            sql.SQL("create unlogged table {} as select {} from {} with no data").format(table, names, target)
-        )
+        connection.execute(sql.SQL("create unlogged table {} ({})").format(table, typed))
+    if is_of_another:
+        check_types(connection, table, target.name)
 
 
 def describe_staging(connection: Connection, name: str, chunk: StagedChunk) -> None:
@@ -187,24 +198,56 @@ def create_keys(connection: Connection, name: str, count: int) -> None:
 
 def move_staged(
     connection: Connection,
+    session: TargetSession,
     names: Sequence[str],
-    target: sql.Composable,
+    target: TargetTable,
     columns: Sequence[str],
     overlay: Overlay | None = None,
 ) -> int:
     """Insert the staged rows into the target and drop the tables, in the caller's transaction; the count."""
+    rows = _rows_to_move(names, columns, overlay)
+    if session.is_of_owner:
+        # The table that it reads are ours, and the casts in it are made with the rights of who reads it.
+        connection.execute(
+            sql.SQL("create temporary view {} as {}").format(_VIEW, _typed(rows, target, columns))
+        )
+        session.share(_VIEW)
+        rows = sql.SQL("select * from {}").format(_VIEW)
+    # Identity columns take the publisher's value, as they do from COPY (R8.14).
+    inserted = session.execute(
+        sql.SQL("insert into {}{} overriding system value {}").format(
+            sql.Identifier(target.name.schema, target.name.name), column_list(columns), rows
+        )
+    )
+    if session.is_of_owner:
+        connection.execute(sql.SQL("drop view {}").format(_VIEW))
+    drop_tables(connection, [*names, *((*overlay.rows, *overlay.keys) if overlay else ())])
+    return inserted
+
+
+def _typed(rows: sql.Composable, target: TargetTable, columns: Sequence[str]) -> sql.Composed:
+    values = (
+        sql.SQL("{} as {}").format(
+            typed_value(
+                sql.Identifier("rows", name),
+                target.column(name),
+                is_of_another=target.acting.rights.is_of_another,
+            ),
+            sql.Identifier(name),
+        )
+        for name in columns
+    )
+    return sql.SQL("select {} from ({}) as rows").format(sql.SQL(", ").join(values), rows)
+
+
+def _rows_to_move(names: Sequence[str], columns: Sequence[str], overlay: Overlay | None) -> sql.Composable:
     rows = _union(names, columns)
     if overlay is not None and overlay.keys:
         rows = sql.SQL("{}{}").format(
             _without_keys(rows, overlay),
             sql.SQL("").join(sql.SQL(" union all {}").format(_rows(each, columns)) for each in overlay.rows),
         )
-    # Identity columns take the publisher's value, as they do from COPY (R8.14).
-    inserted = connection.execute(
-        sql.SQL("insert into {}{} overriding system value {}").format(target, column_list(columns), rows)
-    )
-    drop_tables(connection, [*names, *((*overlay.rows, *overlay.keys) if overlay else ())])
-    return inserted.rowcount
+    return rows
 
 
 def _without_keys(rows: sql.Composable, overlay: Overlay) -> sql.Composed:

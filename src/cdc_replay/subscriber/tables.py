@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from cdc_replay.errors import TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.owners import CANNOT_BECOME, Acting, Rights, read_acting
 
 _TABLES: Final = """
     select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
@@ -57,11 +58,26 @@ _COLUMNS: Final = """
         select attrelid, attnum, typbasetype, typtypmod
         from base_type join pg_type on pg_type.oid = type_oid
         where typtype = 'd'
+    ),
+    element (attrelid, attnum, type_oid) as (
+        select attrelid, attnum, type_oid
+        from base_type join pg_type on pg_type.oid = type_oid
+        where typtype <> 'd'
+        union
+        select attrelid, attnum, typelem
+        from element join pg_type on pg_type.oid = type_oid
+        where typelem <> 0
     )
     select attribute.attrelid, attribute.attname,
         format_type(attribute.atttypid, attribute.atttypmod),
         format_type(base_type.type_oid, base_type.typmod),
         collation_namespace.nspname, pg_collation.collname,
+        exists (
+            -- of users, and neither a base type nor an enum
+            select from element join pg_type on pg_type.oid = type_oid
+            where element.attrelid = attribute.attrelid and element.attnum = attribute.attnum
+                and type_oid >= 16384 and typtype not in ('b', 'e')
+        ),
         attribute.attnotnull,
         pg_get_expr(attrdef.adbin, attrdef.adrelid),
         attribute.attgenerated <> '', attribute.attidentity,
@@ -182,7 +198,9 @@ class TargetColumn:
     """A column of a target.
 
     `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which
-    takes NULL whatever the domain says. `collation` is (schema, name), None for types without one.
+    takes NULL whatever the domain says. `is_opaque` says that reading a value of it may run code of the
+    type's owner, such as constraints of domains within a composite type. `collation` is (schema, name), None
+    for types without one.
     `identity` is `pg_attribute.attidentity`. `equality` tells whether two values are the same key, and `less`
     which one is first in the index; they are set for the columns of the table's identity, `less` only where
     the index has an order. `is_volatile` says that its default may be another one for each row: it calls a
@@ -193,6 +211,7 @@ class TargetColumn:
     type_sql: str
     base_type_sql: str
     collation: tuple[str, str] | None
+    is_opaque: bool
     not_null: bool
     default_sql: str | None
     is_generated: bool
@@ -261,6 +280,8 @@ class TargetTable:
     identity: tuple[str, ...]
     identity_index: str | None
     """Name of the index that `identity` comes from."""
+    acting: Acting
+    """With whose rights statements run (R8.21)."""
     leaves: Leaves = Leaves()
     """Set where it is partitioned and has no `identity`."""
 
@@ -287,20 +308,26 @@ class TargetTable:
 
 
 def read_target_tables(
-    connection: Connection, names: Iterable[QualifiedName]
+    connection: Connection, names: Iterable[QualifiedName], *, run_as_owner: bool = False
 ) -> dict[QualifiedName, TargetTable]:
-    """Those of `names` that exist as plain or partitioned tables, by name, as of now."""
+    """Those of `names` that exist as plain or partitioned tables, by name, as of now.
+
+    `run_as_owner` is that of the subscription: statements run as our role, whoever owns the table.
+    """
     wanted = list(names)
     values = ([name.schema for name in wanted], [name.name for name in wanted])
     tables = connection.execute(_TABLES, values).fetchall()
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
+    acting = read_acting(connection, [oid for _, _, oid, *_ in tables], run_as_owner=run_as_owner)
     leaves = _read_leaves(
         connection,
         [oid for _, _, oid, is_partitioned, *_, index in tables if is_partitioned and index is None],
     )
     found = {}
     for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
+        if oid not in acting:
+            continue  # it was dropped meanwhile
         has_insert_triggers, index = more
         index_name, identity = identities.get(index, (None, {}))
         found[QualifiedName(schema, table)] = TargetTable(
@@ -314,6 +341,7 @@ def read_target_tables(
             tuple(_target_column(row, identity) for row in columns.get(oid, ())),
             tuple(identity),
             index_name,
+            acting[oid],
             leaves.get(oid, Leaves()),
         )
     return found
@@ -380,13 +408,7 @@ def _faults(name: QualifiedName, columns: tuple[str, ...], table: TargetTable | 
         yield _Fault(name, "the table does not exist as a plain or partitioned table")
         return
     by_name = {column.name: column for column in table.columns}
-    if table.row_security:
-        yield _Fault(
-            name,
-            "row-level security is enabled and the role does not bypass it",
-            "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",
-            "R8.21",
-        )
+    yield from _faults_of_rights(name, table)
     if table.rules:
         # A native worker does not rewrite what it does, so it does not see them (R8.13).
         names = ", ".join(f'"{rule}"' for rule in table.rules)
@@ -403,6 +425,32 @@ def _faults(name: QualifiedName, columns: tuple[str, ...], table: TargetTable | 
             name,
             "published, but generated on the subscriber: " + _listed(generated),
             "Do not publish a column that is generated on the subscriber, or make it a plain one there.",
+        )
+
+
+def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_Fault]:
+    """As a native worker refuses, which runs as the owner of the table."""
+    owner = table.acting.owner
+    if table.acting.rights is Rights.REFUSED:
+        yield _Fault(
+            name,
+            f'it is owned by "{owner}", and the role of the subscription cannot SET ROLE to "{owner}"',
+            CANNOT_BECOME.format(owner=owner),
+            "R8.21",
+        )
+    elif table.acting.rights.is_owners and table.acting.forces_row_security:
+        yield _Fault(
+            name,
+            f'row-level security is forced on its owner "{owner}"',
+            "Give the owner BYPASSRLS, or let it be NO FORCE ROW LEVEL SECURITY.",
+            "R8.21",
+        )
+    elif table.row_security and not table.acting.rights.is_owners:
+        yield _Fault(
+            name,
+            "row-level security is enabled and the role does not bypass it",
+            "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",
+            "R8.21",
         )
 
 
@@ -456,13 +504,14 @@ def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tup
 
 
 def _target_column(row: tuple[object, ...], identity: Mapping[str, _Operators]) -> TargetColumn:
-    name, type_sql, base_type_sql, collation_schema, collation, not_null, default_sql, *flags = row
-    generated, kind, is_volatile = flags
+    name, type_sql, base_type_sql, collation_schema, collation, is_opaque, *more = row
+    not_null, default_sql, generated, kind, is_volatile = more
     return TargetColumn(
         str(name),
         str(type_sql),
         str(base_type_sql),
         None if collation is None else (str(collation_schema), str(collation)),
+        bool(is_opaque),
         bool(not_null),
         None if default_sql is None else str(default_sql),
         bool(generated),

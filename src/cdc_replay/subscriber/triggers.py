@@ -17,6 +17,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
 from cdc_replay.subscriber.tables import StatementTrigger, TargetTable
 
 _log: Final = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ _DISABLE: Final = "disable"
 
 
 @contextlib.contextmanager
-def statement_triggers_disabled(connection: Connection, targets: Iterable[TargetTable]) -> Iterator[None]:
+def statement_triggers_disabled(
+    connection: Connection, sessions: TargetSessions, targets: Iterable[TargetTable]
+) -> Iterator[None]:
     """Within, in the caller's transaction, no statement on the targets fires their statement-level triggers.
 
     A role that does not own a table cannot do that, and is warned that they fire.
@@ -34,7 +37,11 @@ def statement_triggers_disabled(connection: Connection, targets: Iterable[Target
     Raises:
         psycopg.Error: if another session holds a table for too long, or a deferred constraint does not hold.
     """
-    disabled = [target for target in targets if target.statement_triggers and _disable(connection, target)]
+    disabled = [
+        target
+        for target in targets
+        if target.statement_triggers and _disable(connection, sessions.of(target), target)
+    ]
     yield
     if not disabled:
         return
@@ -42,14 +49,14 @@ def statement_triggers_disabled(connection: Connection, targets: Iterable[Target
     connection.execute("set constraints all immediate")
     for target in disabled:
         for trigger in target.statement_triggers:
-            _alter(connection, target, trigger, _ENABLE[trigger.enabled])
+            _alter(sessions.of(target), target, trigger, _ENABLE[trigger.enabled])
 
 
-def _disable(connection: Connection, target: TargetTable) -> bool:
+def _disable(connection: Connection, session: TargetSession, target: TargetTable) -> bool:
     try:
         with connection.transaction():
             for trigger in target.statement_triggers:
-                _alter(connection, target, trigger, _DISABLE)
+                _alter(session, target, trigger, _DISABLE)
     except pg.InsufficientPrivilege as error:
         _log.warning(
             "table %s: triggers for each statement fire, other than in a native worker: %s: %s",
@@ -60,8 +67,8 @@ def _disable(connection: Connection, target: TargetTable) -> bool:
     return True
 
 
-def _alter(connection: Connection, target: TargetTable, trigger: StatementTrigger, action: str) -> None:
-    connection.execute(
+def _alter(session: TargetSession, target: TargetTable, trigger: StatementTrigger, action: str) -> None:
+    session.execute(
         sql.SQL("alter table only {} {} trigger {}").format(
             sql.Identifier(target.name.schema, target.name.name),
             sql.SQL(action),

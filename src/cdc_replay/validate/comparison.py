@@ -38,6 +38,7 @@ from cdc_replay.filters.printed import printed_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.session import own_time_zone
 from cdc_replay.subscriber.tables import TargetTable, missing_columns
 from cdc_replay.validate.fence import Fence
@@ -195,8 +196,10 @@ def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> 
             translated_errors(f'cannot compare table "{name}"'),
             fence.publisher.transaction(),
             fence.subscriber.transaction(),
+            act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
         ):
-            return _compare(fence, validated, validated.target, listed_keys)
+            session = sessions.of(validated.target)
+            return _compare(fence, session, validated, validated.target, listed_keys)
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
         return NotCompared(_reason(error))
@@ -208,12 +211,15 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, listed_keys: int) -> Comparison:
+def _compare(
+    fence: Fence, session: TargetSession, validated: ValidatedTable, target: TargetTable, listed_keys: int
+) -> Comparison:
     synced = validated.table
     hold(fence.publisher, [PlannedTable.of(synced.table)])
     key = digest.common_key(synced.table, target, synced.columns)
     columns = key if key and not validated.full else synced.columns
-    publisher, subscriber, unknown = _sides(fence, synced, target, key, columns)
+    publisher, subscriber = _sides(fence, synced, target, key, columns)
+    subscriber, unknown = _with_filter(dataclasses.replace(subscriber, session=session), fence, synced)
     buckets = _compare_buckets(publisher, subscriber)
     failpoint("validate.after_digests")
     return Comparison(
@@ -228,7 +234,7 @@ def _compare(fence: Fence, validated: ValidatedTable, target: TargetTable, liste
 
 def _sides(
     fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[Side, Side, str | None]:
+) -> tuple[Side, Side]:
     converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
     passes = printed_filters(fence.publisher, synced.table, synced.filters)
     here = digest.publisher_rows(synced.table, columns, passes, converted)
@@ -236,10 +242,14 @@ def _sides(
     # not one.
     there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
     of_publisher, of_subscriber = digest.named_sides(synced.table.name)
-    subscriber = Side(fence.subscriber, there, key, columns, table=of_subscriber)
+    publisher = Side(fence.publisher, here, key, columns, table=of_publisher)
+    return publisher, Side(fence.subscriber, there, key, columns, table=of_subscriber)
+
+
+def _with_filter(subscriber: Side, fence: Fence, synced: SyncedTable) -> tuple[Side, str | None]:
+    """The side with what the row filter shuts out, or why its server cannot tell."""
     outside, unknown = digest.outside_there(subscriber, fence.publisher, synced)
-    subscriber = dataclasses.replace(subscriber, outside=outside)
-    return Side(fence.publisher, here, key, columns, table=of_publisher), subscriber, unknown
+    return dataclasses.replace(subscriber, outside=outside), unknown
 
 
 def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:

@@ -54,8 +54,12 @@ class Fence:
 
 
 @contextlib.contextmanager
-def open_fence(snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: str) -> Iterator[Fence]:
+def open_fence(
+    snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: str, *, has_tables_of_others: bool = False
+) -> Iterator[Fence]:
     """Open both sides at the snapshot's consistent point; they are closed with the context.
+
+    Where the subscriber `has_tables_of_others`, what reads them as their owner is made there, and undone.
 
     The caller has replayed the subscription up to that point and holds its lock.
 
@@ -66,16 +70,18 @@ def open_fence(snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: st
     purpose = f"validate {subscription}"
     with contextlib.ExitStack() as stack:
         publisher = stack.enter_context(contextlib.closing(import_snapshot(snapshot, purpose=purpose)))
-        subscriber = stack.enter_context(contextlib.closing(_open_subscriber(subscriber_dsn, purpose)))
+        subscriber = stack.enter_context(
+            contextlib.closing(_open_subscriber(subscriber_dsn, purpose, read_only=not has_tables_of_others))
+        )
         # A policy must not hide rows from the comparison: the server refuses such a read instead. So it does
         # on the publisher's side.
         subscriber.execute("set local row_security = off")
         yield Fence(snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription))
 
 
-def _open_subscriber(dsn: str, purpose: str) -> Connection:
+def _open_subscriber(dsn: str, purpose: str, *, read_only: bool) -> Connection:
     connection = connect(dsn, purpose=purpose)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
+    connection.read_only = read_only
     connection.autocommit = False
     return connection

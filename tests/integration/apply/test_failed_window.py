@@ -88,7 +88,8 @@ def test_a_role_that_cannot_act_as_a_replication_worker_is_told_what_it_needs(
         f"grant all on all tables in schema public to {role}"
     )
     try:
-        target = Target(spark, subscriber.cluster.dsn(subscriber.name, role), PUBLISHED)
+        dsn = subscriber.cluster.dsn(subscriber.name, role)
+        target = Target(spark, dsn, PUBLISHED, run_as_owner=True)
         with pytest.raises(MissingPrivilege, match="grant set on parameter session_replication_role"):
             run_once(target)
         subscriber.run(f"grant set on parameter session_replication_role to {role}")

@@ -89,7 +89,8 @@ def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_gra
         f"grant set on parameter session_replication_role to {role}"
     )
     try:
-        target = Target(spark, subscriber.cluster.dsn(subscriber.name, role), PUBLISHED)
+        dsn = subscriber.cluster.dsn(subscriber.name, role)
+        target = Target(spark, dsn, PUBLISHED, run_as_owner=True)
         assert run_once(target)
         assert subscriber.rows("table t order by id") == EXPECTED
         assert our_origins(subscriber) == []

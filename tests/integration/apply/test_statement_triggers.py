@@ -48,7 +48,8 @@ def test_who_does_not_own_a_table_is_told_that_they_fire(
         f"grant set on parameter session_replication_role to {role}"
     )
     try:
-        assert run_once(Target(spark, subscriber.cluster.dsn(subscriber.name, role), PUBLISHED))
+        dsn = subscriber.cluster.dsn(subscriber.name, role)
+        assert run_once(Target(spark, dsn, PUBLISHED, run_as_owner=True))
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
         [warning] = [each.getMessage() for each in caplog.records if each.name == triggers.__name__]

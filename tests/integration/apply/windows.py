@@ -115,6 +115,7 @@ class Target:
     dsn: str
     published: dict[str, tuple[str, ...]]
     policy: ConflictPolicy = ConflictPolicy.ERROR
+    run_as_owner: bool = False
 
     def window(self) -> Changes:
         names = [QualifiedName("public", name) for name in self.published]
@@ -137,7 +138,7 @@ class Target:
 
     @property
     def subscription(self) -> Subscription:
-        return Subscription("nsw", "shop", ("p",), on_conflict=self.policy)
+        return Subscription("nsw", "shop", ("p",), on_conflict=self.policy, run_as_owner=self.run_as_owner)
 
     def routed(self, changes: Changes) -> DataFrame:
         rows = [tuple(row[name] for name in ROUTED.names) for row in changes.rows]

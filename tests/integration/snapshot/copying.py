@@ -20,6 +20,7 @@ from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.begin import SnapshotRequest
 from cdc_replay.snapshot.load import CopiedTable, load_tables
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ def copy_tables(
 def states_of(subscriber: Database) -> dict[str, TableState]:
     with subscriber.connect() as connection:
         return {str(name): found for name, found in state.table_states(connection, "s").items()}
+
+
+def target_table(subscriber: Database, name: str) -> TargetTable:
+    with subscriber.connect() as connection:
+        return read_target_tables(connection, [public(name)])[public(name)]
 
 
 def public(name: str) -> QualifiedName:

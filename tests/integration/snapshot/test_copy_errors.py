@@ -98,7 +98,7 @@ def test_missing_privilege_on_the_target_names_side_and_remedy(
     """)
     dsn = subscriber.cluster.dsn(subscriber.name, role)
     try:
-        with snapshot_request(publisher.dsn, dsn, "p") as request:
+        with snapshot_request(publisher.dsn, dsn, "p", run_as_owner=True) as request:
             setting = request.setting(1)
             with subscriber_connection(setting) as connection:
                 (planned,) = begin(connection, request)

@@ -15,7 +15,7 @@ from cdc_replay.snapshot.chunk import ChunkCopy, CopiedChunk, CopySetting, Faile
 from cdc_replay.snapshot.load import load_tables
 from cdc_replay.subscriber.state import set_table_state
 from fixtures.postgres import Database
-from integration.snapshot.copying import copy_tables, public, snapshot_request, states_of
+from integration.snapshot.copying import copy_tables, public, snapshot_request, states_of, target_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -330,8 +330,8 @@ def test_task_that_runs_twice_copies_once(
         begun = Copying(request.snapshot.consistent_point)
         with subscriber.connect() as connection:
             set_table_state(connection, "s", public("t"), begun)
-        [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
+        target = target_table(subscriber, "t")
+        table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, staging)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
@@ -350,9 +350,9 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         begun = Copying(request.snapshot.consistent_point)
         with subscriber.connect() as connection:
             set_table_state(connection, "s", public("t"), begun)
-        [(relation,)] = subscriber.rows("select 't'::regclass::oid::bigint")
+        target = target_table(subscriber, "t")
         subscriber.run("alter table t rename to u; create table t (id int)")
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=begun, relation=relation)
+        table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, None)
         setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
         (result,) = copy_chunks(setting, [chunk])

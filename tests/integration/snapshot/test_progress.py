@@ -13,7 +13,7 @@ from cdc_replay.snapshot.begin import TablePlan
 from cdc_replay.snapshot.chunk import ChunkCopy, CopySetting, TableCopy
 from cdc_replay.snapshot.watch import watched
 from fixtures.postgres import Database
-from integration.snapshot.copying import public, snapshot_request
+from integration.snapshot.copying import public, snapshot_request, target_table
 
 
 def test_rows_of_a_running_copy_are_reported(
@@ -30,7 +30,7 @@ def test_rows_of_a_running_copy_are_reported(
 
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request, subscriber.connect() as writer:
         (synced,) = request.tables
-        table = TableCopy(public("t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
+        table = TableCopy(("id",), Pending(), target_table(subscriber, "t"))
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (

@@ -10,8 +10,23 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.chunk import ChunkCopy, TableCopy
 from cdc_replay.snapshot.load import TASK_BYTES, TASK_CHUNKS, tasks
+from cdc_replay.subscriber.owners import Acting, Rights
+from cdc_replay.subscriber.tables import TargetTable
 
-TABLE = TableCopy(QualifiedName("public", "t"), ("id",), is_partitioned=False, begun=Pending(), relation=1)
+TARGET = TargetTable(
+    QualifiedName("public", "t"),
+    1,
+    is_partitioned=False,
+    row_security=False,
+    rules=(),
+    statement_triggers=(),
+    has_insert_triggers=False,
+    columns=(),
+    identity=(),
+    identity_index=None,
+    acting=Acting("postgres", Rights.OWN),
+)
+TABLE = TableCopy(("id",), Pending(), TARGET)
 
 
 def chunks(*sizes: int) -> list[ChunkCopy]:

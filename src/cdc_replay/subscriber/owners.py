@@ -1,0 +1,285 @@
+"""With whose rights statements on a target run, so that no code of its owner runs with ours (R8.21).
+
+Defaults, checks, generated columns, expressions of indexes, triggers and types of a table are code of its
+owner's choice. A native apply worker (16 and later) runs it as the owner, in a security-restricted operation,
+unless the subscription has `run_as_owner`. So do we (`subscriber.as_owner`), on every version.
+
+| the table's owner                            | rights     | statements run                                 |
+|----------------------------------------------|------------|------------------------------------------------|
+| is our role; or `run_as_owner: true`         | OWN        | as our role                                    |
+| may become our role, and has no code in it   | OWN        | as our role                                    |
+| may become our role                          | SWITCHED   | as the owner                                   |
+| has no code in it                            | PLAIN      | as our role, while we can lock the table       |
+| any other                                    | RESTRICTED | as the owner, without a way back               |
+| is a role that ours may not become           | REFUSED    | not at all                                     |
+
+PLAIN is what costs nothing, and only what is known to be harmless is: functions of PostgreSQL itself that
+are immutable, and some more by name; not all, as `query_to_xml` runs any text. Even reading a table can run
+code, because the planner folds constants in its checks, its statistics and the predicates of its indexes.
+A lock keeps the owner from adding any (`hold`), but not from changing a domain: its types must be
+PostgreSQL's own, or base types and enums of a superuser or of our role.
+
+| what the lock of a table does not keep | so a PLAIN table has                                           |
+|----------------------------------------|----------------------------------------------------------------|
+| constraints of domains, casts of enums | no such types                                                  |
+| its name, if its schema is renamed     | a schema whose row we lock as a superuser, or whose owner is   |
+|                                        | trusted, or may not rename it                                  |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.postgres.connection import Connection
+
+SET_OPTION_SINCE: Final = 160000
+
+# Stable or volatile, and known to call no code that is not PostgreSQL's, nor to do what their caller may not.
+_HARMLESS: Final = (
+    "age",
+    "clock_timestamp",
+    "concat",
+    "concat_ws",
+    "date",
+    "date_part",
+    "date_trunc",
+    "gen_random_uuid",
+    "nextval",
+    "now",
+    "random",
+    "statement_timestamp",
+    "time",
+    "timeofday",
+    "timestamp",
+    "timestamptz",
+    "timetz",
+    "timezone",
+    "to_char",
+    "to_date",
+    "to_timestamp",
+    "transaction_timestamp",
+    "uuidv4",
+    "uuidv7",
+)
+
+# `needs_owner`: what our role may not do, or the owner may not either, shows when the owner does it.
+_OWNERS: Final = """
+    with me as (
+        select oid, rolsuper from pg_roles where rolname = current_user
+    )
+    select class.oid, owner.rolname::text,
+        class.relowner = me.oid,
+        me.rolsuper or pg_has_role(me.oid, class.relowner, %(become)s),
+        owner.rolsuper or pg_has_role(class.relowner, me.oid, %(become)s),
+        not (
+            me.rolsuper or (
+                schema_owner.rolsuper or namespace.nspowner = me.oid
+                or not has_database_privilege(namespace.nspowner, current_database(), 'create')
+            )
+            and has_schema_privilege(namespace.oid, 'usage')
+            and has_table_privilege(class.oid, 'select') and has_table_privilege(class.oid, 'insert')
+            and has_table_privilege(class.oid, 'update') and has_table_privilege(class.oid, 'delete')
+            and has_table_privilege(class.oid, 'truncate')
+        )
+        or row_security_active(class.oid)
+        or class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls)
+        or not (
+            has_table_privilege(class.relowner, class.oid, 'select')
+            and has_table_privilege(class.relowner, class.oid, 'insert')
+            and has_table_privilege(class.relowner, class.oid, 'update')
+            and has_table_privilege(class.relowner, class.oid, 'delete')
+            and has_table_privilege(class.relowner, class.oid, 'truncate')
+        ) as needs_owner,
+        class.relrowsecurity and class.relforcerowsecurity and not (owner.rolsuper or owner.rolbypassrls),
+        array(
+            select relid::oid from pg_partition_tree(class.oid::regclass) where relid <> class.oid
+            union
+            -- a row of a partition is checked by the expressions of what it is a partition of
+            select relid::oid from pg_partition_ancestors(class.oid::regclass) as ancestor (relid)
+            where relid <> class.oid
+        )
+    from me, pg_class as class
+    join pg_roles as owner on owner.oid = class.relowner
+    join pg_namespace as namespace on namespace.oid = class.relnamespace
+    join pg_roles as schema_owner on schema_owner.oid = namespace.nspowner
+    where class.oid = any (%(oids)s::oid[])
+"""
+
+_WITH_CODE: Final = """
+    with recursive relation (target, oid, relkind) as (
+        select part.target, part.oid, relkind
+        from unnest(%(targets)s::oid[], %(relations)s::oid[]) as part (target, oid)
+        join pg_class on pg_class.oid = part.oid
+    ),
+    expression (target, tree) as (
+        select relation.target, found.tree::text
+        from relation
+        cross join lateral (
+            select adbin from pg_attrdef where adrelid = relation.oid
+            union all select conbin from pg_constraint where conrelid = relation.oid
+            union all select indexprs from pg_index where indrelid = relation.oid
+            union all select indpred from pg_index where indrelid = relation.oid
+            union all select partexprs from pg_partitioned_table where partrelid = relation.oid
+            union all select stxexprs from pg_statistic_ext where stxrelid = relation.oid
+        ) as found (tree)
+        where found.tree is not null
+    ),
+    type (target, oid) as (
+        select relation.target, atttypid
+        from relation join pg_attribute on attrelid = relation.oid
+        where attnum > 0 and not attisdropped and atttypid >= %(first_user_oid)s
+        union
+        select target, number[1]::oid
+        from expression, regexp_matches(tree, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') as number
+        where number[1]::oid >= %(first_user_oid)s
+        union
+        select type.target, typelem from type join pg_type on pg_type.oid = type.oid where typelem <> 0
+    )
+    -- foreign tables are reached with the rights that somebody has mapped for us
+    select target from relation where relkind not in ('r', 'p')
+    union
+    select target from relation join pg_trigger on tgrelid = relation.oid and tgenabled in ('A', 'R')
+    union
+    select target from expression where tree ~ '\\{(COERCETODOMAIN|JSON|SUBLINK|SUBPLAN)'
+    union
+    select target
+    from expression, regexp_matches(tree, ':(?:op)?funcid ([0-9]+)', 'g') as number
+    where not exists (
+        select from pg_proc
+        where pg_proc.oid = number[1]::oid and pg_proc.oid < %(first_user_oid)s
+            and (provolatile = 'i' or proname = any (%(harmless)s))
+    )
+    union
+    select type.target
+    from type join pg_type on pg_type.oid = type.oid
+    where type.oid >= %(first_user_oid)s and not (
+        typtype in ('b', 'e') and exists (
+            select from pg_roles where pg_roles.oid = typowner and (rolsuper or rolname = current_user)
+        )
+    )
+"""
+
+_FIRST_USER_OID: Final = 16384
+"""What has a smaller oid was made by initdb."""
+
+_HOLD_SCHEMAS: Final = """
+    select from pg_catalog.pg_namespace
+    where oid in (select relnamespace from pg_catalog.pg_class where oid = any (%s::oid[])) for share
+"""
+
+
+CANNOT_BECOME: Final = (
+    'Grant "{owner}" to the role, or make the role the owner of the table. With `run_as_owner: true` in the'
+    " configuration of the subscription code in the table runs with the role's own rights."
+)
+"""The remedies where a table is of a role that ours may not become."""
+
+
+class Rights(enum.Enum):
+    """With whose rights statements on a table run; the table above."""
+
+    OWN = "own"
+    PLAIN = "plain"
+    SWITCHED = "switched"
+    RESTRICTED = "restricted"
+    REFUSED = "refused"
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether the table is of a role that is not trusted with our rights."""
+        return self in {Rights.PLAIN, Rights.RESTRICTED}
+
+    @property
+    def is_owners(self) -> bool:
+        """Whether statements run as the table's owner."""
+        return self in {Rights.SWITCHED, Rights.RESTRICTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """The owner of a table, and with whose rights we act on it.
+
+    `forces_row_security` says that policies restrict the owner itself.
+    """
+
+    owner: str
+    rights: Rights
+    forces_row_security: bool = False
+
+    def without_lock(self) -> Acting:
+        """The same, where the owner may put code into the table at any time."""
+        is_plain = self.rights is Rights.PLAIN
+        return dataclasses.replace(self, rights=Rights.RESTRICTED) if is_plain else self
+
+
+def read_acting(connection: Connection, oids: Collection[int], *, run_as_owner: bool) -> dict[int, Acting]:
+    """With whose rights to act on the tables of these oids, as of now."""
+    become = "set" if connection.info.server_version >= SET_OPTION_SINCE else "member"
+    rows = connection.execute(_OWNERS, {"oids": list(oids), "become": become}).fetchall() if oids else []
+    related = {oid: others for oid, _, is_ours, *_, others in rows if not (is_ours or run_as_owner)}
+    with_code = _with_code(connection, related)
+    return {
+        oid: Acting(
+            owner,
+            Rights.OWN
+            if run_as_owner or is_ours
+            else _rights(may_become, is_trusted, needs_owner=needs_owner or oid in with_code),
+            forces_row_security,
+        )
+        for oid, owner, is_ours, may_become, is_trusted, needs_owner, forces_row_security, _ in rows
+    }
+
+
+def _with_code(connection: Connection, related: Mapping[int, Collection[int]]) -> frozenset[int]:
+    """Those of the tables in which, or in whose partitions and ancestors, there may be code."""
+    relations = [(oid, each) for oid, others in related.items() for each in (oid, *others)]
+    if not relations:
+        return frozenset()
+    values = {
+        "targets": [oid for oid, _ in relations],
+        "relations": [each for _, each in relations],
+        "first_user_oid": _FIRST_USER_OID,
+        "harmless": list(_HARMLESS),
+    }
+    return frozenset(oid for (oid,) in connection.execute(_WITH_CODE, values))
+
+
+def _rights(may_become_owner: bool, is_trusted: bool, *, needs_owner: bool) -> Rights:
+    if not may_become_owner:
+        return Rights.REFUSED
+    if is_trusted:
+        return Rights.SWITCHED if needs_owner else Rights.OWN
+    return Rights.RESTRICTED if needs_owner else Rights.PLAIN
+
+
+def hold(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
+    """Keep tables from being changed or renamed until the caller's transaction ends; those that are kept so.
+
+    `tables` are what to lock, as LOCK TABLE wants it, by oid. It takes the weakest lock that keeps off CREATE
+    STATISTICS, CREATE INDEX CONCURRENTLY and ATTACH PARTITION. Vacuum takes that one, too, and would be
+    cancelled for who waits: so nobody waits.
+    """
+    ((is_superuser,),) = connection.execute("select current_setting('is_superuser')::bool")
+    if is_superuser:
+        # Renaming a schema takes no lock; it waits for that of its row, which no other role can take.
+        connection.execute(_HOLD_SCHEMAS, (list(tables),))
+    if _is_locked(connection, tables.values()):
+        return frozenset(tables)
+    return frozenset(oid for oid, table in tables.items() if _is_locked(connection, [table]))
+
+
+def _is_locked(connection: Connection, tables: Iterable[sql.Composable]) -> bool:
+    listed = sql.SQL(", ").join(tables)
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("lock table {} in share update exclusive mode nowait").format(listed))
+    except pg.LockNotAvailable:
+        return False
+    return True

@@ -1,0 +1,276 @@
+"""With whose rights statements run is decided where nobody can change it any more (R8.21)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.errors import MissingPrivilege, TargetMismatch
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.as_owner import act_on
+from cdc_replay.subscriber.owners import Rights
+from cdc_replay.subscriber.session import connect_as_worker
+from cdc_replay.subscriber.staged_columns import check_types
+from cdc_replay.subscriber.tables import TargetTable, read_target_tables
+from fixtures.postgres import Database
+from security.stranger import Stranger
+
+T: Final = QualifiedName("own", "t")
+CODE: Final = (
+    "create function own.code(text) returns text immutable language sql as 'select $1';"
+    " create function own.code() returns trigger language plpgsql as $$ begin return new; end $$;"
+)
+PLAIN: Final = {
+    "values that the server makes": "create type public.mood as enum ('good');"
+    " create table own.t (id bigint generated always as identity primary key, n serial,"
+    " at timestamptz default now(), day date default current_date, key uuid default gen_random_uuid(),"
+    " mood public.mood, part int4range, names text[], more text default 'x' || 'y',"
+    " twice text generated always as (upper(names[1])) stored, check (n > 0 and names[1] ~ 'a'));"
+    " create index on own.t (lower(more)) where n > 1",
+    "triggers that do not fire": f"{CODE} create table own.t (id int);"
+    " create trigger code before insert on own.t for each row execute function own.code()",
+    "partitions": "create table own.t (id int primary key) partition by range (id);"
+    " create table own.part partition of own.t default",
+    "row security that the owner passes": "create table own.t (id int);"
+    " alter table own.t enable row level security",
+}
+CODED: Final = {
+    "default": f"{CODE} create table own.t (id int, v text default own.code('x'))",
+    "default that reads a setting": "create table own.t (id int, v text default current_setting('x'))",
+    "default that changes a setting": "create table own.t (id int, v text default"
+    " set_config('search_path', 'own', false))",
+    "default that runs a query": "create table own.t (id int, v tsquery default ts_rewrite('a', 'select'))",
+    "default that reads a file": "create table own.t (id int, v text default pg_read_file('/etc/passwd'))",
+    "check": f"{CODE} create table own.t (id int, v text check (own.code(v) = v))",
+    "generated column": f"{CODE} create table own.t (id int, v text,"
+    " w text generated always as (own.code(v)) stored)",
+    "index": f"{CODE} create table own.t (id int, v text); create index on own.t (own.code(v))",
+    "operator": f"{CODE} create function own.same(text, text) returns boolean language sql as 'select true';"
+    " create operator own.=== (leftarg = text, rightarg = text, function = own.same);"
+    " create table own.t (id int, v text, check (v operator(own.===) 'x'))",
+    "partition key": f"{CODE} create table own.t (id int, v text) partition by list (own.code(v))",
+    "partition key of an ancestor": f"{CODE} create table own.a (id int, v text)"
+    " partition by list (own.code(v)); create table own.t partition of own.a default",
+    "index of a partition": f"{CODE} create table own.t (id int, v text) partition by list (id);"
+    " create table own.part partition of own.t default; create index on own.part (own.code(v))",
+    "statistics": f"{CODE} create table own.t (id int, v text);"
+    " create statistics own.s on (own.code(v)) from own.t",
+    "trigger": f"{CODE} create table own.t (id int);"
+    " create trigger code before insert on own.t for each row execute function own.code();"
+    " alter table own.t enable replica trigger code",
+    "domain": "create domain own.d as text; create table own.t (id int, v own.d)",
+    "array of domain": "create domain own.d as text; create table own.t (id int, v own.d[])",
+    "cast to a domain": "create domain own.d as text; create table own.t (id int, v text default 'x'::own.d)",
+    "composite type": "create type own.c as (n int); create table own.t (id int, v own.c)",
+    "range": "create type own.r as range (subtype = text); create table own.t (id int, v own.r)",
+    "enum of the owner": "create type own.e as enum ('x'); alter type own.e owner to {owner};"
+    " create table own.t (id int, v own.e)",
+    "foreign table": "create foreign data wrapper w; create server s foreign data wrapper w;"
+    " create table own.t (id int) partition by list (id);"
+    " create foreign table own.part partition of own.t default server s",
+}
+
+
+@pytest.fixture
+def owner(subscriber: Database) -> Iterator[Stranger]:
+    made = Stranger(subscriber, f"owner_of_{subscriber.name}")
+    made.enter()
+    subscriber.run(
+        f"create schema own authorization {made.name};"
+        f" grant create on database {subscriber.name} to {made.name}"
+    )
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def worker(subscriber: Database) -> Iterator[Connection]:
+    with connect_as_worker(subscriber.dsn, purpose="apply") as connection:
+        connection.execute("set lock_timeout = '20s'")
+        yield connection
+
+
+def make(owner: Stranger, script: str) -> None:
+    owner.database.run(f"{script.replace('{owner}', owner.name)}; alter table own.t owner to {owner.name}")
+
+
+def target(connection: Connection) -> TargetTable:
+    return read_target_tables(connection, [T])[T]
+
+
+@pytest.mark.parametrize("script", PLAIN.values(), ids=PLAIN)
+def test_tables_without_code_cost_nothing(owner: Stranger, worker: Connection, script: str) -> None:
+    make(owner, script)
+
+    assert target(worker).acting.rights is Rights.PLAIN
+    with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
+        assert not sessions.of(target(worker)).is_of_owner
+
+
+@pytest.mark.parametrize("script", CODED.values(), ids=CODED)
+def test_what_may_run_code_is_found(owner: Stranger, worker: Connection, script: str) -> None:
+    make(owner, script)
+
+    assert target(worker).acting.rights is Rights.RESTRICTED
+    with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
+        [(who,)] = sessions.of(target(worker)).query(sql.SQL("select current_user").format())
+    assert who == owner.name
+
+
+def test_code_that_comes_after_the_plan_is_seen(owner: Stranger, worker: Connection) -> None:
+    make(owner, f"{CODE} create table own.t (id int, v text)")
+    planned = target(worker)
+    owner.database.run("alter table own.t add check (own.code(v) is not null)")
+
+    with worker.transaction(), act_on(worker, [planned]) as sessions:
+        assert sessions.of(planned).is_of_owner
+
+
+ADDED: Final = {
+    "check": "alter table own.t add check (own.code(v) is not null)",
+    "trigger": "create trigger code before insert on own.t for each row execute function own.code()",
+    "index": "create index on own.t (own.code(v))",
+    "statistics": "create statistics own.s on (own.code(v)) from own.t",
+    "partition": "alter table own.t attach partition own.other for values in (1)",
+    "another table of the name": "alter table own.t rename to u",
+    "another schema of the name": "alter schema own rename to other",
+}
+
+
+@pytest.mark.parametrize("added", ADDED.values(), ids=ADDED)
+def test_code_cannot_come_while_the_table_is_written(owner: Stranger, worker: Connection, added: str) -> None:
+    make(
+        owner,
+        f"{CODE} create table own.t (id int, v text) partition by list (id);"
+        f" create table own.other (id int, v text); alter table own.other owner to {owner.name}",
+    )
+    planned = target(worker)
+
+    with worker.transaction(), act_on(worker, [planned]) as sessions:
+        assert not sessions.of(planned).is_of_owner
+        with pytest.raises(pg.LockNotAvailable):
+            owner.run(f"set lock_timeout = '200ms'; {added}")
+
+
+def test_nobody_waits_for_a_vacuum_nor_ends_it(owner: Stranger, worker: Connection) -> None:
+    """Without the lock the owner could put code into the table, so that statements run as the owner."""
+    make(owner, "create table own.t (id int)")
+    planned = target(worker)
+    with owner.database.connect() as vacuum, vacuum.transaction():
+        vacuum.execute("lock table own.t in share update exclusive mode")
+        with worker.transaction(), act_on(worker, [planned]) as sessions:
+            assert sessions.of(planned).is_of_owner
+            assert sessions.of(planned).execute(sql.SQL("insert into own.t values (1)").format()) == 1
+
+
+def test_a_table_that_has_taken_the_name_gets_nothing(owner: Stranger, worker: Connection) -> None:
+    make(owner, "create table own.t (id int)")
+    planned = target(worker)
+    owner.run("alter table own.t rename to u; create table own.t (id int)")
+
+    with (
+        pytest.raises(TargetMismatch, match="was renamed"),
+        worker.transaction(),
+        act_on(worker, [planned]),
+    ):
+        pass
+
+
+def test_a_type_that_has_taken_the_name_takes_no_values(owner: Stranger, worker: Connection) -> None:
+    """DDL goes by names, and reading values into a composite type can run code."""
+    make(owner, "create type own.e as enum ('x'); create table own.t (id int, v own.e)")
+    owner.database.run(
+        "alter table own.t drop column v; drop type own.e; create domain own.d as text;"
+        " create type own.e as (d own.d)"
+    )
+    with worker.transaction():
+        worker.execute("create temporary table staged (v own.e)")
+        with pytest.raises(TargetMismatch):
+            check_types(worker, sql.Identifier("pg_temp", "staged"), T)
+
+
+def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:
+    """The lock of our session does not keep out what runs in it."""
+    make(
+        owner,
+        f"{CODE} create table own.u (id int, v text); alter table own.u owner to {owner.name};"
+        " create function own.spread() returns trigger language plpgsql as $$ begin"
+        " alter table own.u add check (own.code(v) is not null); return new; end $$;"
+        " create table own.t (id int); create trigger spread before insert on own.t for each row"
+        " execute function own.spread(); alter table own.t enable always trigger spread",
+    )
+    u = QualifiedName("own", "u")
+    targets = read_target_tables(worker, [T, u])
+
+    with worker.transaction(), act_on(worker, targets.values()) as sessions:
+        assert not sessions.of(targets[u]).is_of_owner
+        sessions.of(targets[T]).execute(sql.SQL("insert into own.t values (1)").format())
+        assert sessions.of(targets[u]).is_of_owner
+
+
+WAYS: Final = {
+    "reset role": 'cannot set parameter "role" within security-restricted operation',
+    "set session authorization postgres": "security-restricted operation",
+    "declare held cursor with hold for select 1": "cannot create a cursor WITH HOLD",
+    "prepare held as select 1": "cannot execute PREPARE",
+    "listen something": "cannot execute LISTEN",
+    "create temporary table pg_class (id int)": "permission denied|cannot create temporary table",
+    "alter role {owner} superuser": "permission denied|must be superuser",
+}
+
+
+@pytest.mark.parametrize(("way", "said"), WAYS.items(), ids=WAYS)
+def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, way: str, said: str) -> None:
+    make(owner, "create domain own.d as text; create table own.t (id int, v own.d)")
+    with (
+        pytest.raises(psycopg.Error, match=said),
+        worker.transaction(),
+        act_on(worker, [target(worker)]) as sessions,
+    ):
+        sessions.of(target(worker)).execute(sql.SQL(way.replace("{owner}", owner.name)).format())
+
+
+def test_settings_and_objects_are_as_they_were(owner: Stranger, worker: Connection) -> None:
+    make(owner, "create domain own.d as text; create table own.t (id int, v own.d)")
+    settings = "select name, setting from pg_settings where name not like '%.%' order by name"
+    before = worker.execute(settings).fetchall()
+
+    with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
+        session = sessions.of(target(worker))
+        session.execute(
+            sql.SQL(
+                "do $$ begin set search_path = own; set work_mem = '1MB'; perform set_config("
+                "'standard_conforming_strings', 'off', false); end $$"
+            ).format()
+        )
+        assert session.query(sql.SQL("select 1 as one, 'a' as one").format()) == [(1, "a")]
+        assert worker.execute(settings).fetchall() == before
+        assert worker.execute("select current_user::text, session_user::text").fetchone() == ("postgres",) * 2
+
+    left = "select nspname from pg_namespace where nspname like 'cdc_replay%'"
+    assert worker.execute(left).fetchall() == []
+
+
+def test_a_role_that_may_not_act_as_the_owner_does_nothing(owner: Stranger, subscriber: Database) -> None:
+    make(owner, "create table own.t (id int)")
+    other = Stranger(subscriber, f"other_of_{subscriber.name}")
+    other.enter()
+    subscriber.run(f"grant all on schema own to {other.name}; grant all on own.t to {other.name}")
+    try:
+        with connect(subscriber.cluster.dsn(subscriber.name, other.name), purpose="test") as connection:
+            refused = target(connection)
+            assert refused.acting.rights is Rights.REFUSED
+            with (
+                pytest.raises(MissingPrivilege, match=f'cannot SET ROLE to "{owner.name}"'),
+                connection.transaction(),
+                act_on(connection, [refused]) as sessions,
+            ):
+                sessions.of(refused)
+    finally:
+        other.leave()
