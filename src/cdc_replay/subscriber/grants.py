@@ -5,6 +5,7 @@
 | SET on `session_replication_role`       | triggers and foreign keys as in a native worker (R8.13)  |
 | schema `cdc_replay`                     | its state and staging tables                             |
 | TEMPORARY on the database               | rows that exchange keys, reconciliation                  |
+| CREATE on the database                  | code of the tables' owners (`as_owner`)                  |
 | EXECUTE on `pg_replication_origin_…`    | changes that others can tell from local ones (R8.18)     |
 | membership in the roles that own tables | their rows, with the rights of their owners (R8.21)      |
 | with `run_as_owner: true` instead:      | their rows, with its own rights                          |
@@ -16,7 +17,7 @@ Only what is missing is granted. No role becomes a member of a superuser: that w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +30,10 @@ from cdc_replay.subscriber.origin import FUNCTIONS
 
 _ROLE: Final = """
     select rolname::text, rolsuper, pg_catalog.current_database()::text,
-        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'temporary'),
+        array(
+            select privilege from pg_catalog.unnest(array['temporary', 'create']) as privilege
+            where not pg_catalog.has_database_privilege(pg_catalog.current_database(), privilege)
+        ),
         pg_catalog.has_parameter_privilege('session_replication_role', 'set'),
         pg_catalog.to_regnamespace(%s) is not null
     from pg_catalog.pg_roles where rolname = current_user
@@ -63,7 +67,7 @@ class _Role:
     name: str
     is_superuser: bool
     database: str
-    may_make_temporary: bool
+    lacks_on_database: Sequence[str]
     may_set_replication_role: bool
     has_schema: bool
 
@@ -93,7 +97,8 @@ def plan_grants(
     names = ([each.schema for each in wanted], [each.name for each in wanted])
     found = [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names))]
     on_tables = _as_itself(role, found) if run_as_owner else _as_owners(role, found)
-    return (*_on_database(connection, role), *on_tables)
+    needed = {"temporary"} if run_as_owner else {"temporary", "create"}
+    return (*_on_database(connection, role, needed), *on_tables)
 
 
 def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
@@ -109,14 +114,16 @@ def _role(connection: Connection) -> _Role:
     return _Role(*row)
 
 
-def _on_database(connection: Connection, role: _Role) -> Iterator[sql.Composed]:
+def _on_database(connection: Connection, role: _Role, needed: Collection[str]) -> Iterator[sql.Composed]:
     name = sql.Identifier(role.name)
     if not role.may_set_replication_role:
         yield sql.SQL("grant set on parameter session_replication_role to {}").format(name)
     if not role.has_schema:
         yield sql.SQL("create schema {} authorization {}").format(sql.Identifier(STATE_SCHEMA), name)
-    if not role.may_make_temporary:
-        yield sql.SQL("grant temporary on database {} to {}").format(sql.Identifier(role.database), name)
+    if lacking := [sql.SQL(each) for each in role.lacks_on_database if each in needed]:
+        yield sql.SQL("grant {} on database {} to {}").format(
+            sql.SQL(", ").join(lacking), sql.Identifier(role.database), name
+        )
     for (function,) in connection.execute(_CLOSED_FUNCTIONS, (list(FUNCTIONS),)).fetchall():
         # It is one of our own list.
         yield sql.SQL("grant execute on function pg_catalog.{} to {}").format(sql.SQL(function), name)
