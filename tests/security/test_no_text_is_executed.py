@@ -305,6 +305,37 @@ def test_a_composite_type_of_a_user_is_not_read(publisher: Database) -> None:
     assert own.traces() == []
 
 
+def test_no_cast_of_a_user_takes_the_place_of_another(publisher: Database) -> None:
+    """The owner of a type may make casts of it; planning computes those of constants."""
+    publisher.run("create type kind as enum ('one')")
+    generated = "tenant text, g bool generated always as ('one'::kind = 'one'::kind) stored"
+    own = asked(publisher, "g", generated)
+    assert own.answer() is True
+    publisher.run(
+        "create function public.evil(kind) returns text language plpgsql immutable as"
+        " $$ begin perform pg_catalog.lo_from_bytea(0, ''); return 'one'; end $$;"
+        "create cast (kind as text) with function public.evil(kind)"
+    )
+    tree = own.table.column("g").generation_tree
+    assert tree is not None
+    constant = tree[tree.index("{CONST") : tree.index("}") + 1]
+    forged = f"{{COERCEVIAIO :arg {constant} :resulttype 25 :resultcollid 100 :coerceformat 1 :location -1}}"
+    tests = f"{{NULLTEST :arg {forged} :nulltesttype 1 :argisrow false :location -1}}"
+    text = "'one'::public.kind"
+    columns = tuple(
+        each
+        if each.generation_tree is None
+        else dataclasses.replace(each, generation_tree=tests, generation_sql=text)
+        for each in own.table.columns
+    )
+    hostile = dataclasses.replace(own, table=dataclasses.replace(own.table, columns=columns))
+
+    with pytest.raises(InvalidFilter, match="its text and its tree are not the same"):
+        hostile.answer()
+
+    assert hostile.traces() == []
+
+
 def test_an_expression_that_an_older_log_lacks_comes_from_the_server_itself(publisher: Database) -> None:
     """Only if the server prints the same; the text is compared, and nothing else."""
     generated = "tenant text, g text generated always as (upper(tenant)) stored"

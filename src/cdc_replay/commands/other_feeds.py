@@ -17,11 +17,12 @@ of another subscription for surplus ones.
 The filters are those of the publisher's catalogs. One is evaluated on the subscriber only if its meaning
 depends on nothing but the values of the columns (`filters.compile`), these columns are published to the other
 subscription, and the subscriber's columns have the same types and collations. What is executed there is
-written from its parsed tree (`filters.subscriber_sql`).
+written from its tree (`filters.printed`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,7 +35,8 @@ from cdc_replay.commands.opened import Opened
 from cdc_replay.config import Config
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
 from cdc_replay.filters.compile import SparkFilter, compile_filter
-from cdc_replay.filters.subscriber_sql import NotPrintableError, filter_sql
+from cdc_replay.filters.names import NotPrintableError
+from cdc_replay.filters.printed import printed_for_subscriber
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
@@ -249,10 +251,12 @@ class _Other:
                     f'and the subscriber cannot evaluate its row filter: column "{column.name}" is not'
                     " published, or has another type or collation there"
                 )
+        by_present_names = dataclasses.replace(synced.table, columns=present.columns if present else ())
         try:
-            return filter_sql(compiled, names)
+            passes = printed_for_subscriber(self.at_work.connection, None, by_present_names, [row_filter])
         except NotPrintableError as error:
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
+        return sql.SQL("({} is true)").format(passes)
 
 
 def _synced_and_filters(

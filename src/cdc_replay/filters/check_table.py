@@ -4,8 +4,11 @@ Its columns are those that the filters read, and what their generated columns ar
 the published columns' types and collations, as the trees name them, but no lengths, which stored values have
 passed, and no domains, whose checks would be code of their owners.
 
-When the table is made, the filters are constraints of it for a moment: what the server has stored of them,
-and of the generated columns, must mean what the published trees mean (`confirmed`).
+Before the table there is another one, for a moment, without generated columns and without rows: the filters
+and generation expressions are its constraints. What the server has stored of them must mean what the
+published trees mean (`confirmed`). Nothing is planned for constraints. For a generated column it is, and
+planning computes what is constant: were a cast of a user's type understood as another one, its function
+would run.
 """
 
 from __future__ import annotations
@@ -29,11 +32,7 @@ _NOTHING_READS_IT: Final = sql.Identifier("pg_catalog", "text")
 
 _STORED: Final = """
     select conname, conbin::text from pg_catalog.pg_constraint
-    where conrelid = pg_catalog.to_regclass(%(table)s) and contype = 'c'
-    union all
-    select a.attname, d.adbin::text from pg_catalog.pg_attrdef d
-    join pg_catalog.pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
-    where d.adrelid = pg_catalog.to_regclass(%(table)s)
+    where conrelid = pg_catalog.to_regclass(%s) and contype = 'c'
 """
 
 _TREE_OF_SERVER: Final = """
@@ -63,7 +62,8 @@ class CheckTable:
     """The statements of a question, and which trees they must come to."""
 
     question: Question
-    create: sql.Composed
+    _probe: sql.Composed
+    _create: sql.Composed
     empty: sql.Composed
     fill: sql.Composed
     select: sql.Composed
@@ -89,66 +89,82 @@ class CheckTable:
             printed_filter(tree, each, question.columns, question.table, names)
             for tree, each in zip(filters, question.filters, strict=True)
         ]
-        table, row = _name(question), sql.Identifier(_unused_name(question.columns))
-        definitions = [
-            sql.SQL("{} bigint").format(row),
-            *_definitions(question, names, (*filters, *computed.values()), computed),
-            *(
-                sql.SQL("constraint {} check ({})").format(sql.Identifier(_constraint(number)), condition)
-                for number, condition in enumerate(conditions)
-            ),
-        ]
+        row = sql.Identifier(_unused_name(question.columns))
+        columns = tuple(_columns(question, names, (*filters, *computed.values()), computed))
         sent = [sql.Identifier(each.name) for each in question.columns if each.attnum not in computed]
+        probed = (*conditions, *(each.expression for each in columns if each.expression is not None))
         return cls(
             question,
-            create=sql.SQL("create temporary table {} ({})").format(
-                sql.Identifier(_table(question)), sql.SQL(", ").join(definitions)
-            ),
-            empty=sql.SQL("truncate {}").format(table),
+            _created(_probe(question), row, [each.plain for each in columns], probed),
+            _created(_table(question), row, [each.definition for each in columns]),
+            empty=sql.SQL("truncate {}").format(_name(_table(question))),
             fill=sql.SQL("copy {} ({}) from stdin (format csv)").format(
-                table, sql.SQL(", ").join([row, *sent])
+                _name(_table(question)), sql.SQL(", ").join([row, *sent])
             ),
             # CASE evaluates its operand once.
             select=sql.SQL(
                 "select pg_catalog.string_agg(case {} when true then 't' when false then 'f' else 'n' end, ''"
                 " order by {}) from {}"
-            ).format(any_of(conditions), row, table),
+            ).format(any_of(conditions), row, _name(_table(question))),
             _names=names,
             _filters=filters,
             _computed=computed,
         )
 
-    def confirm(self, connection: Connection) -> None:
-        """Check what the server has made of the table, and let any row in.
+    def create(self, connection: Connection) -> None:
+        """Make the table, in a transaction of the caller.
 
         Raises:
-            InvalidFilter: if it understands something else than was published.
+            InvalidFilter: if the server understands something else than was published.
         """
+        connection.execute(self._probe)
+        self._confirm(connection)
+        connection.execute(sql.SQL("drop table {}").format(_name(_probe(self.question))))
+        connection.execute(self._create)
+
+    def _confirm(self, connection: Connection) -> None:
         question = self.question
-        parameters = {"table": f"pg_temp.{_table(question)}"}
-        stored = {name: read_node(tree) for name, tree in connection.execute(_STORED, parameters)}
+        stored = connection.execute(_STORED, (f"pg_temp.{_probe(question)}",)).fetchall()
+        # Constraints are IS NULL of each expression.
+        made = {name: read_node(tree).node("arg") for name, tree in stored}
         # The first column of the table is the number of the row.
         attnums = {place: column.attnum for place, column in enumerate(question.columns, start=2)}
         for number, (tree, row_filter) in enumerate(zip(self._filters, question.filters, strict=True)):
-            if not mean_the_same(tree, stored[_constraint(number)], attnums, self._names):
-                raise refused_filter(question.table, row_filter, "its text and its tree are not the same")
-        for column in question.columns:
-            computed = self._computed.get(column.attnum)
-            if computed and not mean_the_same(computed, stored[column.name], attnums, self._names):
-                raise _not_computed(column, question.table, "its text and its tree are not the same")
-        dropped = (
-            sql.SQL("drop constraint {}").format(sql.Identifier(_constraint(number)))
-            for number in range(len(self._filters))
-        )
-        connection.execute(sql.SQL("alter table {} {}").format(_name(question), sql.SQL(", ").join(dropped)))
+            if not mean_the_same(tree, made[_constraint(number)], attnums, self._names):
+                raise refused_filter(question.table, row_filter, _NOT_THE_SAME)
+        columns = [each for each in question.columns if each.attnum in self._computed]
+        for number, column in enumerate(columns, start=len(self._filters)):
+            tree = self._computed[column.attnum]
+            if not mean_the_same(tree, made[_constraint(number)], attnums, self._names):
+                raise _not_computed(column, question.table, _NOT_THE_SAME)
+
+
+_NOT_THE_SAME: Final = "its text and its tree are not the same"
+
+
+def _created(
+    table: str, row: sql.Identifier, columns: Iterable[sql.Composed], probed: Iterable[sql.Composable] = ()
+) -> sql.Composed:
+    constraints = (
+        sql.SQL("constraint {} check (({}) is null)").format(sql.Identifier(_constraint(number)), expression)
+        for number, expression in enumerate(probed)
+    )
+    definitions = [sql.SQL("{} bigint").format(row), *columns, *constraints]
+    return sql.SQL("create temporary table {} ({})").format(
+        sql.Identifier(table), sql.SQL(", ").join(definitions)
+    )
 
 
 def _table(question: Question) -> str:
     return f"cdc_replay_check_{question.number}"
 
 
-def _name(question: Question) -> sql.Identifier:
-    return sql.Identifier("pg_temp", _table(question))
+def _probe(question: Question) -> str:
+    return f"cdc_replay_probe_{question.number}"
+
+
+def _name(table: str) -> sql.Identifier:
+    return sql.Identifier("pg_temp", table)
 
 
 def _constraint(number: int) -> str:
@@ -162,21 +178,36 @@ def _unused_name(columns: Sequence[TableColumn]) -> str:
     return name
 
 
-def _definitions(
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column as it is defined without an expression, and its expression."""
+
+    plain: sql.Composed
+    kind: Generated
+    expression: sql.Composed | None
+
+    @property
+    def definition(self) -> sql.Composed:
+        """With its expression."""
+        if self.expression is None:
+            return self.plain
+        kind = sql.SQL("virtual" if self.kind is Generated.VIRTUAL else "stored")
+        return sql.SQL("{} generated always as ({}) {}").format(self.plain, self.expression, kind)
+
+
+def _columns(
     question: Question, names: Names, trees: Iterable[Node], computed: Mapping[int, Node]
-) -> Iterator[sql.Composed]:
+) -> Iterator[_Column]:
     read = {each.number("varattno"): each for tree in trees for each in tree.walk() if each.name == "VAR"}
     for column in question.columns:
+        tree = computed.get(column.attnum)
         try:
-            yield sql.SQL(" ").join(
-                [
-                    sql.Identifier(column.name),
-                    *_type_and_collation(read.get(column.attnum), names),
-                    *_generation(column, computed.get(column.attnum), question.columns, names),
-                ]
-            )
+            plain = [sql.Identifier(column.name), *_type_and_collation(read.get(column.attnum), names)]
+            text = column.generation_sql or ""
+            expression = None if tree is None else printed(tree, text, question.columns, names)
         except NotPrintableError as error:
             raise _not_computed(column, question.table, str(error)) from error
+        yield _Column(sql.SQL(" ").join(plain), column.generated, expression)
 
 
 def _type_and_collation(variable: Node | None, names: Names) -> Iterator[sql.Composable]:
@@ -186,15 +217,6 @@ def _type_and_collation(variable: Node | None, names: Names) -> Iterator[sql.Com
     yield names.type(variable.number("vartype"))
     if collation := variable.number("varcollid"):
         yield sql.SQL("collate {}").format(names.collation(collation))
-
-
-def _generation(
-    column: TableColumn, tree: Node | None, columns: Iterable[TableColumn], names: Names
-) -> Iterator[sql.Composable]:
-    if tree is not None:
-        kind = sql.SQL("virtual" if column.generated is Generated.VIRTUAL else "stored")
-        expression = printed(tree, column.generation_sql or "", columns, names)
-        yield sql.SQL("generated always as ({}) {}").format(expression, kind)
 
 
 def _generation_tree(column: TableColumn, table: QualifiedName, connection: Connection) -> Node:

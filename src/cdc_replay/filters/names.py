@@ -126,15 +126,21 @@ class Names:
 
     @classmethod
     def read(cls, connection: Connection, trees: Iterable[Node], *, known_below: int = BUILT_IN) -> Self:
-        """The names of all that `trees` mention.
+        """The names of all that `trees` mention; `known_below` is `SAME_EVERYWHERE` for another server.
 
         Raises:
             psycopg.Error: if the server cannot be asked.
         """
         wanted = _mentioned(trees)
         rows = connection.execute(_NAMES, {name: sorted(numbers) for name, numbers in wanted.items()})
-        found = {(kind, oid): _Named(*row) for kind, oid, *row in rows}
-        return cls(known_below, found, _converted(connection, trees))
+        found = {
+            (kind, oid): _Named(*row)
+            for kind, oid, *row in rows
+            # A server has its own oids for most collations; any is good where it is that of the trees.
+            if kind != "collation" or oid < known_below or known_below == BUILT_IN
+        }
+        # Trees are in the encoding of the publisher.
+        return cls(known_below, found, _converted(connection, trees) if known_below == BUILT_IN else {})
 
     def with_collations_of(self, other: Names) -> Self:
         """Collations are called as there: each server has its own oids for most of them."""

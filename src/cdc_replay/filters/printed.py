@@ -55,17 +55,20 @@ def printed_filters(
 
 
 def printed_for_subscriber(
-    subscriber: Connection, publisher: Connection, table: Table, filters: Sequence[RowFilter]
+    subscriber: Connection, publisher: Connection | None, table: Table, filters: Sequence[RowFilter]
 ) -> sql.Composed:
     """The same for the subscriber, of what is built-in there, and means the same on all servers.
+
+    Without the publisher, which tells its names, there are few collations.
 
     Raises:
         NotPrintableError: if it has no form there.
         InvalidFilter: as `printed_filters`.
     """
     trees = [read_node(each.node_tree) for each in filters]
-    there = Names.read(subscriber, trees, known_below=SAME_EVERYWHERE)
-    names = there.with_collations_of(Names.read(publisher, trees))
+    names = Names.read(subscriber, trees, known_below=SAME_EVERYWHERE)
+    if publisher is not None:
+        names = names.with_collations_of(Names.read(publisher, trees))
     return any_of(
         [printed(tree, each.sql, table.columns, names) for tree, each in zip(trees, filters, strict=True)]
     )

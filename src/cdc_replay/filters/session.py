@@ -129,9 +129,10 @@ class FilterSession:
         is_new = question.number not in self._made
         with self._connection.transaction(), self._connection.cursor() as cursor:
             # Not ON COMMIT DELETE ROWS, which empties the tables of all questions at every commit.
-            cursor.execute(table.create if is_new else table.empty)
             if is_new:
-                table.confirm(self._connection)
+                table.create(self._connection)
+            else:
+                cursor.execute(table.empty)
             with cursor.copy(table.fill) as copy:
                 copy.write(_csv(values))
             (letters,) = cursor.execute(table.select).fetchone() or (None,)

@@ -163,9 +163,7 @@ def confirm(filtered: FilteredTable, expressions: Sequence[str]) -> None:
         for number, (text, row_filter) in enumerate(zip(expressions, stored, strict=True)):
             question = Question(number, (row_filter,), columns_of(row_filter, table), table.name)
             try:
-                check_table = CheckTable.of(question, connection)
-                connection.execute(check_table.create)
-                check_table.confirm(connection)
+                CheckTable.of(question, connection).create(connection)
             except (InvalidFilter, psycopg.Error) as error:
                 pytest.fail(f"{text[:500]}\n{row_filter.sql[:500]}\n{error}")
 
