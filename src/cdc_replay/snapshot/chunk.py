@@ -43,7 +43,7 @@ from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, Pace, Source, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, hold, reading
 from cdc_replay.snapshot.indexes import built_afterwards
 from cdc_replay.snapshot.staging import (
     StagedChunk,
@@ -193,7 +193,8 @@ def _attempt(
     began = time.monotonic()
     try:
         # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
-        with source.transaction():
+        # Its end is a command of its own, and may be the first to notice that the publisher is gone.
+        with reading(chunk.table.name), source.transaction():
             hold(source, chunk.tables)
             rows, size = _copy(setting, chunk, source, destination)
     except CdcReplayError as error:
