@@ -5,6 +5,7 @@
 | 0         | done; what can only fail again has been recorded                                  |
 | 65        | an error that waiting cannot help                                                 |
 | 75        | an error that may pass; what could be done in spite of it is done and recorded    |
+| 143       | it was asked to end by SIGTERM (`termination`), and may be started again          |
 | others    | nothing of ours: Python, the JVM and `spark-submit` use 1 and 2, signals 128 and up |
 
 The two are `EX_DATAERR` and `EX_TEMPFAIL` of sysexits.h. In deploy-mode client `spark-submit` exits as its
