@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 
 from cdc_replay.errors import CdcReplayError
+from cdc_replay.termination import EXIT_CODE, is_asked_to_end
 
 
 class ExitCode(enum.IntEnum):
@@ -36,10 +37,14 @@ def errors_as_exit_codes() -> Iterator[None]:
     """Tell our errors on standard error, without a traceback, and exit with the code of their class.
 
     Raises:
-        SystemExit: in place of a `CdcReplayError`.
+        SystemExit: in place of a `CdcReplayError`, and of any error once the job is asked to end.
     """
     try:
         yield
-    except CdcReplayError as error:
+    except Exception as error:
+        if is_asked_to_end():
+            sys.exit(EXIT_CODE)
+        if not isinstance(error, CdcReplayError):
+            raise
         sys.stderr.write(f"{error}\n")
         sys.exit(ExitCode[error.retry.name])

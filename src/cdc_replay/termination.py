@@ -9,7 +9,8 @@ server, and the process says that it ends. Who asks does not wait for long: Airf
 | by itself  | contexts are left, sessions close, the JVM ends with its parent and Spark's workers with it |
 | 4 seconds  | whatever still keeps the process from ending is left as it is                               |
 
-`Terminated` is a `SystemExit`: nothing takes it for a failure that is to be told, or tried again.
+`Terminated` is a `SystemExit`: nothing takes it for a failure that is to be told, or tried again. What fails
+while contexts are left can take its place; `is_asked_to_end` tells.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ def end_now() -> NoReturn:
     raise Terminated
 
 
+def is_asked_to_end() -> bool:
+    """Whether SIGTERM has come; what fails after that, such as a cancelled statement, is no failure."""
+    return _told.is_set()
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     # Asking again does not end it sooner, and would break off what tidies up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -86,7 +92,9 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 def _end_in_time(reading: int) -> None:
     while os.read(reading, 1)[0] != signal.SIGTERM:
         pass
-    _cancel_statements()
+    # Beside this: a server that does not answer must not hold it up.
+    threading.Thread(target=_cancel_statements, name="cancel", daemon=True).start()
+    time.sleep(GRACE_SECONDS)
     if not _told.is_set():
         _tell()
     os._exit(EXIT_CODE)
