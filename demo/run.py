@@ -110,7 +110,7 @@ class Demo:
 def started(stages: Stages, period: Period) -> Iterator[Demo]:
     """All servers, with the publisher's history loaded."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     # Where root may not make namespaces, the servers run as another user, who has to come through.
     FOLDER.chmod(0o711)
     set_private_umask()

@@ -17,10 +17,11 @@ from cdc_replay.errors import Retry
 from cdc_replay.exit_codes import ExitCode, errors_as_exit_codes
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.private_files import set_private_umask
-from cdc_replay.termination import end_on_sigterm
+from cdc_replay.termination import end_on_sigterm, end_with_parent
 
 set_private_umask()
 end_on_sigterm()
+end_with_parent()
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")

@@ -27,6 +27,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import subprocess
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +39,12 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
 
 from cdc_replay.config import Config, GroupConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, NotConsistent, Retry
@@ -45,6 +52,7 @@ from cdc_replay.exit_codes import ExitCode
 from cdc_replay.java import JVM_OPTIONS
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.private_files import private_umask
+from cdc_replay.termination import end_now
 from cdc_replay_airflow import assets
 from cdc_replay_airflow.connections import airflow_config, exported
 from cdc_replay_airflow.dag_ids import replay_dag
@@ -79,6 +87,9 @@ WATCH_ARGS: Final[dict[str, Any]] = {
 
 SETTLE_SECONDS: Final = 5
 """How long a capture that has just ended may take to get its replay run."""
+
+END_SECONDS: Final = 3
+"""How long a Spark application that is asked to end may take."""
 
 EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
 """Where the hook of the Spark provider tells how `spark-submit` ended; it has no other place for it."""
@@ -132,6 +143,12 @@ class CommandOperator(BaseOperator):
     def execute(self, context: Context) -> Json:
         with private_umask(), hopeless_errors_fail_at_once():
             return self.run_command(airflow_config(), context)
+
+    def on_kill(self) -> None:
+        # Airflow calls it when SIGTERM comes, upon which it does not act by itself; and after its own
+        # timeout, when there is nothing left to end.
+        if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+            end_now()
 
 
 class SetupOperator(CommandOperator):
@@ -360,6 +377,15 @@ class SparkJobOperator(SparkSubmitOperator):
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
             with exported(self._conn_ids(config) | request.conn_ids), hopeless_exits_fail_at_once():
                 super().execute(context)
+
+    def on_kill(self) -> None:
+        # Killed at once, a JVM leaves the rows that it has on disk; Airflow waits for five seconds.
+        process = None if self._hook is None else self._hook._submit_sp  # noqa: SLF001
+        if process is not None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+        super().on_kill()
 
     def _conn_ids(self, config: Config) -> frozenset[str]:
         members = [config.subscription(name) for name in self.subscriptions]

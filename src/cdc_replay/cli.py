@@ -30,7 +30,7 @@ from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.private_files import set_private_umask
-from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm
+from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
 
 app = typer.Typer(
     name="cdc-replay",
@@ -506,11 +506,12 @@ def _exit_code(arguments: Sequence[str]) -> int:
     try:
         outcome = _invoke(arguments)
     except BaseException as error:
-        if (reason := _reason(error)) is None:
+        reason = _reason(Terminated() if is_asked_to_end() else error)
+        if reason is None:
             raise
         if isinstance(error, _UsageError) and hasattr(error, "show"):
             error.show()
-        elif not isinstance(error, Terminated):  # that is told already
+        elif not is_asked_to_end():  # that is told already
             _complain(reason[0])
         if "--json" in arguments:
             _print_json({"error": reason[0]})

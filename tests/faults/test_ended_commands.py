@@ -19,11 +19,8 @@ the point, and also while a server works for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -41,16 +38,13 @@ from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.commands.verify_log import verify_log
-from cdc_replay.failpoints import FAILPOINTS, VARIABLE
-from embedded.java import spark_environment
+from cdc_replay.failpoints import FAILPOINTS
+from faults.ending import LIMIT_SECONDS, SESSIONS, end, ended, send, start, state
 from fixtures.native import wait_for
 from fixtures.postgres import Database, our_origins
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
-
-LIMIT_SECONDS: Final = 10
-TERMINATED: Final = 128 + signal.SIGTERM
 
 TABLES: Final = "create table t (id int primary key, a int)"
 PUBLISHED: Final = f"""
@@ -73,73 +67,10 @@ OURS_ON_PUBLISHER: Final = """
     union all select nspname::text from pg_namespace where nspname ~ '^cdc_replay'
     union all select slot_name::text from pg_replication_slots where database = current_database()
 """
-SESSIONS: Final = """
-    select application_name from pg_stat_activity
-    where datname = current_database() and application_name like 'cdc_replay %'
-        and application_name <> 'cdc_replay test'
-"""
 
 
 def points(*prefixes: str) -> list[str]:
     return [name for name in FAILPOINTS if name.startswith(prefixes)]
-
-
-def state(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    return ""
-
-
-def send(pids: tuple[int, ...], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def start(twin: Twin, failpoint: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [str(Path(sys.executable).with_name("cdc-replay")), *arguments, "--config", str(twin.file)],
-        env=os.environ | spark_environment() | {VARIABLE: failpoint},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def ended(twin: Twin, number: signal.Signals, failpoint: str, *arguments: str) -> None:
-    """Let a command stand still at the failpoint, in whatever process; end it by a signal to itself."""
-    process = start(twin, f"{failpoint}=stop", *arguments)
-
-    def stands_still() -> bool:
-        assert process.poll() is None, process.communicate()[1]
-        return any(state(pid) == "T" for pid in descendants(process.pid))
-
-    wait_for(stands_still, f"{arguments} to reach {failpoint}", 300)
-    end(twin, process, number)
-
-
-def end(twin: Twin, process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Send the signal; check how it ends, and that nothing is left of it."""
-    family = descendants(process.pid)
-    os.kill(process.pid, number)
-    send((process.pid,), signal.SIGCONT)
-    _, said = process.communicate(timeout=LIMIT_SECONDS)
-    if number == signal.SIGTERM:
-        assert process.returncode == TERMINATED, said
-        assert (
-            said.splitlines().count("cdc-replay: terminated by SIGTERM; what is not committed is rolled back")
-            == 1
-        )
-        assert "Traceback" not in said
-    else:
-        assert process.returncode == -number, said
-    # A worker that stands still cannot see that its parent is gone.
-    send(family, signal.SIGCONT)
-    wait_for(
-        lambda: not any(state(pid) not in {"", "Z"} for pid in family),
-        "JVM and workers to end",
-        LIMIT_SECONDS,
-    )
-    databases = [twin.publisher, *(pair.ours for pair in twin.pairs.values())]
-    wait_for(lambda: not any(each.rows(SESSIONS) for each in databases), "sessions to end", LIMIT_SECONDS)
 
 
 def check_equal(twin: Twin, database: Database) -> None:

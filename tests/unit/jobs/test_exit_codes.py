@@ -26,6 +26,16 @@ def test_an_error_that_is_not_ours_is_left_to_python() -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("error", [ServerUnavailable("gone"), ZeroDivisionError()], ids=["ours", "another"])
+def test_what_fails_while_the_job_ends_is_no_failure(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc_replay.exit_codes.is_asked_to_end", lambda: True)
+    with pytest.raises(SystemExit) as ended, errors_as_exit_codes():
+        raise error
+    assert (ended.value.code, capsys.readouterr().err) == (143, "")
+
+
 def test_there_is_a_code_for_each_answer() -> None:
     assert {code.name for code in ExitCode} == {retry.name for retry in Retry}
 
