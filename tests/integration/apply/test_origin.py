@@ -100,7 +100,7 @@ def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_gra
 
         subscriber.run(f"{granted} to {role}")
         during: list[tuple[str, bool]] = []
-        again = Target(spark, target.dsn, PUBLISHED)
+        again = Target(spark, target.dsn, PUBLISHED, run_as_owner=True)
         subscriber.run(f"grant execute on function pg_replication_origin_session_is_setup() to {role}")
         again.apply(
             again.window(),
