@@ -301,7 +301,8 @@ def test_a_policy_of_the_owner_is_not_evaluated(owner: Owner) -> None:
         "set search_path = public; create policy guard on t using (trap());"
         "alter table t enable row level security"
     )
-    publisher.run(f"create role {reader} login replication in role pg_read_all_data, pg_write_server_files")
+    rights = "pg_read_all_data, pg_read_all_settings, pg_write_server_files"
+    publisher.run(f"create role {reader} login replication in role {rights}")
     dsn = publisher.cluster.dsn(publisher.name, reader)
     try:
         with export_snapshot(dsn) as exported, closing(import_snapshot(exported, purpose="test")) as source:
