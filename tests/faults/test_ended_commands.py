@@ -180,7 +180,10 @@ def test_replay_that_is_ended_is_applied_exactly_once(
 ) -> None:
     ended(synced, number, failpoint, "replay", "s")
     (result,) = replay(synced.config, ["s"])
-    assert (result.error, sum(result.applied.values()) == 0) == (None, failpoint == "replay.after_commit")
+    assert result.error is None
+    if number is signal.SIGKILL:
+        # Asked to end, a thread that is about to commit may do so.
+        assert (sum(result.applied.values()) == 0) is (failpoint == "replay.after_commit")
     check_equal(synced, synced.pairs["s"].ours)
     assert synced.pairs["s"].ours.rows("select from pg_class where relname ~ '^stage'") == []
 
