@@ -1,4 +1,4 @@
-"""Scenarios, random cases and reconciliation on other major versions: both sides are servers of each.
+"""Scenarios, random cases, reconciliation and attacks on other major versions: both sides are servers of each.
 
 The tests run in a process of their own for each version, with `CDC_REPLAY_PG_BIN`. What they say is printed;
 a version without a server fails.
@@ -21,6 +21,14 @@ TESTS = (
     "tests/conformance/test_conformance.py",
     "tests/conformance/test_random_cases.py",
     "tests/integration/commands/test_reconcile.py",
+    "tests/security/test_forged_messages.py",
+    "tests/security/test_least_privilege.py",
+    "tests/security/test_no_text_is_executed.py",
+    "tests/security/test_owner_code.py",
+    "tests/security/test_owner_of_published_tables.py",
+    "tests/security/test_owner_rights.py",
+    "tests/security/test_squatted_names.py",
+    "tests/security/test_squatted_state.py",
 )
 
 SHARE_SKIPPED = 0.25
@@ -29,7 +37,7 @@ SHARE_SKIPPED = 0.25
 
 @pytest.mark.slow
 @pytest.mark.parametrize("major", PACKAGES)
-def test_scenarios_random_cases_and_reconciliation_pass_on_version(
+def test_scenarios_random_cases_reconciliation_and_attacks_pass_on_version(
     major: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
