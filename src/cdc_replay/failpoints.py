@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import threading
 from typing import Final
 
 VARIABLE: Final = "CDC_REPLAY_FAILPOINT"
@@ -85,4 +86,5 @@ def failpoint(name: str) -> None:
         return
     if action == "error":
         raise FailpointReached(name)
-    os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
+    # To this thread: a signal to the process is taken by any, and this one may have gone on by then.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
