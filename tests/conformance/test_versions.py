@@ -1,4 +1,4 @@
-"""Scenarios, random cases, reconciliation and attacks on other major versions: both sides are servers of each.
+"""Scenarios, random cases, reconciliation and attacks on other major versions, on both sides.
 
 The tests run in a process of their own for each version, with `CDC_REPLAY_PG_BIN`. What they say is printed;
 a version without a server fails.

@@ -57,6 +57,18 @@ _FOUND: Final = """
 """
 
 
+_BASE_TYPES: Final = """
+    with recursive below (domain, type) as (
+        select oid, typbasetype from pg_catalog.pg_type where oid = any (%s::oid[]) and typtype = 'd'
+        union all
+        select domain, typbasetype
+        from below join pg_catalog.pg_type on pg_type.oid = below.type where typtype = 'd'
+    )
+    select domain::bigint, type::bigint from below join pg_catalog.pg_type on pg_type.oid = below.type
+    where typtype <> 'd'
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """A plain or partitioned table as a plan knows it; picklable.
@@ -170,9 +182,22 @@ def _hold(connection: Connection, table: PlannedTable) -> None:
         raise _changed(table, f"its name is that of another relation now, {described}")
     if not is_stored and not table.is_partitioned:
         raise _changed(table, f"it stores no rows any more, and is {described}")
-    others = [name for name, found in table.columns.items() if columns.get(name, found) != found]
+    others = [name for name, planned in table.columns.items() if columns.get(name, planned) != planned]
+    if others:
+        bases = _base_types(connection, [table.columns[name][1] for name in others])
+        others = [name for name in others if columns[name] != _below_domains(table.columns[name], bases)]
     if others:
         raise _changed(table, f"other columns, or other types, have the names {', '.join(others)}")
+
+
+def _base_types(connection: Connection, types: list[int]) -> dict[int, int]:
+    """What is below the domains among these types: a statement's result is described by that."""
+    return dict(connection.execute(_BASE_TYPES, (types,)).fetchall())
+
+
+def _below_domains(planned: tuple[int, int], bases: Mapping[int, int]) -> tuple[int, int]:
+    number, type_oid = planned
+    return number, bases.get(type_oid, type_oid)
 
 
 def _parsed_columns(connection: Connection, table: PlannedTable) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -94,6 +94,20 @@ def test_columns_that_come_and_go_are_none_of_its_business(publisher: Database, 
 
 
 @pytest.mark.parametrize("name", ["T t", "root"])
+def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection) -> None:
+    """A statement's result is described by the type below the domains."""
+    publisher.run(
+        "create domain low as int; create domain high as low; create table d (id low, a high, b int)"
+    )
+    table = planned(reader, "d")
+    hold(reader, [table])
+    publisher.run("alter table keyless add column a high")
+    other = planned(reader, "keyless")
+    publisher.run("alter table keyless alter a type text")
+    with pytest.raises(PublisherNotReady, match="other columns, or other types, have the names a"):
+        hold(reader, [other])
+
+
 def test_a_held_table_keeps_its_name_until_the_transaction_ends(
     publisher: Database, reader: Connection, name: str
 ) -> None:

@@ -31,11 +31,11 @@ def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogVersion:
 
 def command(at: int, commit: int, columns: str | None) -> CatalogVersion:
     """The table is made or altered, or dropped."""
-    rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], 2]]
     names = [
         [TABLE.id, number, name, 23, -1, "integer", None, "", None]
         for number, name in enumerate((columns or "").split(), start=1)
     ]
+    rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], len(names)]]
     content = {"format": 1, "touched_tables": [TABLE.id], "publications": []}
     told = {"tables": rows if columns else [], "columns": names, "memberships": []}
     return CatalogVersion(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
