@@ -10,13 +10,10 @@ import pytest
 
 from embedded.postgres import Cluster
 from fixtures.postgres import Database
-from integration.changelog.conftest import s3_endpoint, s3_uri
 from integration.commands.twin import Twin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["s3_endpoint", "s3_uri", "twin"]
 
 
 @pytest.fixture

@@ -73,10 +73,6 @@ def points(*prefixes: str) -> list[str]:
     return [name for name in FAILPOINTS if name.startswith(prefixes)]
 
 
-OF_CAPTURES: Final = [name for name in points("capture.") if name != "capture.after_roots"]
-"""The others are reached only with a TRUNCATE of a partitioned table; tests of captures go there."""
-
-
 def check_equal(twin: Twin, database: Database) -> None:
     assert database.rows("select * from t order by id") == twin.publisher.rows(EXPECTED)
 
@@ -84,23 +80,11 @@ def check_equal(twin: Twin, database: Database) -> None:
 @pytest.fixture
 def synced(twin: Twin) -> Twin:
     """A subscription with its rows, and changes that are captured and not replayed."""
-    set_up(twin)
-    return twin
-
-
-def set_up(twin: Twin) -> None:
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()
     twin.publish(TRAFFIC)
     capture(twin.config, "pub")
-
-
-@pytest.fixture
-def on_an_object_store(twin: Twin, s3_uri: str) -> Twin:
-    """The same with its log in an object store."""
-    twin.options["change_log"] = s3_uri
-    set_up(twin)
     return twin
 
 
@@ -113,13 +97,15 @@ def test_capture_that_is_ended_loses_and_doubles_nothing(twin: Twin, number: sig
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()
-    for turn, failpoint in enumerate(OF_CAPTURES):
+    for turn, failpoint in enumerate(points("capture.")):
         twin.publish(f"insert into t values ({6000 + turn}, 20)")
+        if failpoint == "capture.after_roots":
+            continue  # only with a TRUNCATE of a partitioned table; tests of captures go there
         ended(twin, number, failpoint, "capture", "pub")
     capture(twin.config, "pub")
     verify_log(twin.config, "pub")
     (result,) = replay(twin.config, ["s"])
-    assert (result.error, result.applied["insert"]) == (None, len(OF_CAPTURES))
+    assert (result.error, result.applied["insert"]) == (None, len(points("capture.")))
     check_equal(twin, twin.pairs["s"].ours)
 
 
@@ -304,24 +290,6 @@ def test_maintenance_that_is_ended_leaves_a_whole_log(
     (result,) = replay(synced.config, ["s"])
     assert result.error is None
     check_equal(synced, synced.pairs["s"].ours)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("failpoint", [*OF_CAPTURES, *points("compaction.")])
-def test_capture_that_is_ended_leaves_a_whole_log_in_an_object_store(
-    on_an_object_store: Twin, failpoint: str, number: signal.Signals
-) -> None:
-    """A pull for each of two hundred transactions, so that there is something to compact."""
-    twin = on_an_object_store
-    twin.options["max_changes_per_pull"] = 1
-    twin.publish(";\n".join(f"insert into t values ({n}, {n})" for n in range(7000, 7210)))
-    ended(twin, number, failpoint, "capture", "pub")
-    capture(twin.config, "pub")
-    verify_log(twin.config, "pub")
-    (result,) = replay(twin.config, ["s"])
-    assert result.error is None
-    check_equal(twin, twin.pairs["s"].ours)
 
 
 @pytest.mark.parametrize(("failpoint", "number"), of_points("teardown."))
