@@ -166,7 +166,7 @@ class SetupOperator(CommandOperator):
     def run_command(self, config: Config, context: Context) -> Json:
         from cdc_replay.commands.setup import setup
 
-        return setup(config, self.publisher).to_dict()
+        return setup(config, self.publisher, checks_roles=False).to_dict()
 
 
 class CaptureOperator(CommandOperator):

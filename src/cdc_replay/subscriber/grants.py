@@ -93,9 +93,7 @@ def plan_grants(
     role = _role(connection)
     if role.is_superuser:
         return ()
-    wanted = list(tables)
-    names = ([each.schema for each in wanted], [each.name for each in wanted])
-    found = [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names))]
+    found = _read_tables(connection, tables)
     on_tables = _as_itself(role, found) if run_as_owner else _as_owners(role, found)
     needed = {"temporary"} if run_as_owner else {"temporary", "create"}
     return (*_on_database(connection, role, needed), *on_tables)
@@ -103,10 +101,15 @@ def plan_grants(
 
 def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
     """Those of the tables that only a superuser can write to with their owner's rights."""
+    found = _read_tables(connection, tables)
+    return tuple(QualifiedName(each.schema, each.name) for each in found if each.has_superuser_owner)
+
+
+def _read_tables(connection: Connection, tables: Iterable[QualifiedName]) -> list[_Table]:
+    """Those of the tables that exist there."""
     wanted = list(tables)
     names = ([each.schema for each in wanted], [each.name for each in wanted])
-    found = (_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names)))
-    return tuple(QualifiedName(each.schema, each.name) for each in found if each.has_superuser_owner)
+    return [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names))]
 
 
 def _role(connection: Connection) -> _Role:
