@@ -80,12 +80,23 @@ def check_equal(twin: Twin, database: Database) -> None:
 @pytest.fixture
 def synced(twin: Twin) -> Twin:
     """A subscription with its rows, and changes that are captured and not replayed."""
+    set_up(twin)
+    return twin
+
+
+@pytest.fixture
+def synced_on_storage(on_storage: Twin) -> Twin:
+    """The same, with the log on a disk and in an object store."""
+    set_up(on_storage)
+    return on_storage
+
+
+def set_up(twin: Twin) -> None:
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()
     twin.publish(TRAFFIC)
     capture(twin.config, "pub")
-    return twin
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,8 @@ def synced(twin: Twin) -> Twin:
     [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
     ids=["SIGTERM", "SIGKILL"],
 )
-def test_capture_that_is_ended_loses_and_doubles_nothing(twin: Twin, number: signal.Signals) -> None:
+def test_capture_that_is_ended_loses_and_doubles_nothing(on_storage: Twin, number: signal.Signals) -> None:
+    twin = on_storage
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()
@@ -176,8 +188,9 @@ def of_points(*prefixes: str) -> list[object]:
 
 @pytest.mark.parametrize(("failpoint", "number"), of_points("replay."))
 def test_replay_that_is_ended_is_applied_exactly_once(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced_on_storage: Twin, failpoint: str, number: signal.Signals
 ) -> None:
+    synced = synced_on_storage
     ended(synced, number, failpoint, "replay", "s")
     (result,) = replay(synced.config, ["s"])
     assert result.error is None
@@ -272,9 +285,10 @@ def test_resume_that_is_ended_has_resumed_or_not(
 
 @pytest.mark.parametrize(("failpoint", "number"), of_points("compaction.", "prune."))
 def test_maintenance_that_is_ended_leaves_a_whole_log(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced_on_storage: Twin, failpoint: str, number: signal.Signals
 ) -> None:
     """A pull for each of two hundred transactions, so that there is something to compact."""
+    synced = synced_on_storage
     synced.options["max_changes_per_pull"] = 1
     synced.publish(";\n".join(f"insert into t values ({n}, {n})" for n in range(7000, 7210)))
     if failpoint.startswith("compaction."):
