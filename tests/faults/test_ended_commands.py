@@ -58,6 +58,7 @@ TRAFFIC: Final = """
     update t set a = a + 5 where id between 5 and 20;
     delete from t where id > 2990 and id < 3001
 """
+LONG: Final = "create table long (id int primary key, body text)"
 EXPECTED: Final = "select * from t where a > 10 order by id"
 IN_WORKERS: Final = ("snapshot.mid_copy", "snapshot.after_chunk", "replay.mid_staging")
 SIGNALS: Final = (signal.SIGTERM, signal.SIGKILL)
@@ -199,6 +200,25 @@ def test_replay_that_is_ended_is_applied_exactly_once(
         assert (sum(result.applied.values()) == 0) is (failpoint == "replay.after_commit")
     check_equal(synced, synced.pairs["s"].ours)
     assert synced.pairs["s"].ours.rows("select from pg_class where relname ~ '^stage'") == []
+
+
+@pytest.mark.parametrize(("failpoint", "number"), of_points("fill."))
+def test_replay_that_is_ended_while_it_reads_unsent_values_has_them_in_the_end(
+    synced: Twin, failpoint: str, number: signal.Signals
+) -> None:
+    """R4.6: a row moves into the filter, and its long value did not come with the change."""
+    synced.publisher.run(LONG + "; alter table long alter body set storage external")
+    synced.publisher.run("insert into long select n, repeat('x', 3000) from generate_series(1, 20) n")
+    synced.publisher.run("create publication l for table long where (id > 1000)")
+    synced.subscribe("l", "l", tables=LONG, native=False)
+    synced.sync_ours("l")
+    synced.publish("update long set id = id + 1000 where id < 11")
+    capture(synced.config, "pub")
+    ended(synced, number, failpoint, "replay", "l")
+    (result,) = replay(synced.config, ["l"])
+    assert result.error is None
+    moved = "select * from long where id > 1000 order by id"
+    assert synced.pairs["l"].ours.rows(moved) == synced.publisher.rows(moved)
 
 
 @pytest.mark.parametrize(("failpoint", "number"), of_points("snapshot."))
