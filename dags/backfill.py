@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
+from cdc_replay.airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator, limited
+from cdc_replay.airflow.params import backfill_params, backfill_request
 from cdc_replay.config import load_config
-from cdc_replay_airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator, limited
-from cdc_replay_airflow.params import backfill_params, backfill_request
 
 config = load_config()
 for member in config.subscriptions.values():

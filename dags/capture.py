@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
+from cdc_replay.airflow.dag_ids import capture_dag
+from cdc_replay.airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator, limited
+from cdc_replay.airflow.params import capture_params
+from cdc_replay.airflow.schedules import START, capture_schedule
 from cdc_replay.config import load_config
-from cdc_replay_airflow.dag_ids import capture_dag
-from cdc_replay_airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator, limited
-from cdc_replay_airflow.params import capture_params
-from cdc_replay_airflow.schedules import START, capture_schedule
 
 config = load_config()
 for publisher in config.publishers:

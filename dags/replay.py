@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, TriggerRule
 
+from cdc_replay.airflow.assets import change_log
+from cdc_replay.airflow.dag_ids import replay_dag
+from cdc_replay.airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator, limited
+from cdc_replay.airflow.params import replay_params
+from cdc_replay.airflow.schedules import START
 from cdc_replay.config import load_config
-from cdc_replay_airflow.assets import change_log
-from cdc_replay_airflow.dag_ids import replay_dag
-from cdc_replay_airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator, limited
-from cdc_replay_airflow.params import replay_params
-from cdc_replay_airflow.schedules import START
 
 config = load_config()
 for group in config.groups.values():

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
+from cdc_replay.airflow.assets import subscription
+from cdc_replay.airflow.operators import DEFAULT_ARGS, SparkJobOperator, limited
+from cdc_replay.airflow.params import snapshot_params, snapshot_request
 from cdc_replay.config import load_config
-from cdc_replay_airflow.assets import subscription
-from cdc_replay_airflow.operators import DEFAULT_ARGS, SparkJobOperator, limited
-from cdc_replay_airflow.params import snapshot_params, snapshot_request
 
 config = load_config()
 for member in config.subscriptions.values():

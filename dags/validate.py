@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
+from cdc_replay.airflow.assets import subscription
+from cdc_replay.airflow.dag_ids import validate_dag
+from cdc_replay.airflow.operators import DEFAULT_ARGS, ValidateOperator, limited
 from cdc_replay.config import load_config
-from cdc_replay_airflow.assets import subscription
-from cdc_replay_airflow.dag_ids import validate_dag
-from cdc_replay_airflow.operators import DEFAULT_ARGS, ValidateOperator, limited
 
 config = load_config()
 for member in config.subscriptions.values():

@@ -13,10 +13,10 @@ from __future__ import annotations
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG
 
+from cdc_replay.airflow.dag_ids import replay_dag
+from cdc_replay.airflow.operators import WATCH_ARGS, WatchOperator, limited
+from cdc_replay.airflow.schedules import START, watch_schedule
 from cdc_replay.config import load_config
-from cdc_replay_airflow.dag_ids import replay_dag
-from cdc_replay_airflow.operators import WATCH_ARGS, WatchOperator, limited
-from cdc_replay_airflow.schedules import START, watch_schedule
 
 config = load_config()
 for publisher in config.publishers:

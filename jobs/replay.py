@@ -14,9 +14,9 @@ import sys
 from cdc_replay.commands.replay import replay
 from cdc_replay.config import load_config
 from cdc_replay.errors import Retry
-from cdc_replay.exit_codes import ExitCode, errors_as_exit_codes
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.private_files import set_private_umask
+from cdc_replay.spark.exit_codes import ExitCode, errors_as_exit_codes
 from cdc_replay.termination import end_on_sigterm, end_with_parent
 
 set_private_umask()

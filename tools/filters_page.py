@@ -9,7 +9,7 @@ from typing import Final
 from cdc_replay.filters.expression import Type
 from cdc_replay.filters.operators import FUNCTIONS, Signature
 from cdc_replay.filters.rules import RULES, STRUCTURE, UNKNOWN, WITHOUT_A_RULE, Exact, OnServer
-from cdc_replay.filters.values import FORMS
+from cdc_replay.filters.sortable_forms import FORMS
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "filters.md"
 

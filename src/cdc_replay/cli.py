@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
-from cdc_replay.commands.results import Json, PruneResult, Result
 from cdc_replay.config import Config, load_config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import Json, PruneResult, Result
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.termination import EXIT_CODE, Terminated, end_on_sigterm, is_asked_to_end
 
@@ -310,7 +310,7 @@ def _refresh(
 ) -> Outcome:
     """Read the publications again; copy new tables, forget dropped ones. Rows stay, without --reconcile."""
     from cdc_replay.commands.refresh import refresh
-    from cdc_replay.commands.results import RefreshResult
+    from cdc_replay.model.results import RefreshResult
 
     def confirm(told: RefreshResult) -> bool:
         lines = [

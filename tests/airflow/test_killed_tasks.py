@@ -14,7 +14,7 @@ CONNECTIONS = {
 
 COMMAND = """
 import os, signal, time
-from cdc_replay_airflow.operators import CommandOperator
+from cdc_replay.airflow.operators import CommandOperator
 
 class Waiting(CommandOperator):
     def run_command(self, config, context):
@@ -32,7 +32,7 @@ except SystemExit as ended:
 
 TIMED_OUT = """
 from airflow.sdk.exceptions import AirflowTaskTimeout
-from cdc_replay_airflow.operators import ReportOperator
+from cdc_replay.airflow.operators import ReportOperator
 
 task = ReportOperator(task_id="report", subscription="nsw", replay_task_id="replay")
 try:

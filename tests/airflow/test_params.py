@@ -10,7 +10,7 @@ from fixtures.airflow import RunInAirflow
 
 RESOLVE = """
 from airflow.sdk.exceptions import ParamValidationError
-from cdc_replay_airflow import params
+from cdc_replay.airflow import params
 
 def resolve(kind, given):
     declared = getattr(params, f"{kind}_params")()
@@ -95,7 +95,7 @@ def test_names_that_no_param_has_are_found(run_in_airflow: RunInAirflow) -> None
     """Airflow ignores them: `dry-run` instead of `dry_run` would write."""
     answer = run_in_airflow(
         """
-        from cdc_replay_airflow.params import backfill_params, unknown_params
+        from cdc_replay.airflow.params import backfill_params, unknown_params
 
         known = backfill_params()
         answer = [
@@ -117,7 +117,7 @@ def test_a_connection_reaches_libpq_with_its_secrets_and_its_own_options_only(
     uri = run_in_airflow(
         f"""
         from airflow.sdk import Connection
-        from cdc_replay_airflow.connections import libpq_uri
+        from cdc_replay.airflow.connections import libpq_uri
 
         answer = libpq_uri(Connection(
             conn_id="dwh", conn_type="postgres", host="db.example", port=6543, login="me@corp",
@@ -141,7 +141,7 @@ def test_connections_are_exported_only_while_a_job_is_submitted(run_in_airflow: 
     answer = run_in_airflow(
         """
         import os
-        from cdc_replay_airflow.connections import exported
+        from cdc_replay.airflow.connections import exported
 
         os.environ["AIRFLOW_CONN_AUDIT"] = '{"conn_type": "postgres", "host": "/run/pg", "schema": "audit"}'
         before = dict(os.environ)
@@ -162,7 +162,7 @@ def test_a_connection_of_another_type_is_refused_by_name(run_in_airflow: RunInAi
     answer = run_in_airflow(
         """
         from cdc_replay.errors import InvalidConfiguration
-        from cdc_replay_airflow.connections import dsn
+        from cdc_replay.airflow.connections import dsn
 
         try:
             answer = dsn("dwh")
@@ -179,7 +179,7 @@ def test_a_connection_that_airflow_does_not_have_is_refused_by_name(run_in_airfl
     """As an error of ours it is a line of the status page, not its end."""
     answer = run_in_airflow(
         """
-        from cdc_replay_airflow.connections import airflow_config
+        from cdc_replay.airflow.connections import airflow_config
         from cdc_replay.commands.status import status
 
         answer = status(airflow_config()).to_dict()

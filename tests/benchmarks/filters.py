@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
-from cdc_replay.filters.server import ServerCheck
-from cdc_replay.filters.spark import filter_column
-from cdc_replay.spark_session import spark_session
+from cdc_replay.filters.server_eval import ServerCheck
+from cdc_replay.filters.spark_eval import filter_column
+from cdc_replay.spark.session import spark_session
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
 from fixtures.postgres import Database, create_database

@@ -39,7 +39,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError, SlotLost, SlotMissing
 from cdc_replay.failpoints import FAILPOINTS
 from cdc_replay.postgres.connection import connect
-from cdc_replay.postgres.replication import advance_slot, create_slot
+from cdc_replay.postgres.slot import advance_slot, create_slot
 from embedded.postgres import Cluster
 from fixtures.disturbed import TABLE, Disturbed, disturb
 from fixtures.native import wait_for

@@ -28,9 +28,9 @@ from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
+from cdc_replay.compare.reconcile import reconcile_tables
 from cdc_replay.errors import SlotMissing
 from cdc_replay.failpoints import FAILPOINTS
-from cdc_replay.reconcile.tables import reconcile_tables
 from embedded.postgres import Cluster
 from faults.disturbing import DISTURBANCES, Program
 from faults.test_killed_commands import check_nothing_is_left

@@ -24,12 +24,12 @@ from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.cli import app
-from cdc_replay.commands.results import ReplayResult
 from cdc_replay.failpoints import FAILPOINTS
-from cdc_replay.model.change import CHANGES, LOG, NET, ROUTED, Frame
 from cdc_replay.model.duration import parse_duration
+from cdc_replay.model.frames import CHANGES, LOG, NET, ROUTED, Frame
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
+from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.subscription import Subscription
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from benchmarks.memory import descendants
-from cdc_replay.java import JVM_OPTIONS
+from cdc_replay.spark.java import JVM_OPTIONS
 from embedded.java import spark_environment
 from embedded.ports import free_port
 from fixtures.native import wait_for

@@ -24,7 +24,7 @@ import yaml
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn

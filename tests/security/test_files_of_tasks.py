@@ -9,7 +9,7 @@ from fixtures.airflow import RunInAirflow
 
 IN_A_TASK = """
 import os
-from cdc_replay_airflow.operators import CommandOperator
+from cdc_replay.airflow.operators import CommandOperator
 
 class Writing(CommandOperator):
     def run_command(self, config, context):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
-from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.verify_log import verify_log

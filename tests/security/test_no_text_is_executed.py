@@ -20,12 +20,12 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from cdc_replay.catalog.delta import CATALOG_PREFIX
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX
 from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES, CatalogRows
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import ServerFilter, compile_filter
-from cdc_replay.filters.server import ServerCheck
-from cdc_replay.filters.session import FilterFailed, FilterSession
+from cdc_replay.filters.server_eval import ServerCheck
+from cdc_replay.filters.server_session import FilterFailed, FilterSession
 from cdc_replay.model.publication import Generated, RowFilter, Table
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable

@@ -31,7 +31,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.snapshot.load import load_tables
+from cdc_replay.snapshot.copy_tables import load_tables
 from fixtures.postgres import Database
 from integration.commands.twin import Twin
 from integration.snapshot.resumed import ResumedCopy
@@ -150,7 +150,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Before:
 READERS: dict[str, tuple[Callable[[Twin], None], str, Callable[[Twin], object]]] = {
     "snapshot": (
         subscribe,
-        "cdc_replay.snapshot.load.tasks",
+        "cdc_replay.snapshot.copy_tables.tasks",
         lambda twin: snapshot(twin.config, "s"),
     ),
     "validate": (
@@ -170,12 +170,12 @@ READERS: dict[str, tuple[Callable[[Twin], None], str, Callable[[Twin], object]]]
     ),
     "compare": (
         rewritten,
-        "cdc_replay.commands.compare_values.compare_values",
+        "cdc_replay.replay.rewritten_values.compare_values",
         lambda twin: snapshot(twin.config, "s"),
     ),
     "fill": (
         entered,
-        "cdc_replay.fill.found.FenceReader",
+        "cdc_replay.replay.toast.resolve.FenceReader",
         lambda twin: replay(twin.config, ["s"]),
     ),
 }
@@ -224,7 +224,7 @@ def test_a_table_that_is_replaced_while_its_copy_goes_on_is_not_read(
     copy.begin("p")
     assert copy.killed_after(2) > 2
     publisher.run("update t set a = a + 1 where id % 100 = 0")
-    before("cdc_replay.snapshot.load.stage_late_rows", lambda: replace(owner, script))
+    before("cdc_replay.snapshot.copy_tables.stage_late_rows", lambda: replace(owner, script))
 
     with copy.request() as request:
         said = what_is_said(lambda: load_tables(spark, request))
@@ -286,7 +286,7 @@ def test_a_table_does_not_become_a_view(twin: Twin, owner: Owner, before: Before
         except psycopg.Error as error:
             refused.append(error)
 
-    before("cdc_replay.snapshot.load.tasks", make_rule)
+    before("cdc_replay.snapshot.copy_tables.tasks", make_rule)
 
     said = what_is_said(lambda: snapshot(twin.config, "s"))
 

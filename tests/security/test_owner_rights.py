@@ -13,9 +13,9 @@ from psycopg import sql
 from cdc_replay.errors import MissingPrivilege, TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.subscriber.apply_connection import connect_as_worker
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.owners import Rights
-from cdc_replay.subscriber.session import connect_as_worker
 from cdc_replay.subscriber.staged_columns import check_types
 from cdc_replay.subscriber.tables import TargetTable, read_target_tables
 from fixtures.postgres import Database

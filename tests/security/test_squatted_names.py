@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh

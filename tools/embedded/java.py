@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from cdc_replay.java import local_environment
+from cdc_replay.spark.java import local_environment
 
 
 def spark_environment() -> dict[str, str]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from cdc_replay.java import JVM_OPTIONS, TRAINING, cache_file, local_environment
-from cdc_replay.spark_session import SMALL_WINDOW_ROWS, spark_session, tune_for
+from cdc_replay.spark.java import JVM_OPTIONS, TRAINING, cache_file, local_environment
+from cdc_replay.spark.session import SMALL_WINDOW_ROWS, spark_session, tune_for
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.rows import Chunk, RelationVersions, Run
+from cdc_replay.capture.message_batch import Chunk, RelationVersions, Run
 from cdc_replay.capture.spool import Spool
 
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cdc_replay.capture.ddl.trigger_functions import SCHEMA
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
-from cdc_replay.capture.trigger_functions import SCHEMA
 from cdc_replay.errors import PublisherNotReady
 from cdc_replay.postgres.connection import Connection
 

@@ -34,23 +34,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cdc_replay.capture.definitions import Definitions
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS, read_secret
-from cdc_replay.capture.message_code import MessageFilter
-from cdc_replay.capture.origins import LocalChanges, may_have_origins, read_local_changes
+from cdc_replay.capture.change_origins import LocalChanges, may_have_origins, read_local_changes
+from cdc_replay.capture.ddl.catalog_tracker import Definitions
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, read_secret
+from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
-from cdc_replay.capture.roots import Range, SecondPeeks, add_roots
-from cdc_replay.capture.slot import catch_up, check_continuity, check_no_gap, only_reader, reachable
+from cdc_replay.capture.root_truncates import Range, SecondPeeks, add_roots
+from cdc_replay.capture.slot_continuity import (
+    catch_up,
+    check_continuity,
+    check_no_gap,
+    only_reader,
+    reachable,
+)
 from cdc_replay.capture.transactions import Assembler, Tally
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.confirm import confirm
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
-from cdc_replay.postgres.replication import check_server, check_slot
+from cdc_replay.postgres.slot import check_server, check_slot
+from cdc_replay.postgres.slot_feedback import confirm
 
 if TYPE_CHECKING:
     import pyarrow as pa

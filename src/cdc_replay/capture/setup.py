@@ -27,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_replay.capture.event_trigger import (
+from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
+from cdc_replay.capture.ddl.event_triggers import (
     EVENT_TRIGGERS,
     execute_plan,
     foreign_event_triggers,
@@ -38,8 +39,7 @@ from cdc_replay.capture.event_trigger import (
     tell_everything,
 )
 from cdc_replay.capture.grants import plan_grants
-from cdc_replay.capture.log_mark import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
-from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
+from cdc_replay.capture.log_start import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
 from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
@@ -48,7 +48,7 @@ from cdc_replay.capture.publications import (
     drop_capture_publications,
     plan_capture_publications,
 )
-from cdc_replay.capture.slot import check_continuity, check_header, only_reader, slot_missing
+from cdc_replay.capture.slot_continuity import check_continuity, check_header, only_reader, slot_missing
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
@@ -58,7 +58,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import ReplicaIdentity
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
-from cdc_replay.postgres.replication import (
+from cdc_replay.postgres.slot import (
     check_server,
     check_slot,
     create_slot,

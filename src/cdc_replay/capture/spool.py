@@ -14,7 +14,7 @@ from typing import IO, Final
 
 import pyarrow as pa
 
-from cdc_replay.capture.rows import BODY_SCHEMA
+from cdc_replay.capture.message_batch import BODY_SCHEMA
 from cdc_replay.errors import ChangeLogNotWritable
 
 MEMORY_BYTES: Final = 16 << 20

@@ -34,11 +34,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.catalog_messages import CatalogMessage, catalog_messages
-from cdc_replay.capture.message_code import MessageFilter
-from cdc_replay.capture.open_transaction import OpenTransaction
-from cdc_replay.capture.origins import UNNAMED, LocalChanges
-from cdc_replay.capture.rows import (
+from cdc_replay.capture.change_origins import UNNAMED, LocalChanges
+from cdc_replay.capture.ddl.message_code import MessageFilter
+from cdc_replay.capture.ddl.messages import CatalogMessage, catalog_messages
+from cdc_replay.capture.message_batch import (
     Chunk,
     RelationVersions,
     Run,
@@ -48,10 +47,11 @@ from cdc_replay.capture.rows import (
     log_rows,
     numbered,
 )
+from cdc_replay.capture.open_transaction import OpenTransaction
+from cdc_replay.capture.plain_transactions import Stretch, parts
 from cdc_replay.capture.spool import limit_memory
-from cdc_replay.capture.stretches import Stretch, parts
-from cdc_replay.capture.truncates import truncated_in
-from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
+from cdc_replay.capture.truncate_rows import truncated_in
+from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
 from cdc_replay.errors import DecodingFailed, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId

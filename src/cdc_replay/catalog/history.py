@@ -1,212 +1,253 @@
-"""The JSON form of the publisher's catalog.
+"""The publisher's catalog over time: which version is in force for which change (R9.10, R9.11).
 
-The JSON form is what the change log keeps, so it is stable: format 1 is read for as long as there are logs
-of it. Keys are those of the values in `model/publication.py`; sets are sorted lists; enums are PostgreSQL's
-own words and characters; the position is in PostgreSQL's form; tables are in order of oid, publications in
-order of name. So equal catalogs have equal texts.
+What is known are *definitions*: whole catalogs, and what single DDL commands changed (`delta`).
 
-    {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
-     "publications": [
-        {"oid", "name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
-         "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […],
-                          "is_exception": true}]}],      the last one only where it is one
-     "tables": [
-        {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
-         "primary_key", "dropped_columns", "is_publishable",
-         "columns": [{"attnum", "name", "type_oid", "typmod", "type_sql", "collation_sql",
-                      "generated", "generation_sql", "generation_tree"}]}]}      the last of generated columns
+| definition      | at                        | is in force for                                              |
+|-----------------|---------------------------|--------------------------------------------------------------|
+| a whole catalog | `from_lsn`                | all changes from there on                                    |
+| a delta         | `from_lsn`: its message;  | the later changes of its own transaction;                    |
+|                 | `owner`: its transaction  | the changes of others from the end of its commit on          |
+
+So the catalog of a change at `lsn`, in the transaction whose commit ends at `commit_lsn`, is
+
+    the last whole catalog at or before `lsn`,
+    then the deltas of the transactions that committed behind it, up to `lsn`, in the order of their commits,
+    then the deltas of its own transaction up to `lsn`.
+
+Two transactions with open DDL do not undo each other, because deltas replace single objects. A prepared
+transaction is no special case: its changes have their own positions, its commit is the COMMIT PREPARED.
+
+A *version* is a stretch of positions with one catalog, for all transactions or for a single one (its owner):
+
+    T1    BEGIN   ALTER at 20               change at 50      COMMIT, ends at 60
+    T2                          ALTER, COMMIT, ends at 40
+    for all from 0 | for T1 from 20 | for all from 40 | for T1 from 40 | for all from 60
+
+Versions are numbered in the order in which they became known, that of commits: what is captured later only
+adds numbers behind those that are there. Catalogs are put together when they are asked for.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import json
-from typing import Any, Final, TypeAlias
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
-from pydantic import ValidationError
+from cdc_replay.catalog.ddl_change import apply_delta, parse_delta
+from cdc_replay.catalog.json_form import catalog_from_json
+from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
+from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.publication import PublisherCatalog
 
-from cdc_replay.catalog.schema import (
-    MOST_CATALOG_BYTES,
-    StoredCatalog,
-    StoredColumn,
-    StoredMembership,
-    StoredPublication,
-    StoredTable,
-)
-from cdc_replay.errors import ChangeLogDamaged
-from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import (
-    Generated,
-    Membership,
-    Publication,
-    PublishAction,
-    PublisherCatalog,
-    RowFilter,
-    Table,
-    TableColumn,
-)
-from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
-
-FORMAT: Final = 1
-
-_Json: TypeAlias = dict[str, Any]
+FOR_ALL: Final = ZERO
+"""The owner of a version that is in force for every transaction: no commit ends there."""
 
 
-def same_definitions(a: PublisherCatalog, b: PublisherCatalog) -> bool:
-    """Whether the two say the same, wherever in the WAL they were read."""
-    return a == dataclasses.replace(b, lsn=a.lsn)
+class Definition(Protocol):
+    """A whole catalog as JSON, or, with an owner, what one command of that transaction changed."""
+
+    @property
+    def from_lsn(self) -> Lsn:
+        """Where it begins to be in force, for all transactions or for its owner."""
+
+    @property
+    def text(self) -> str:
+        """The JSON form of the catalog, or the content of the message."""
+
+    @property
+    def owner(self) -> Lsn | None:
+        """The end of the commit of its transaction, None for a whole catalog."""
 
 
-def catalog_to_json(catalog: PublisherCatalog) -> str:
-    """The JSON form described above, in one line."""
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "lsn": str(catalog.lsn),
-            "server_version": catalog.server_version,
-            "publications": [
-                _publication_json(publication) for _, publication in sorted(catalog.publications.items())
-            ],
-            "tables": [_table_json(table) for _, table in sorted(catalog.tables.items())],
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
+class Version(NamedTuple):
+    """From where a catalog is in force, and for whom: the end of a transaction's commit, or `FOR_ALL`."""
+
+    owner: Lsn
+    from_lsn: Lsn
 
 
-def catalog_from_json(text: str) -> PublisherCatalog:
-    """The catalog of a text that `catalog_to_json` has made.
+class CatalogHistory:
+    """All versions of the publisher's catalog that are known."""
 
-    Raises:
-        ChangeLogDamaged: if it is not such a text.
-    """
-    if len(text) > MOST_CATALOG_BYTES:
-        raise _damaged(f"it has more than {MOST_CATALOG_BYTES} bytes")
-    try:
-        read = StoredCatalog.model_validate_json(text)
-    except ValidationError as error:
-        # Without the value, which may be as long as the text.
-        (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
-        if first["loc"] == ("format",):
+    def __init__(self, definitions: Iterable[Definition]) -> None:
+        ordered = sorted(definitions, key=lambda each: (_known_from(each), each.owner is None, each.from_lsn))
+        self._definitions = ordered
+        self._known_from = [_known_from(each) for each in ordered]
+        self._wholes = [place for place, each in enumerate(ordered) if each.owner is None]
+        self.versions = tuple(_versions(ordered))
+        """All versions; the place in it is the number of a version."""
+        self._for_all = [
+            (version.from_lsn, number)
+            for number, version in enumerate(self.versions)
+            if version.owner == FOR_ALL
+        ]
+
+    @property
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """Owner, 0 for all, and first position of each version: what decoding has to know."""
+        return tuple((version.owner.value, version.from_lsn.value) for version in self.versions)
+
+    def at(self, lsn: Lsn) -> PublisherCatalog:
+        """What is in force at `lsn` for transactions without DDL of their own; before all, the first.
+
+        Raises:
+            ChangeLogDamaged: if there is no version at all, or it cannot be read.
+        """
+        return next(iter(self.within(Window(lsn, lsn)).values()))
+
+    def within(self, window: Window) -> Mapping[int, PublisherCatalog]:
+        """The versions, by number, of changes from `window.after` to `window.upto`; in order.
+
+        Those of one owner are there if its commit is in the window.
+
+        Raises:
+            ChangeLogDamaged: if there is no version at all, or one that is needed cannot be read.
+        """
+        first = self._number_at(window.after)
+        last = self._number_at(window.upto)
+        numbers = [
+            number
+            for number, version in enumerate(self.versions[: last + 1])
+            if version.owner in window or (version.owner == FOR_ALL and number >= first)
+        ]
+        return self.numbered(numbers)
+
+    def is_whole(self, number: int) -> bool:
+        """Whether the version of that number was read as a whole, perhaps later than it came into force."""
+        version = self.versions[number]
+        return version.owner == FOR_ALL and any(
+            self._definitions[place].from_lsn == version.from_lsn for place in self._wholes
+        )
+
+    def whole_catalogs(self, before: int) -> Iterator[PublisherCatalog]:
+        """The whole catalogs that were known before the version of that number, the last one first.
+
+        Raises:
+            ChangeLogDamaged: if one cannot be read.
+        """
+        version = self.versions[before]
+        upto = version.from_lsn if version.owner == FOR_ALL else version.owner
+        for place in reversed(self._wholes):
+            if self._known_from[place] < upto:
+                yield _whole(self._definitions[place])
+
+    def _number_at(self, lsn: Lsn) -> int:
+        if not self._wholes:
             raise ChangeLogDamaged(
-                "a stored catalog has an unknown format",
-                hint="Read this change log with the version of cdc-replay that wrote it, or a later one.",
-            ) from error
-        raise _damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except ValueError as error:
-        raise _damaged(str(error)) from error
-    return PublisherCatalog(
-        lsn=Lsn.parse(read.lsn),
-        server_version=read.server_version,
-        publications={each.name: _publication(each) for each in read.publications},
-        tables={RelationId(each.id): _table(each) for each in read.tables},
-    )
+                "the change log holds no version of the publisher's catalog",
+                hint="Run `cdc-replay capture` for the publisher.",
+                rule="R9.10",
+            )
+        place = bisect.bisect_right(self._for_all, lsn, key=operator.itemgetter(0))
+        return self._for_all[max(place - 1, 0)][1]
+
+    def numbered(self, numbers: Iterable[int]) -> Mapping[int, PublisherCatalog]:
+        """These versions, in order; deltas are applied to what is there already where that is possible.
+
+        Raises:
+            ChangeLogDamaged: if there is no version at all, or one that is needed cannot be read.
+        """
+        ordered = sorted(numbers)
+        wanted = [self.versions[number] for number in ordered]
+        bases = _Walk(self._definitions, self._known_from, self._wholes)
+        base_of = {lsn: bases.up_to(lsn) for lsn in sorted({version.from_lsn for version in wanted})}
+        own = _by_owner(self._definitions, {version.owner for version in wanted})
+        found: dict[int, PublisherCatalog] = {}
+        for number, version in zip(ordered, wanted, strict=True):
+            catalog = base_of[version.from_lsn]
+            if version.owner in own:
+                catalog = own[version.owner].at(version.from_lsn, catalog)
+            found[number] = dataclasses.replace(catalog, lsn=version.from_lsn)
+        return found
 
 
-def _damaged(why: str) -> ChangeLogDamaged:
-    return ChangeLogDamaged("a stored catalog cannot be read", detail=why)
+class _Walk:
+    """The catalogs for all transactions, asked for in the order of their positions."""
+
+    def __init__(
+        self, definitions: Sequence[Definition], known_from: Sequence[Lsn], wholes: Sequence[int]
+    ) -> None:
+        self._definitions = definitions
+        self._known_from = known_from
+        self._wholes = wholes
+        self._done = 0
+        self._catalog: PublisherCatalog | None = None
+
+    def up_to(self, lsn: Lsn) -> PublisherCatalog:
+        """The last whole catalog at or before `lsn`, or the first, with the deltas behind it."""
+        stop = max(bisect.bisect_right(self._known_from, lsn), self._wholes[0] + 1)
+        whole = self._wholes[bisect.bisect_left(self._wholes, stop) - 1]
+        if self._catalog is None or whole >= self._done:
+            self._catalog, self._done = _whole(self._definitions[whole]), whole + 1
+        for definition in self._definitions[self._done : stop]:
+            self._catalog = _changed(self._catalog, definition)
+        self._done = max(stop, self._done)
+        return self._catalog
 
 
-def _publication_json(publication: Publication) -> _Json:
-    return {
-        "oid": publication.oid,
-        "name": publication.name,
-        "all_tables": publication.all_tables,
-        "via_root": publication.via_root,
-        "actions": [action.value for action in PublishAction if action in publication.actions],
-        "schemas": sorted(publication.schemas),
-        "publish_generated": publication.publish_generated,
-        "memberships": [_membership_json(member) for _, member in sorted(publication.memberships.items())],
-    }
+@dataclass(slots=True)
+class _Own:
+    """What one transaction sees of its own deltas, asked for in the order of positions."""
+
+    deltas: list[Definition] = field(default_factory=list)
+    """In the order of their positions."""
+    _base: PublisherCatalog | None = None
+    _catalog: PublisherCatalog | None = None
+    _done: int = 0
+
+    def at(self, lsn: Lsn, base: PublisherCatalog) -> PublisherCatalog:
+        """What is in force for the transaction at `lsn`, where `base` is for all others."""
+        if self._catalog is None or base is not self._base:
+            self._base = self._catalog = base
+            self._done = 0
+        while self._done < len(self.deltas) and self.deltas[self._done].from_lsn <= lsn:
+            self._catalog = _changed(self._catalog, self.deltas[self._done])
+            self._done += 1
+        return self._catalog
 
 
-def _publication(read: StoredPublication) -> Publication:
-    memberships = [_membership(membership) for membership in read.memberships]
-    return Publication(
-        oid=read.oid,
-        name=read.name,
-        all_tables=read.all_tables,
-        via_root=read.via_root,
-        actions=frozenset(PublishAction(action) for action in read.actions),
-        schemas=frozenset(read.schemas),
-        memberships={membership.relation: membership for membership in memberships},
-        publish_generated=read.publish_generated,
-    )
+def _versions(ordered: Sequence[Definition]) -> Iterator[Version]:
+    """All versions in the order of their numbers; `ordered` by the position from which all are concerned."""
+    known: list[Lsn] = []
+    for position, together in itertools.groupby(ordered, key=_known_from):
+        own = sorted(each.from_lsn for each in together if each.owner is not None)
+        if own:
+            # Until its commit the owner's changes also see what others commit (R9.10).
+            others = known[bisect.bisect_right(known, own[0]) :]
+            for from_lsn in sorted({*own, *others}):
+                yield Version(position, from_lsn)
+        known.append(position)
+        yield Version(FOR_ALL, position)
 
 
-def _membership_json(membership: Membership) -> _Json:
-    row_filter = membership.row_filter
-    return {
-        "relation": membership.relation,
-        "row_filter": (
-            None if row_filter is None else {"node_tree": row_filter.node_tree, "sql": row_filter.sql}
-        ),
-        "columns": None if membership.columns is None else sorted(membership.columns),
-        **({"is_exception": True} if membership.is_exception else {}),
-    }
+def _by_owner(definitions: Iterable[Definition], owners: Set[Lsn]) -> dict[Lsn, _Own]:
+    """The deltas of these owners."""
+    found: dict[Lsn, _Own] = {}
+    for each in definitions:
+        if each.owner is not None and each.owner in owners:
+            found.setdefault(each.owner, _Own()).deltas.append(each)
+    return found
 
 
-def _membership(read: StoredMembership) -> Membership:
-    row_filter = read.row_filter
-    return Membership(
-        relation=RelationId(read.relation),
-        row_filter=None if row_filter is None else RowFilter(row_filter.node_tree, row_filter.sql),
-        columns=None if read.columns is None else frozenset(read.columns),
-        is_exception=read.is_exception,
-    )
+def _known_from(definition: Definition) -> Lsn:
+    """Where it begins to be in force for all transactions."""
+    return definition.from_lsn if definition.owner is None else definition.owner
 
 
-def _table_json(table: Table) -> _Json:
-    return {
-        "id": table.id,
-        "schema": table.name.schema,
-        "name": table.name.name,
-        "is_partitioned": table.is_partitioned,
-        "parent": table.parent,
-        "replica_identity": table.replica_identity.value,
-        "key_columns": list(table.key_columns),
-        "primary_key": list(table.primary_key),
-        "dropped_columns": table.dropped_columns,
-        "is_publishable": table.is_publishable,
-        "columns": [_column_json(column) for column in table.columns],
-    }
+def _whole(definition: Definition) -> PublisherCatalog:
+    return catalog_from_json(definition.text)
 
 
-def _column_json(column: TableColumn) -> _Json:
-    written = dataclasses.asdict(column) | {"generated": column.generated.value}
-    if column.generation_tree is None:
-        del written["generation_tree"]
-    return written
-
-
-def _table(read: StoredTable) -> Table:
-    return Table(
-        id=RelationId(read.id),
-        name=QualifiedName(read.schema_name, read.name),
-        is_partitioned=read.is_partitioned,
-        parent=None if read.parent is None else RelationId(read.parent),
-        replica_identity=ReplicaIdentity(read.replica_identity),
-        key_columns=read.key_columns,
-        primary_key=read.primary_key,
-        columns=tuple(map(_column, read.columns)),
-        dropped_columns=read.dropped_columns,
-        is_publishable=read.is_publishable,
-    )
-
-
-def _column(read: StoredColumn) -> TableColumn:
-    # Not by calling the enum, which takes as long as all the rest.
-    return TableColumn(
-        read["attnum"],
-        read["name"],
-        read["type_oid"],
-        read["typmod"],
-        read["type_sql"],
-        read["collation_sql"],
-        _GENERATED[read["generated"]],
-        read["generation_sql"],
-        read.get("generation_tree"),
-    )
-
-
-_GENERATED: Final = {each.value: each for each in Generated}
+def _changed(catalog: PublisherCatalog, definition: Definition) -> PublisherCatalog:
+    try:
+        return apply_delta(catalog, parse_delta(definition.text))
+    except InvalidMessage as error:
+        raise ChangeLogDamaged(
+            f"what a command changed at {definition.from_lsn} cannot be read from the change log",
+            detail=error.detail or error.message,
+            rule="R9.11",
+        ) from error

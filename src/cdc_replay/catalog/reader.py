@@ -1,7 +1,7 @@
 """What the publisher says: its system catalogs → `PublisherCatalog`.
 
 The queries are values (`CatalogRows`), because the publisher's event triggers ask the same ones about the
-objects of a DDL command (`capture.event_trigger`), and `delta` makes the same values of their rows.
+objects of a DDL command (`capture.ddl.event_triggers`), and `delta` makes the same values of their rows.
 
 Five statements under one snapshot, whatever the number of tables. They read what 15 to 18 have in common;
 columns that only later versions have (18: `pg_publication.pubgencols`; 19: `pg_publication_rel.prexcept`) are

@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from cdc_replay.changelog.row_groups import regrouped
-from cdc_replay.changelog.segment import RESTORE, Segment, SegmentWriter, plan_row_groups, read_row_group
-from cdc_replay.changelog.side_tables import (
+from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.metadata_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
     CatalogVersion,
@@ -40,8 +39,9 @@ from cdc_replay.changelog.side_tables import (
     relations_of,
     write_rows,
 )
+from cdc_replay.changelog.row_groups import regrouped
+from cdc_replay.changelog.segment import RESTORE, Segment, SegmentWriter, plan_row_groups, read_row_group
 from cdc_replay.changelog.storage import Location, delete_files
-from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn, Window

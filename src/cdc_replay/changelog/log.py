@@ -1,6 +1,6 @@
 """The change log of one publisher: every committed change since the slot was created, in commit order.
 
-    <uri>/changes      Delta table of messages (`model.change.LOG`); header and end LSN are in its commits
+    <uri>/changes      Delta table of messages (`model.frames.LOG`); header and end LSN are in its commits
     <uri>/relations    Delta table: the shapes that relations have had, by version
     <uri>/catalogs     Delta table: the publisher's catalog, and what commands changed of it, by position
     <uri>/prepared     content of prepared transactions whose outcome is not known yet; beside it, in
@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
+from cdc_replay.catalog.version_index import CatalogVersions
 from cdc_replay.changelog.compaction import (
     DEFAULT_LIMITS,
     KEEP_HOURS,
@@ -29,7 +30,25 @@ from cdc_replay.changelog.compaction import (
     delete_removed,
     replace_catalogs,
 )
-from cdc_replay.changelog.content import (
+from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.metadata_tables import (
+    CATALOG_SCHEMA,
+    RELATION_SCHEMA,
+    CatalogVersion,
+    KnownRelations,
+    append_rows,
+    catalog_rows,
+    catalogs_of,
+    check_first_catalog,
+    read_rows,
+    relation_rows,
+    relations_of,
+)
+from cdc_replay.changelog.orphans import folders_without_log, remove_folders, remove_orphans
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
+from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
+from cdc_replay.changelog.queries import (
     LoggedCommit,
     LoggedDefinitions,
     LoggedMessage,
@@ -43,10 +62,6 @@ from cdc_replay.changelog.content import (
     logged_messages,
     relation_versions,
 )
-from cdc_replay.changelog.header import LogHeader
-from cdc_replay.changelog.prepared import PreparedTransactions
-from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
-from cdc_replay.changelog.remains import folders_without_log, remove_folders, remove_orphans
 from cdc_replay.changelog.row_groups import regrouped
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
@@ -57,25 +72,10 @@ from cdc_replay.changelog.segment import (
     plan_row_groups,
     read_row_group,
 )
-from cdc_replay.changelog.side_tables import (
-    CATALOG_SCHEMA,
-    RELATION_SCHEMA,
-    CatalogVersion,
-    KnownRelations,
-    append_rows,
-    catalog_rows,
-    catalogs_of,
-    check_first_catalog,
-    read_rows,
-    relation_rows,
-    relations_of,
-)
 from cdc_replay.changelog.storage import Location, check_put_if_absent, close_to_others, reading, writing
-from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing, ChangeLogPruned
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import Relation
-from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,7 +368,7 @@ class ChangeLog:
     def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
         """Which relation versions the changes of `window` have under which catalog versions (R9.10).
 
-        `catalogs` are (owner, from LSN) of the versions, as for `pgoutput.catalog_versions`. Reads small
+        `catalogs` are (owner, from LSN) of the versions, as for `catalog.version_index`. Reads small
         columns, and the messages of TRUNCATEs.
 
         Raises:

@@ -19,9 +19,9 @@ from typing import Final
 
 import pyarrow.compute as pc
 
+from cdc_replay.changelog.delta.table import DurableTable, Position
 from cdc_replay.changelog.segment import Segment, plan_row_groups, read_columns
 from cdc_replay.changelog.storage import delete_files
-from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from cdc_replay.changelog.storage import PARTIAL, Location, give_name, make_file, reading, sync_file
 from cdc_replay.errors import ChangeLogDamaged
-from cdc_replay.model.change import LOG
+from cdc_replay.model.frames import LOG
 from cdc_replay.model.lsn import Window
 
 _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
@@ -34,7 +34,7 @@ _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 
 LOG_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in LOG.columns])
-"""The columns of `model.change.LOG` as Arrow types."""
+"""The columns of `model.frames.LOG` as Arrow types."""
 
 _COMMIT_LSN: Final = LOG_SCHEMA.get_field_index("commit_lsn")
 

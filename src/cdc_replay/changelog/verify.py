@@ -24,8 +24,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.metadata_tables import check_first_catalog
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
     RESTORE,
@@ -33,9 +35,7 @@ from cdc_replay.changelog.segment import (
     Segment,
     read_footer,
 )
-from cdc_replay.changelog.side_tables import check_first_catalog
 from cdc_replay.changelog.storage import Location
-from cdc_replay.changelog.table import DurableTable
 from cdc_replay.changelog.verify_commits import check_changes, verified_table
 from cdc_replay.changelog.verify_rows import Found, RowOrder, RowReader
 from cdc_replay.errors import ChangeLogDamaged, InvalidLsn

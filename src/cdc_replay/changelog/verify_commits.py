@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import NativeFile
 
-from cdc_replay.changelog.commits import Commit, LogFolder, read_commit
+from cdc_replay.changelog.delta.commits import Commit, LogFolder, read_commit
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.prune import start_application
 from cdc_replay.changelog.segment import RESTORE, Segment
 from cdc_replay.changelog.storage import Location
-from cdc_replay.changelog.table import DurableTable
 from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn
 

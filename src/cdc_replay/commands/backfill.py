@@ -24,20 +24,22 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.fences import Fences, fences_of
 from cdc_replay.commands.moments import moment_of
-from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import replay_opened
-from cdc_replay.commands.results import BackfillResult
-from cdc_replay.commands.rewritten import rewrites_in
-from cdc_replay.commands.spark_errors import translated_spark_errors
-from cdc_replay.commands.strangers import called_otherwise_before
-from cdc_replay.commands.unsent import Unsent
-from cdc_replay.commands.window import decode_window, definitions
-from cdc_replay.compact import (
+from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.frames import NetKind
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import PublishAction
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import BackfillResult
+from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
+from cdc_replay.replay.compact import (
     Survey,
     lacks_values,
     net_changes,
@@ -46,21 +48,19 @@ from cdc_replay.compact import (
     upserted,
     without_marks,
 )
-from cdc_replay.config import Config, PublisherConfig
-from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
-from cdc_replay.failpoints import failpoint
-from cdc_replay.fill import History, find
-from cdc_replay.model.change import NetKind
-from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.model.publication import PublishAction
-from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.route.router import Routed, route
-from cdc_replay.route.routes import Route, Routes, Target, plan_routes
-from cdc_replay.spark_session import spark_session, tune_for
+from cdc_replay.replay.log_window import decode_window, definitions
+from cdc_replay.replay.publisher_fence import Fences, fences_of
+from cdc_replay.replay.route.routes import Route, Routes, Target, plan_routes
+from cdc_replay.replay.route.spark_router import Routed, route
+from cdc_replay.replay.table_rewrites import rewrites_in
+from cdc_replay.replay.toast import History, find
+from cdc_replay.replay.toast.sources import Unsent
+from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
+from cdc_replay.spark.errors import translated_spark_errors
+from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.session import Opened, opened
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TextIO
 
-from cdc_replay.commands.results import Json
+from cdc_replay.model.results import Json
 
 RunLine = Callable[[str], tuple[dict[str, Json] | None, str | None]]
 """Runs one command line; gives its result, its error, or both."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Final
 
 from cdc_replay.capture.pull import CaptureOutcome, CaptureSource, capture_changes
-from cdc_replay.capture.retention import RetainedWalLimit, enforce_after_capture, enforce_after_failure
+from cdc_replay.capture.slot_retention import RetainedWalLimit, enforce_after_capture, enforce_after_failure
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.compaction import compacted
-from cdc_replay.commands.results import CaptureResult
+from cdc_replay.changelog.maintenance import compacted
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, ChangeLogMismatch, SlotActive
 from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.results import CaptureResult
 
 PATIENCE_SECONDS: Final = 60
 PAUSE_SECONDS: Final = 0.5

@@ -7,22 +7,22 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_replay.capture.event_trigger import is_installed
+from cdc_replay.capture.ddl.event_triggers import is_installed
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.captured import not_captured
-from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.results import Result
-from cdc_replay.commands.rewritten import rewritten_tables
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing
 from cdc_replay.filters.compile import ServerFilter, compile_filter
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFilter, Table
+from cdc_replay.model.results import Result
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import connect
+from cdc_replay.publication.capture_coverage import not_captured
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import PublishedRelation, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications, warnings_for
+from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.table_rewrites import rewritten_tables
 
 BY_POSITION: Final = "exact by position: the publisher has the event triggers"
 BY_PULL: Final = "as each pull finds them: the publisher has no event triggers"

@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.compaction import compacted
+from cdc_replay.changelog.maintenance import compacted
 from cdc_replay.commands.moments import moment_of, moment_text
-from cdc_replay.commands.results import PruneResult
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import (
     AnotherPublisher,
@@ -44,6 +43,7 @@ from cdc_replay.errors import (
     SubscriptionBusy,
 )
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state

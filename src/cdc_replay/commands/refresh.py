@@ -6,7 +6,7 @@ one that was renamed on both sides is not, one that was made anew on the subscri
 
 With `reconcile`, every table then is what a new subscription would copy at one LSN, the result's `to_lsn`:
 rows that a changed filter shuts out are deleted, rows that it lets in are brought, rows that differ are
-updated, without a full copy (`cdc_replay.reconcile`). New tables that are empty on the subscriber are copied
+updated, without a full copy (`cdc_replay.compare`). New tables that are empty on the subscriber are copied
 first, in parallel; new ones with rows, and tables that are parked, are reconciled as they are.
 
 | killed                      | durable                                    | the next run       |
@@ -19,7 +19,7 @@ first, in parallel; new ones with rows, and tables that are parked, are reconcil
 A table that is entered and not copied waits, and replay leaves it out: nothing passes it by.
 
 What `reconcile` must not delete is known before anything is changed: rows of other feeds
-(`commands.other_feeds`), and with `origin: none` all rows that are there, because those that were made on
+(`compare.other_feeds`), and with `origin: none` all rows that are there, because those that were made on
 this side cannot be told from the publisher's (R8.19). Where a person is to be asked, or with `origin: none`,
 the comparison is made once more before, as with `dry_run`.
 """
@@ -33,12 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from cdc_replay.capture.setup import setup_publisher
-from cdc_replay.commands.changed_filters import changed_filters, remember_definitions
-from cdc_replay.commands.compare_values import compare_marked_tables
-from cdc_replay.commands.opened import Opened, exported_beside_others, opened
-from cdc_replay.commands.other_feeds import rows_of_other_feeds
 from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.results import RefreshResult, SnapshotResult, TableReconciled
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.commands.snapshot import (
     Published,
@@ -48,24 +43,29 @@ from cdc_replay.commands.snapshot import (
     remembered,
     snapshot_opened,
 )
-from cdc_replay.config import Config
-from cdc_replay.errors import NotConfirmed, ReconcileRefused
-from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.model.table_state import Copying, Pending
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
-from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.reconcile.tables import (
+from cdc_replay.compare.other_feeds import rows_of_other_feeds
+from cdc_replay.compare.reconcile import (
     ReconciledTable,
     ReconcileRequest,
     preview_tables,
     reconcile_tables,
 )
+from cdc_replay.config import Config
+from cdc_replay.errors import NotConfirmed, ReconcileRefused
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import RefreshResult, SnapshotResult, TableReconciled
+from cdc_replay.model.subscription import OriginPolicy
+from cdc_replay.model.table_state import Copying, Pending
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.replay.definition_drift import changed_filters, remember_definitions
+from cdc_replay.replay.rewritten_values import compare_marked_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.session import Opened, exported_beside_others, opened
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 log = logging.getLogger(__name__)

@@ -2,11 +2,11 @@
 
 Several subscriptions share one read and one decode of the log. What one of them cannot apply stops that one
 only: its error is in its result and in its state, and what can never be applied is parked, with all that is
-before it applied (`commands.parking`).
+before it applied (`replay.parking`).
 
 A row may enter a subscription with a value that the publisher did not send (R4.6). Then the flow is tried
-with the value from one source after the other (`commands.unsent`), and parked before the row's transaction
-where none has it, or NULL is stored (`commands.unsent_windows`).
+with the value from one source after the other (`replay.toast.sources`), and parked before the row's
+transaction where none has it, or NULL is stored (`replay.toast.window`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,6 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.captured import left_out
-from cdc_replay.commands.fences import fences_of
-from cdc_replay.commands.opened import Opened, opened
-from cdc_replay.commands.parking import Attempt, Outcome, settled
-from cdc_replay.commands.pipeline import Pipeline, Sources, failed
-from cdc_replay.commands.results import ReplayResult
-from cdc_replay.commands.unsent_windows import Source
-from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import (
     AnotherPublisher,
@@ -40,8 +32,16 @@ from cdc_replay.errors import (
     SubscriptionParked,
 )
 from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
+from cdc_replay.publication.capture_coverage import left_out
+from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.parking import Attempt, Outcome, settled
+from cdc_replay.replay.pipeline import Pipeline, Sources, failed
+from cdc_replay.replay.publisher_fence import fences_of
+from cdc_replay.replay.toast.window import Source
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.session import Opened, opened
 
 log = logging.getLogger(__name__)
 

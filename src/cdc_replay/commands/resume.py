@@ -1,7 +1,7 @@
 """`resume`: let a parked subscription, or parked tables, be replayed again; with or without what parked them.
 
 Replay has parked them before a transaction that the subscriber refuses, with everything before it applied
-(`commands.parking`). So to skip the transaction is to say that it is applied: whole, and named by the
+(`replay.parking`). So to skip the transaction is to say that it is applied: whole, and named by the
 position of its end, so that no other one is skipped by mistake, as ALTER SUBSCRIPTION … SKIP does it.
 
 What is parked for a value that nobody has (R4.6) can go on with NULL in its place: that is accepted up to the
@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opened import Opened, opened
-from cdc_replay.commands.results import ResumeResult
-from cdc_replay.commands.rewritten import rewrites_in
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, NotParked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ResumeResult
 from cdc_replay.model.table_state import Parked, Ready
+from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.session import Opened, opened
 from cdc_replay.subscriber.state import KnownTable
 
 UNKNOWN_VALUE_RULE: Final = "R4.6"

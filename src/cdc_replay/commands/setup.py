@@ -12,13 +12,13 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from cdc_replay.capture.event_trigger import is_installed
+from cdc_replay.capture.ddl.event_triggers import is_installed
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.results import SetupResult
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import SetupResult
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.role import superuser
 from cdc_replay.publication.resolve import synced_tables

@@ -21,42 +21,42 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from cdc_replay.capture.slot import check_header
+from cdc_replay.capture.slot_continuity import check_header
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.captured import not_captured
-from cdc_replay.commands.changed_filters import remember_definitions
-from cdc_replay.commands.compare_values import compare_marked_tables
-from cdc_replay.commands.opened import (
-    Opened,
-    copying,
-    exported_beside_others,
-    opened,
-    others_may_work,
-)
-from cdc_replay.commands.results import SnapshotResult, TableCopied
-from cdc_replay.commands.resumed_copy import history_of, read_log_of
-from cdc_replay.commands.rewritten import release_rewritten
-from cdc_replay.commands.spark_errors import translated_spark_errors
+from cdc_replay.compare.reconcile import ReconciledTable, ReconcileRequest, reconcile_tables
 from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import SnapshotResult, TableCopied
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
-from cdc_replay.postgres.replication import check_server
+from cdc_replay.postgres.slot import check_server
+from cdc_replay.publication.capture_coverage import not_captured
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.publication.restrictions import check_publications
-from cdc_replay.reconcile.tables import ReconciledTable, ReconcileRequest, reconcile_tables
-from cdc_replay.snapshot.begin import SnapshotRequest
-from cdc_replay.snapshot.load import CopiedTable, load_tables
+from cdc_replay.replay.definition_drift import remember_definitions
+from cdc_replay.replay.rewritten_values import compare_marked_tables
+from cdc_replay.replay.table_rewrites import release_rewritten
+from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
+from cdc_replay.snapshot.log_reader import history_of, read_log_of
+from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.snapshot.resume import ReadLog
-from cdc_replay.spark_session import spark_session
+from cdc_replay.spark.errors import translated_spark_errors
+from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.session import (
+    Opened,
+    copying,
+    exported_beside_others,
+    opened,
+    others_may_work,
+)
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def snapshot(
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
     A table that was ready before the change log was begun anew is copied again, too. Of one that the
-    publisher has rewritten the values are compared (`commands.compare_values`, R11.9). Copying named tables
+    publisher has rewritten the values are compared (`replay.rewritten_values`, R11.9). Copying named tables
     lets a parked subscription be replayed again.
 
     Raises:

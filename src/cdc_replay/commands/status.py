@@ -14,20 +14,20 @@ from functools import partial
 from typing import TypeAlias
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.answers import Answer, Answers
-from cdc_replay.commands.captured import left_out
-from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
-from cdc_replay.commands.results import Json, Result, to_json
-from cdc_replay.commands.rewritten import rewritten_tables
-from cdc_replay.commands.window import catalog_history
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SlotMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import Json, Result, to_json
 from cdc_replay.model.table_state import Ready, describe
+from cdc_replay.postgres.answers import Answer, Answers
 from cdc_replay.postgres.connection import Connection, connect, connect_to_ask
-from cdc_replay.postgres.replication import slot_status
+from cdc_replay.postgres.slot import slot_status
+from cdc_replay.publication.capture_coverage import left_out
+from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
+from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.progress import reported_progress
 from cdc_replay.subscriber.state import KnownTable
@@ -76,7 +76,7 @@ class SubscriptionStatus:
     """A subscription's position; lag is what the publisher's position is ahead of it.
 
     `lag_seconds` is the age of the oldest captured transaction that is not applied, 0 if there is none;
-    `behind_since` is when that was committed, `behind_reason` why it is not applied (`commands.lag`). Why a
+    `behind_since` is when that was committed, `behind_reason` why it is not applied (`replay.lag`). Why a
     subscription is parked is its `error`, or what it does not get though it needs it.
     """
 

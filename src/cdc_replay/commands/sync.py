@@ -2,7 +2,7 @@
 
 On return the subscribers equal the publisher's filtered state as of one LSN. Where the publisher has
 rewritten a table without sending its rows (R11.9), all are brought to a fence, and the values of that table
-are compared there (`commands.compare_values`). What is in the way of that is a warning: changes go on. A
+are compared there (`replay.rewritten_values`). What is in the way of that is a warning: changes go on. A
 table that lacks a value which nobody has (R4.6) is left to a snapshot: then all three steps are done again.
 
 A subscription whose subscriber does not answer, or whose snapshot fails, stops nobody else. Its tables that
@@ -22,17 +22,17 @@ from typing import Final
 import psycopg
 
 from cdc_replay.capture.pull import current_position
-from cdc_replay.commands.catch_up import caught_up
-from cdc_replay.commands.compare_values import compare_marked, warn_of_failure
-from cdc_replay.commands.opened import Opened, opened
 from cdc_replay.commands.replay import common_publisher
-from cdc_replay.commands.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
 from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
 from cdc_replay.model.table_state import Parked
+from cdc_replay.replay.capture_and_replay import caught_up
+from cdc_replay.replay.rewritten_values import compare_marked, warn_of_failure
+from cdc_replay.subscriber.session import Opened, opened
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 
-from cdc_replay.apply.staging import drop_staging
 from cdc_replay.capture.setup import teardown_publisher
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.opened import opened
 from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.results import TeardownResult
 from cdc_replay.commands.setup import setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
+from cdc_replay.model.results import TeardownResult
+from cdc_replay.replay.apply.staging import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state
+from cdc_replay.subscriber.session import opened
 
 
 def teardown(config: Config, name: str) -> TeardownResult:

@@ -16,27 +16,27 @@ from pathlib import Path
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.commands.changed_filters import changed_filters
-from cdc_replay.commands.opened import Opened, exported_behind, opened
 from cdc_replay.commands.replay import replay_opened
-from cdc_replay.commands.results import Json, Result
-from cdc_replay.commands.rewritten import rewritten_tables
+from cdc_replay.compare.comparison import ValidatedTable
+from cdc_replay.compare.fence import open_fence
 from cdc_replay.config import Config
 from cdc_replay.errors import NotConsistent
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import Json, Result
 from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.mirror import why_not_mirrored
 from cdc_replay.publication.resolve import synced_tables
+from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.owners import Rights
+from cdc_replay.subscriber.session import Opened, exported_behind, opened
 from cdc_replay.subscriber.tables import read_target_tables
-from cdc_replay.validate.comparison import ValidatedTable
-from cdc_replay.validate.fence import open_fence
-from cdc_replay.validate.report import ValidationRequest, validate_subscription
+from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
 log = logging.getLogger(__name__)

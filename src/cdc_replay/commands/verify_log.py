@@ -6,14 +6,14 @@ import logging
 import time
 from typing import Final
 
-from cdc_replay.catalog.delta import parse_delta
-from cdc_replay.catalog.history import catalog_from_json
+from cdc_replay.catalog.ddl_change import parse_delta
+from cdc_replay.catalog.json_form import catalog_from_json
 from cdc_replay.changelog import verify
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.segment import RESTORE
-from cdc_replay.commands.results import VerifyLogResult
 from cdc_replay.config import Config
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
+from cdc_replay.model.results import VerifyLogResult
 
 log = logging.getLogger(__name__)
 

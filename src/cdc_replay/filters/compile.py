@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cdc_replay.errors import InvalidFilter
+from cdc_replay.filters.constant_folding import LENGTH_CASTS, folded
 from cdc_replay.filters.datum import PrintedFilter
 from cdc_replay.filters.expression import (
     Bool,
@@ -27,10 +28,9 @@ from cdc_replay.filters.expression import (
     attnums_read,
     children,
 )
-from cdc_replay.filters.folding import LENGTH_CASTS, folded
 from cdc_replay.filters.node_text import attnums_in, read_node
 from cdc_replay.filters.node_tree import parse
-from cdc_replay.filters.reasons import reason_for_server
+from cdc_replay.filters.unsupported import reason_for_server
 from cdc_replay.model.publication import Generated, RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName
 

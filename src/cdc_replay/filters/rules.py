@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
-from cdc_replay.filters import values
+from cdc_replay.filters import sortable_forms as values
 from cdc_replay.filters.expression import (
     FIRST_UNRESERVED_OID,
     Collate,
@@ -34,8 +34,8 @@ from cdc_replay.filters.expression import (
     Relabel,
     Type,
 )
+from cdc_replay.filters.integer_ranges import fits, range_of
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS, Signature
-from cdc_replay.filters.ranges import fits, range_of
 
 Compute: TypeAlias = Callable[..., Any]
 """Arrow's arrays and scalars, in the forms of `values` → an array or a scalar."""

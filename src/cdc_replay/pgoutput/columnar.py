@@ -21,12 +21,12 @@ from typing import Final, Never
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrays import Bools, Bytes, Int32s, Int64s, bitmap, numbers, text_buffers
+from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, numbers, text_buffers
+from cdc_replay.catalog.version_index import CatalogVersions
 from cdc_replay.errors import InvalidMessage
-from cdc_replay.model.change import CHANGES, ChangeKind
+from cdc_replay.model.frames import CHANGES, ChangeKind
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import Relation
-from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 from cdc_replay.pgoutput.kernels import HEADER_BYTES, Fault, copy_values, locate_tuples
 from cdc_replay.pgoutput.messages import MessageType, Truncate, TupleKind
 from cdc_replay.pgoutput.reader import decode

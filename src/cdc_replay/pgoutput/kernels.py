@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from cdc_replay.arrays import Bytes, Int32s, Int64s
-from cdc_replay.compiled import compiled, inlined
+from cdc_replay.arrow.arrays import Bytes, Int32s, Int64s
+from cdc_replay.arrow.jit import compiled, inlined
 
 _BYTES: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _INT32S: Final = types.Array(types.int32, 1, "C", readonly=True)

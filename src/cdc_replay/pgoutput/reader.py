@@ -5,7 +5,8 @@ left at the end. What does not fit is refused with the offset of the item that i
 would apply something that nobody wrote.
 
 Some messages have another layout inside a streamed block (R1.9) or with the option `streaming = parallel`
-(R1.3). The bytes do not tell: the caller of `decode` says so, `decode_stream` keeps track of the blocks.
+(R1.3). The bytes do not tell: the caller of `decode` says so, `decode_stream` keeps track of the
+blocks.
 """
 
 from __future__ import annotations

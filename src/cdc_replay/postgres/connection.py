@@ -2,11 +2,11 @@
 
 Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
 settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
-and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.session`). Timeouts
-are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is not a
-hanging session. A server that is gone without a word is noticed by the packets that its host does not answer;
-a client that is gone, by the server while it runs a statement for it, so that a killed command holds locks
-for seconds, not to the statement's end.
+and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.apply_connection`).
+Timeouts are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is
+not a hanging session. A server that is gone without a word is noticed by the packets that its host does not
+answer; a client that is gone, by the server while it runs a statement for it, so that a killed command holds
+locks for seconds, not to the statement's end.
 """
 
 from __future__ import annotations

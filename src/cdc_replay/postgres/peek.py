@@ -23,7 +23,7 @@ from psycopg import sql
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.replication import RESYNCHRONIZE, slot_errors
+from cdc_replay.postgres.slot import RESYNCHRONIZE, slot_errors
 
 logger = logging.getLogger(__name__)
 

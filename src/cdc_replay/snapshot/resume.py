@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import functions as F
 
-from cdc_replay.model.change import ChangeKind
+from cdc_replay.model.frames import ChangeKind
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId

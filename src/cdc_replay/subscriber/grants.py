@@ -26,7 +26,7 @@ from psycopg import sql
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.origin import FUNCTIONS
+from cdc_replay.subscriber.replication_origin import FUNCTIONS
 
 _ROLE: Final = """
     select rolname::text, rolsuper, pg_catalog.current_database()::text,

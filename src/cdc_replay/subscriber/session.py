@@ -1,91 +1,181 @@
-"""Sessions that write to the subscriber's tables as a native apply worker does (R8.13).
-
-What the publisher sends means the same to every session as long as it goes into columns of the publisher's
-types. A `timestamp` that becomes a `timestamptz` on the subscriber is one of the time zone of the session
-that reads it, and triggers and defaults there may format values, or ask for the local time. So sessions that
-write have the formats of the database, the role or the server, as native apply workers have.
-"""
+"""A subscription opened for work: its subscriber connected, its state schema there, its lock held."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from psycopg import errors as pg
-from psycopg import sql
+from cdc_replay.config import Config, SubscriptionConfig
+from cdc_replay.errors import SubscriberNotWritable, SubscriptionBusy
+from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
+from cdc_replay.model.table_state import Ready, TableState
+from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.state import KnownTable
 
-from cdc_replay.errors import MissingPrivilege
-from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect, setting_statement
+log = logging.getLogger(__name__)
 
-FORMATS: Final = ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output", "xmloption")
-"""Settings by which values are read and written, of those that are pinned elsewhere (R1.11)."""
-
-_OWN_TIME_ZONE: Final = "select reset_val from pg_catalog.pg_settings where name = 'TimeZone'"
+PATIENCE_SECONDS: Final = 60
+PAUSE_SECONDS: Final = 0.2
+_TRIES_BESIDE_OTHERS: Final = 3
 
 
-def connect_to_write(dsn: str, *, purpose: str) -> Connection:
-    """A connection with the database's own formats; the caller closes it.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A subscription that no other process can work on while this is open.
 
-    Raises:
-        MissingPrivilege, ServerUnavailable: as `connect`.
+    `assumed` are tables, by oid, that a window advances which is being applied, each with that window's end.
     """
-    connection = connect(dsn, purpose=purpose)
-    try:
-        _reset_formats(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
+    config: SubscriptionConfig
+    dsn: str
+    connection: Connection
+    assumed: Mapping[int, Lsn] = field(default_factory=dict)
 
-def connect_as_worker(dsn: str, *, purpose: str) -> Connection:
-    """`connect_to_write` with `session_replication_role = replica`.
+    @property
+    def subscription(self) -> Subscription:
+        """What is subscribed to."""
+        return self.config.subscription
 
-    Raises:
-        MissingPrivilege: if the role may not set that.
-        ServerUnavailable: if the server does not answer.
-    """
-    connection = connect_to_write(dsn, purpose=purpose)
-    try:
-        connection.execute("set session_replication_role = replica")
-    except BaseException as error:
-        connection.close()
-        if not isinstance(error, pg.InsufficientPrivilege):
-            raise
-        raise MissingPrivilege(
-            "the subscriber's role may not apply changes as a replication worker does",
-            detail=error.diag.message_primary,
-            hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
-            rule="R8.13",
-        ) from error
-    return connection
+    def known_tables(self) -> tuple[KnownTable, ...]:
+        """Its tables as the subscriber holds them; will hold them, where that is assumed."""
+        return tuple(
+            dataclasses.replace(each, state=Ready(self.assumed[each.relation]))
+            if each.relation in self.assumed
+            else each
+            for each in state.known_tables(self.connection, self.subscription.name)
+        )
 
+    def table_states(self) -> Mapping[QualifiedName, TableState]:
+        """The states of its tables that are there, by the names that they have now."""
+        return {each.name: each.state for each in self.known_tables() if each.name is not None}
 
-def own_time_zone(connection: Connection) -> str:
-    """The time zone that sessions which write have, whatever the session's is now."""
-    ((zone,),) = connection.execute(_OWN_TIME_ZONE)
-    return str(zone)
+    def has_tables_listed(self) -> bool:
+        """Whether a snapshot or refresh has found out which tables it has, be it none."""
+        return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
+
+    def assuming(self, assumed: Mapping[int, Lsn]) -> Opened:
+        """As it is once the window that is being applied is applied."""
+        return dataclasses.replace(self, assumed=assumed)
+
+    def ready_tables(self) -> dict[QualifiedName, Lsn]:
+        """The tables that replay can advance, each with its applied LSN."""
+        return {
+            name: found.applied_lsn for name, found in self.table_states().items() if isinstance(found, Ready)
+        }
+
+    def position(self) -> Lsn | None:
+        """What replay has reached with all tables that it can advance; None before the first snapshot.
+
+        A table that was dropped on the subscriber counts: what comes for it must be seen (R8.1).
+        """
+        states = (each.state for each in self.known_tables())
+        return min((found.applied_lsn for found in states if isinstance(found, Ready)), default=None)
 
 
 @contextlib.contextmanager
-def comparable_texts(connection: Connection) -> Iterator[None]:
-    """Within, values have the text that they have in sessions which do not write (R1.11).
+def opened(
+    config: Config, name: str, purpose: str, *, writes: bool = True, installs: bool = True
+) -> Iterator[Opened]:
+    """Connect to the subscriber of `name` and hold its lock until the end.
 
-    After an error the session is as it is: nothing more is to be written.
+    A process that works on the subscription now, such as a scheduled replay, is waited for. `installs`: the
+    state schema is created where it is missing.
+
+    Raises:
+        InvalidConfiguration: if there is no such subscription.
+        SubscriberNotWritable: if it `writes` and the subscriber is read-only.
+        SubscriptionBusy: if another process holds the lock for `PATIENCE_SECONDS`.
     """
-    connection.execute(setting_statement({name: PINNED_SETTINGS[name] for name in FORMATS}))
-    yield
-    _reset_formats(connection)
+    subscription = config.subscription(name)
+    dsn = config.dsn_of(subscription)
+    with connect(dsn, purpose=f"{purpose} {name}") as connection:
+        if writes:
+            _check_writable(connection, name)
+        if installs:
+            state.install(connection)
+        with contextlib.ExitStack() as stack:
+            _wait_for_lock(stack, connection, name)
+            yield Opened(subscription, dsn, connection)
 
 
-def _reset_formats(connection: Connection) -> None:
-    resets = (sql.SQL("reset {}").format(sql.Identifier(name)) for name in FORMATS)
-    connection.execute(sql.SQL("; ").join(resets))
+@contextlib.contextmanager
+def others_may_work(at_work: Opened) -> Iterator[None]:
+    """Let go of the subscription until the context ends; who works on it then is waited for."""
+    with state.unlocked(at_work.connection, at_work.subscription.name):
+        yield
 
 
-def set_lock_timeout(connection: Connection, seconds: float) -> None:
-    """How long the session waits for one lock from now on; 0: for ever."""
-    milliseconds = math.ceil(seconds * 1000)
-    connection.execute("select set_config('lock_timeout', %s, false)", (f"{milliseconds}ms",))
+@contextlib.contextmanager
+def exported_beside_others(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+    """A snapshot of the publisher; others may work on the subscription until it is there.
+
+    It waits for all transactions that are open on the publisher (R1.35). The subscription may be behind its
+    consistent point or before it.
+
+    Raises:
+        PublisherNotReady, ServerUnavailable, MissingPrivilege: as `export_snapshot`.
+    """
+    with contextlib.ExitStack() as stack:
+        with others_may_work(at_work):
+            dsn = config.dsn_of(config.publisher(at_work.subscription.publisher))
+            exported = stack.enter_context(export_snapshot(dsn))
+        yield exported
+
+
+@contextlib.contextmanager
+def exported_behind(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+    """The same, at or behind the position of every table: where others go past it, it is taken anew."""
+    for _ in range(_TRIES_BESIDE_OTHERS):
+        with exported_beside_others(config, at_work) as exported:
+            if max(at_work.ready_tables().values(), default=ZERO) <= exported.consistent_point:
+                yield exported
+                return
+        log.info(
+            "subscription %s was replayed past the fence, which is taken anew", at_work.subscription.name
+        )
+    with export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher))) as exported:
+        yield exported
+
+
+@contextlib.contextmanager
+def copying(at_work: Opened) -> Iterator[None]:
+    """One process at a time copies tables of a subscription, also where it lets others work on it.
+
+    Raises:
+        SubscriptionBusy: if another one does.
+    """
+    with state.lock(at_work.connection, f"{at_work.subscription.name} (snapshot)"):
+        yield
+
+
+def _check_writable(connection: Connection, name: str) -> None:
+    if is_read_only(connection):
+        raise SubscriberNotWritable(
+            f'the subscriber of subscription "{name}" is read-only', hint=READ_ONLY_REMEDY
+        )
+
+
+def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: str) -> None:
+    began = time.monotonic()
+    is_announced = False
+    while True:
+        try:
+            stack.enter_context(state.lock(connection, name))
+        except SubscriptionBusy as busy:
+            if time.monotonic() > began + PATIENCE_SECONDS:
+                raise
+            if not is_announced:
+                log.info("subscription %s is busy, waiting: %s", name, busy.detail)
+                is_announced = True
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return

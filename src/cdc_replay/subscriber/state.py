@@ -42,8 +42,8 @@ from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.subscriber.origin import drop_origins
 from cdc_replay.subscriber.ownership import check_state_ownership
+from cdc_replay.subscriber.replication_origin import drop_origins
 
 SCHEMA: Final = STATE_SCHEMA
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import pandas as pd
 
-from cdc_replay.validate.comparison import Comparison, NotCompared, ValidatedTable
+from cdc_replay.compare.comparison import Comparison, NotCompared, ValidatedTable
 from cdc_replay.validate.expectations import (
     SUMMARY,
     ComparisonExpectation,

@@ -6,7 +6,7 @@ import sys
 
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
-from cdc_replay.spark_session import spark_session
+from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import state
 from integration.apply.windows import Changes, Target
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_replay.apply import window
-from cdc_replay.apply.window import Applied, ApplyRequest, advance_only
 from cdc_replay.errors import MissingPrivilege, TargetMismatch
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
+from cdc_replay.replay.apply import session as window
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, advance_only
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
 from integration.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once

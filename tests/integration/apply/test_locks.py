@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_replay.apply import locks
-from cdc_replay.apply.window import Applied
 from cdc_replay.errors import Retry, SubscriberLocked
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.replay.apply import lock_retry as locks
+from cdc_replay.replay.apply.session import Applied
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 from integration.apply.windows import Changes, Target

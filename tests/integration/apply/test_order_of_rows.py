@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_replay.apply import merge
+from cdc_replay.replay.apply import merge
 from fixtures.postgres import Database
 from integration.apply.windows import Target
 

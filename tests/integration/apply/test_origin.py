@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import origin, state
+from cdc_replay.subscriber import replication_origin as origin
+from cdc_replay.subscriber import state
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, our_origins
 from integration.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once

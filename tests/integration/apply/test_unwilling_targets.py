@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_replay.apply.staging import stage
-from cdc_replay.apply.window import Applied, ApplyRequest, opened_window
-from cdc_replay.compact import net_changes, survey
 from cdc_replay.errors import (
     CdcReplayError,
     Retry,
@@ -18,6 +15,9 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, opened_window
+from cdc_replay.replay.apply.staging import stage
+from cdc_replay.replay.compact import net_changes, survey
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
 from integration.apply.windows import Changes, Target

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cdc_replay.apply.window import Applied, ApplyRequest, apply_window
-from cdc_replay.compact import net_changes, survey
-from cdc_replay.model.change import ROUTED
+from cdc_replay.model.frames import ROUTED
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
+from cdc_replay.replay.compact import net_changes, survey
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
 

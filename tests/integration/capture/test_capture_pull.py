@@ -12,12 +12,12 @@ import pytest
 from psycopg import sql
 
 from cdc_replay.capture.pull import CaptureSource, capture_changes, current_position
-from cdc_replay.capture.slot import WAL_POSITIONS, only_reader
-from cdc_replay.catalog.history import catalog_from_json
+from cdc_replay.capture.slot_continuity import WAL_POSITIONS, only_reader
+from cdc_replay.catalog.json_form import catalog_from_json
 from cdc_replay.errors import ChangeLogMismatch, ChangeLogMissing, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.replication import advance_slot
+from cdc_replay.postgres.slot import advance_slot
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_replay.capture.log_mark import log_mark
+from cdc_replay.capture.log_start import log_mark
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
@@ -30,7 +30,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.replication import slot_exists
+from cdc_replay.postgres.slot import slot_exists
 from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.postgres import Database, create_database

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
 from cdc_replay.capture.pull import current_position
 from cdc_replay.capture.setup import setup_publisher
-from cdc_replay.catalog.difference import differences
+from cdc_replay.catalog.diff import differences
+from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.catalog.versions import CatalogHistory
 from cdc_replay.model.publication import PublishAction
 from fixtures.captured import Captured
 from fixtures.postgres import Database

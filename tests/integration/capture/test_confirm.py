@@ -12,8 +12,8 @@ from psycopg import sql
 from cdc_replay.capture.pull import current_position
 from cdc_replay.errors import SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.postgres.confirm import MUCH_WAL_BYTES, confirm
 from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.slot_feedback import MUCH_WAL_BYTES, confirm
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
@@ -38,7 +38,7 @@ def is_by_the_function(caplog: pytest.LogCaptureFixture) -> bool:
 
 @pytest.fixture
 def messages(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.DEBUG, "cdc_replay.postgres.confirm")
+    caplog.set_level(logging.DEBUG, "cdc_replay.postgres.slot_feedback")
     return caplog
 
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_replay.capture.event_trigger import execute_plan, plan_event_triggers
-from cdc_replay.catalog.delta import (
+from cdc_replay.capture.ddl.event_triggers import execute_plan, plan_event_triggers
+from cdc_replay.catalog.ddl_change import (
     CATALOG_PREFIX,
     REWRITE_PREFIX,
     CatalogDelta,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS, is_installed
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, is_installed
 from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.setup import (
     SetupRequest,
@@ -17,8 +17,8 @@ from cdc_replay.capture.setup import (
     setup_publisher,
     teardown_publisher,
 )
-from cdc_replay.catalog.delta import CATALOG_PREFIX, apply_delta, parse_delta
-from cdc_replay.catalog.history import same_definitions
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_delta, parse_delta
+from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import MissingPrivilege

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
+from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.setup import setup_publisher
-from cdc_replay.commands.window import definitions
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import RelationId
 from cdc_replay.pgoutput.messages import Truncate
 from cdc_replay.pgoutput.reader import decode
+from cdc_replay.replay.log_window import definitions
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 

@@ -77,7 +77,7 @@ def test_what_a_slot_behind_its_log_sends_again_is_compared_in_bounded_steps(
     insert(disturbed.database, *range(10))
     disturbed.start("capture.after_commit").killed()
     assert disturbed.captured.position < disturbed.captured.log.end_lsn
-    monkeypatch.setattr("cdc_replay.capture.resent.MESSAGES_PER_STEP", 4)
+    monkeypatch.setattr("cdc_replay.capture.redelivery.MESSAGES_PER_STEP", 4)
 
     disturbed.check()
 

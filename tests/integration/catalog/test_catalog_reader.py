@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cdc_replay.catalog.history import catalog_from_json, catalog_to_json, same_definitions
+from cdc_replay.catalog.json_form import catalog_from_json, catalog_to_json, same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog, Table

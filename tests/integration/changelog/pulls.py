@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
-from cdc_replay.changelog.side_tables import CatalogVersion
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import (
     QualifiedName,

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from cdc_replay.changelog.compaction import CompactionLimits
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import read_row_group
 from cdc_replay.changelog.storage import Location, put_if_absent
 from cdc_replay.changelog.verify import verify_log
@@ -48,8 +48,8 @@ LAST = PULLS[-1].end
 
 @pytest.fixture(autouse=True)
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
 
 
 def objects(uri: str) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.storage import PARTIAL
-from cdc_replay.model.change import LOG
+from cdc_replay.model.frames import LOG
 from integration.changelog.pulls import HEADER, PULLS, Publisher, expected_rows, messages
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ LAST = PULLS[-1].end
 @pytest.fixture
 def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The table of changes of a log with six pulls, checkpoints, and what two pulls left that died."""
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
     uri, publisher = str(tmp_path / "log"), Publisher()
     publisher.set_up(uri)
     publisher.capture(uri)

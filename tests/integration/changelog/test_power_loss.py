@@ -24,8 +24,8 @@ LAST = PULLS[-1].end
 @pytest.fixture(autouse=True)
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six pulls make three checkpoints, and old commits go."""
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
 
 
 @contextlib.contextmanager

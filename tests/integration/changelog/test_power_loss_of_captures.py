@@ -75,8 +75,8 @@ def test_a_capture_that_lost_power_at_any_step_is_made_good_by_the_next(
     captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
     """The log that is found reaches at least up to the slot, and ends with the same rows in the end."""
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 3)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 3)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 3)
     publisher, slot = captured.database, captured.source.slot
     copy_slot(publisher, slot, f"first_{slot}")
     for statement in WORK:

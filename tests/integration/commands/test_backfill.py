@@ -7,10 +7,10 @@ import datetime as dt
 import pytest
 
 from cdc_replay.commands.backfill import backfill
-from cdc_replay.commands.results import BackfillResult
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.errors import InvalidConfiguration, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import BackfillResult
 from fixtures.postgres import Database
 from integration.commands.twin import Twin
 

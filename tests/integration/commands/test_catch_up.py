@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_replay.commands import plan
 from cdc_replay.commands.capture import capture
-from cdc_replay.commands.flow import Lane, StagedLane, WindowFlow
 from cdc_replay.commands.replay import replay
 from cdc_replay.errors import CdcReplayError
+from cdc_replay.replay import window_plan as plan
+from cdc_replay.replay.window_job import Lane, StagedLane, WindowFlow
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -38,7 +38,7 @@ def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
     start = twin.sync_ours()[0].to_lsn
     twin.publish(TRAFFIC)
 
-    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.pipeline"):
+    with caplog.at_level(logging.INFO, logger="cdc_replay.replay.pipeline"):
         (found,) = twin.sync_ours()
 
     assert found.replay.error is None
@@ -107,7 +107,7 @@ def test_a_long_window_is_several_transactions_of_the_subscriber(
     twin.publish(TRAFFIC)
     captured = capture(twin.config, "pub")
 
-    with caplog.at_level(logging.INFO, logger="cdc_replay.commands.pipeline"):
+    with caplog.at_level(logging.INFO, logger="cdc_replay.replay.pipeline"):
         (result,) = replay(twin.config, ["s"])
 
     assert result.error is None

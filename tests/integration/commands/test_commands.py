@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture

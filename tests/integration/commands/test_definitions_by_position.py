@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from cdc_replay.capture.event_trigger import EVENT_TRIGGERS
+from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest
-from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.spark_session import SMALL_WINDOW_ROWS
+from cdc_replay.spark.session import SMALL_WINDOW_ROWS
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark

@@ -22,7 +22,6 @@ from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.prune import prune
 from cdc_replay.commands.replay import replay
-from cdc_replay.commands.results import PruneResult
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status
@@ -37,6 +36,7 @@ from cdc_replay.errors import (
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.subscriber import state
 from embedded.postgres import Cluster
@@ -500,7 +500,7 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
 
 
 def test_a_stored_catalog_that_cannot_be_read_is_a_fault(history: History) -> None:
-    from cdc_replay.changelog.side_tables import CatalogVersion
+    from cdc_replay.changelog.metadata_tables import CatalogVersion
 
     history.log.add_catalogs([CatalogVersion(history.positions[2], history.positions[3], "{}")])
     with pytest.raises(ChangeLogDamaged, match=f"{history.positions[2]}"):

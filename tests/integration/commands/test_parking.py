@@ -9,13 +9,13 @@ import pytest
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
-from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.resume import resume
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status, subscription_result
 from cdc_replay.errors import NotParked, ReplayFailed, Retry
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.subscriber import state
 from integration.commands.twin import Twin

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.apply.window import Applied, OpenWindow
-from cdc_replay.commands import plan
 from cdc_replay.commands.capture import capture
-from cdc_replay.commands.flow import Lane, StagedLane, WindowFlow
 from cdc_replay.commands.replay import replay
+from cdc_replay.replay import window_plan as plan
+from cdc_replay.replay.apply.session import Applied, OpenWindow
+from cdc_replay.replay.window_job import Lane, StagedLane, WindowFlow
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.results import RefreshResult
 from cdc_replay.errors import ApplyConflict, InvalidFilter, SubscriberLocked, TargetMismatch
+from cdc_replay.model.results import RefreshResult
 from cdc_replay.model.table_state import Ready
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database

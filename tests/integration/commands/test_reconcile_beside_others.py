@@ -18,9 +18,9 @@ import pytest
 
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.results import RefreshResult
 from cdc_replay.commands.setup import setup
 from cdc_replay.errors import NotConfirmed, ReconcileRefused
+from cdc_replay.model.results import RefreshResult
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database
 from integration.commands.command_line import NO_JAVA, PROGRAM

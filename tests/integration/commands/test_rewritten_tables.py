@@ -11,14 +11,14 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.explain import explain
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
-from cdc_replay.commands.results import TableCompared
 from cdc_replay.commands.resume import resume
-from cdc_replay.commands.rewritten import PARKED_BY_REWRITE
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.status import status
 from cdc_replay.commands.validate import validate
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import TableCompared
 from cdc_replay.model.table_state import Parked, Ready
+from cdc_replay.replay.table_rewrites import PARKED_BY_REWRITE
 from cdc_replay.subscriber import state
 from integration.commands.twin import Twin
 

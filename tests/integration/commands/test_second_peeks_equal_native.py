@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc_replay.capture.origins import ORIGIN_OPTION_SINCE
+from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark

@@ -17,16 +17,16 @@ import yaml
 
 from cdc_replay.capture.pull import current_position
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands import fences
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
-from cdc_replay.commands.results import ReplayResult
 from cdc_replay.commands.validate import validate
 from cdc_replay.config import load_config
 from cdc_replay.errors import UnknownValue
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.table_state import Ready
+from cdc_replay.replay import publisher_fence as fences
 from fixtures.native import wait_for
 from integration.commands.twin import Twin
 
@@ -325,7 +325,7 @@ def test_a_commit_that_waits_for_a_standby_is_waited_for(
 ) -> None:
     """It is in the log, and nobody sees it before the standby has answered."""
     subscribed(twin, native=False)
-    caplog.set_level(logging.INFO, "cdc_replay.commands.fences")
+    caplog.set_level(logging.INFO, "cdc_replay.replay.publisher_fence")
     with ThreadPoolExecutor(2) as pool, twin.publisher.connect() as waiting:
         waiting.execute("set synchronous_commit = on")
         committed = pool.submit(waiting.execute, "update t set id = 20 where id = 1")

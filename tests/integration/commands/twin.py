@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from cdc_replay.commands.results import ReplayResult, SyncResult
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.sync import sync
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import ReplayResult, SyncResult
 from cdc_replay.model.table_state import TableState
 from cdc_replay.subscriber import state
 from embedded.postgres import Cluster

@@ -11,11 +11,11 @@ from pyspark.errors import PythonException
 
 from cdc_replay.changelog.segment import RowGroup, SegmentWriter, plan_row_groups
 from cdc_replay.changelog.storage import Location
-from cdc_replay.decode import LogReader
-from cdc_replay.model.change import CHANGES
+from cdc_replay.model.frames import CHANGES
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.pgoutput import messages as m
 from cdc_replay.pgoutput.columnar import ChangeDecoder
+from cdc_replay.replay.decode import LogReader
 from fixtures.postgres import Database
 from unit.pgoutput.assembly import Assembly
 from unit.pgoutput.wire import encode, log_batch, log_row, reference_changes, relation

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from cdc_replay.filters.arrow import filter_answers, is_computable
+from cdc_replay.filters.arrow_eval import filter_answers, is_computable
 from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.constant_folding import FOLDS
 from cdc_replay.filters.expression import (
     ArrayComparison,
     Column,
@@ -32,13 +33,12 @@ from cdc_replay.filters.expression import (
     children,
     walk,
 )
-from cdc_replay.filters.folding import FOLDS
 from cdc_replay.filters.node_tree import parse
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS
 from cdc_replay.filters.rules import RELABELS, RULES, Exact
-from cdc_replay.filters.spark import filter_column
-from cdc_replay.filters.values import FORMS
-from cdc_replay.spark_session import SMALL_WINDOW_ROWS, tune_for
+from cdc_replay.filters.sortable_forms import FORMS
+from cdc_replay.filters.spark_eval import filter_column
+from cdc_replay.spark.session import SMALL_WINDOW_ROWS, tune_for
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
 from integration.filters.generated_filters import Source, condition, systematic

@@ -14,13 +14,13 @@ from psycopg import sql
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_replay.filters.arrow import filter_answers, is_computable
+from cdc_replay.filters.arrow_eval import filter_answers, is_computable
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
 from cdc_replay.filters.printed import printed_for_subscriber
 from cdc_replay.filters.rules import RELABELS
-from cdc_replay.filters.server import ServerCheck
-from cdc_replay.filters.spark import filter_column
+from cdc_replay.filters.server_eval import ServerCheck
+from cdc_replay.filters.spark_eval import filter_column
 from cdc_replay.model.publication import RowFilter, Table
 from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable

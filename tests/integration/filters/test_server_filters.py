@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import PythonException
 
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
-from cdc_replay.filters.server import ServerCheck
-from cdc_replay.model.change import ChangeKind
+from cdc_replay.filters.server_eval import ServerCheck
+from cdc_replay.model.frames import ChangeKind
 from fixtures.postgres import Database
 from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable

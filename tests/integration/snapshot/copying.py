@@ -17,8 +17,8 @@ from cdc_replay.model.table_state import TableState
 from cdc_replay.postgres.connection import connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.snapshot.begin import SnapshotRequest
-from cdc_replay.snapshot.load import CopiedTable, load_tables
+from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
+from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
@@ -82,7 +82,7 @@ def run_until_killed(
 
 def main(publisher_dsn: str, subscriber_dsn: str, chunk_bytes: str, replace: str) -> None:
     """The program of `run_until_killed`."""
-    from cdc_replay.spark_session import spark_session
+    from cdc_replay.spark.session import spark_session
 
     spark = spark_session("test", conf={"spark.master": "local[2]"})
     changes = {"chunk_bytes": int(chunk_bytes), "replace": replace == "replace"}

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.resumed_copy import history_of, read_log_of
 from cdc_replay.commands.setup import setup
 from cdc_replay.config import Config, load_config
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.snapshot.begin import SnapshotRequest, begin
-from cdc_replay.snapshot.chunk import CopiedChunk, copy_chunks, subscriber_connection
-from cdc_replay.snapshot.load import CopiedTable, load_tables
+from cdc_replay.snapshot.copy_chunk import CopiedChunk, copy_chunks, subscriber_connection
+from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
+from cdc_replay.snapshot.log_reader import history_of, read_log_of
+from cdc_replay.snapshot.planning import SnapshotRequest, begin
 from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import origin
+from cdc_replay.subscriber import replication_origin as origin
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, our_origins
 from integration.snapshot.copying import copy_tables, run_until_killed

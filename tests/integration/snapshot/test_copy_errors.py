@@ -15,9 +15,9 @@ from cdc_replay.errors import (
     SubscriberNotWritable,
 )
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.snapshot.begin import begin
-from cdc_replay.snapshot.chunk import FailedChunk, copy_chunks, subscriber_connection
-from cdc_replay.snapshot.load import load_tables
+from cdc_replay.snapshot.copy_chunk import FailedChunk, copy_chunks, subscriber_connection
+from cdc_replay.snapshot.copy_tables import load_tables
+from cdc_replay.snapshot.planning import begin
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, snapshot_request
 

@@ -11,8 +11,15 @@ from psycopg import sql
 from cdc_replay.errors import ApplyConflict, InvalidFilter, MissingPrivilege, SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Ready
-from cdc_replay.snapshot.chunk import ChunkCopy, CopiedChunk, CopySetting, FailedChunk, TableCopy, copy_chunks
-from cdc_replay.snapshot.load import load_tables
+from cdc_replay.snapshot.copy_chunk import (
+    ChunkCopy,
+    CopiedChunk,
+    CopySetting,
+    FailedChunk,
+    TableCopy,
+    copy_chunks,
+)
+from cdc_replay.snapshot.copy_tables import load_tables
 from cdc_replay.subscriber.state import set_table_state
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, public, snapshot_request, states_of, target_table

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.model.visibility import Snapshot
+from cdc_replay.model.pg_snapshot import Snapshot
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_present
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.postgres.present_snapshot import PresentSnapshot, export_present
 from fixtures.postgres import Database
 
 INSERT = "with inserted as (insert into t values (%s) returning 1) select"

@@ -9,9 +9,9 @@ from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
-from cdc_replay.snapshot.begin import TablePlan
-from cdc_replay.snapshot.chunk import ChunkCopy, CopySetting, TableCopy
-from cdc_replay.snapshot.watch import watched
+from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySetting, TableCopy
+from cdc_replay.snapshot.planning import TablePlan
+from cdc_replay.snapshot.progress import watched
 from fixtures.postgres import Database
 from integration.snapshot.copying import public, snapshot_request, target_table
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from psycopg import sql
 
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.compare.comparison import ValidatedTable
+from cdc_replay.compare.fence import Fence, open_fence
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
-from cdc_replay.validate.comparison import ValidatedTable
-from cdc_replay.validate.fence import Fence, open_fence
-from cdc_replay.validate.report import ValidationRequest, validate_subscription
+from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import Database
 

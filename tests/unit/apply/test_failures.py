@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from psycopg import errors as pg
 
-from cdc_replay.apply.conflicts import Failure, failure_of, in_the_way, refusals
 from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
@@ -16,8 +15,9 @@ from cdc_replay.errors import (
     SubscriberNotWritable,
     TargetMismatch,
 )
-from cdc_replay.model.change import ConflictKind
+from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.replay.apply.conflicts import Failure, failure_of, in_the_way, refusals
 
 TARGET = QualifiedName("public", "t")
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_replay.apply.gone import Gone, are_counted, set_apart
-from cdc_replay.apply.staging import StageTable
-from cdc_replay.compact.runs import OUTPUT
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.replay.apply.staging import StageTable
+from cdc_replay.replay.apply.transient_keys import Gone, are_counted, set_apart
+from cdc_replay.replay.compact.fold import OUTPUT
 from cdc_replay.subscriber.tables import Operator, TargetColumn
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.capture.message_code import MessageFilter, code_of
+from cdc_replay.capture.ddl.message_code import MessageFilter, code_of
 from cdc_replay.capture.transactions import Assembler
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.pgoutput.reader import relation_version
 from cdc_replay.postgres.peek import RawMessages

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_replay.capture.stretches import SHORTEST
-from cdc_replay.catalog.delta import CATALOG_PREFIX, REWRITE_PREFIX
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.capture.plain_transactions import SHORTEST
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.model.visibility import Snapshot
+from cdc_replay.model.pg_snapshot import Snapshot
 from unit.capture.stream import (
     RELATION,
     STREAM_STOP,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_replay.capture import spool
-from cdc_replay.capture.rows import BODY_SCHEMA
+from cdc_replay.capture.message_batch import BODY_SCHEMA
 from cdc_replay.capture.spool import Spool, limit_memory
 
 if TYPE_CHECKING:

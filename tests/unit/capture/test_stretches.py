@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.capture import stretches
-from cdc_replay.capture.rows import Chunk
-from cdc_replay.capture.stretches import Stretch, parts
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.capture import plain_transactions as stretches
+from cdc_replay.capture.message_batch import Chunk
+from cdc_replay.capture.plain_transactions import Stretch, parts
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_replay.capture.stretches import SHORTEST
+from cdc_replay.capture.plain_transactions import SHORTEST
 from cdc_replay.capture.transactions import Assembler
-from cdc_replay.changelog.prepared import PreparedKey, PreparedTransactions
+from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from unit.capture.stream import (

@@ -10,8 +10,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.capture.origins import LocalChanges
-from cdc_replay.capture.truncates import (
+from cdc_replay.capture.change_origins import LocalChanges
+from cdc_replay.capture.truncate_rows import (
     RootsAdded,
     RootTruncate,
     truncate_message,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cdc_replay.catalog.history import (
+from cdc_replay.catalog.json_form import (
     catalog_from_json,
     catalog_to_json,
     same_definitions,

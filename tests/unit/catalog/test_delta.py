@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.delta import apply_delta, parse_delta, parse_rewrite
+from cdc_replay.catalog.ddl_change import apply_delta, parse_delta, parse_rewrite
 from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdc_replay.catalog.difference import differences
+from cdc_replay.catalog.diff import differences
 from cdc_replay.model.publication import RowFilter
 from fixtures.catalogs import catalog, listed, publication, table
 

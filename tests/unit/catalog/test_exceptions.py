@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.delta import apply_delta, parse_delta
-from cdc_replay.catalog.difference import differences
-from cdc_replay.catalog.history import catalog_from_json, catalog_to_json
+from cdc_replay.catalog.ddl_change import apply_delta, parse_delta
+from cdc_replay.catalog.diff import differences
+from cdc_replay.catalog.json_form import catalog_from_json, catalog_to_json
 from cdc_replay.catalog.reader import memberships_of, publication_of, tables_of
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import PublisherCatalog

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.catalog.history import catalog_to_json
-from cdc_replay.catalog.versions import CatalogHistory
+from cdc_replay.catalog.history import CatalogHistory
+from cdc_replay.catalog.json_form import catalog_to_json
+from cdc_replay.catalog.version_index import CatalogVersions
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.pgoutput.catalog_versions import CatalogVersions
 from fixtures.catalogs import catalog, publication
 
 NAMES = ("p", "q", "r")

@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
-from cdc_replay.changelog.side_tables import CatalogVersion
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import (
@@ -88,8 +88,8 @@ def test_a_reader_keeps_the_log_that_it_opened(log: ChangeLog, uri: str) -> None
 def test_a_reader_keeps_the_log_that_it_opened_when_old_commits_are_deleted(
     log: ChangeLog, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
     append(log, 110, transaction(110))
     reader = ChangeLog.open(uri)
     for end_lsn in range(120, 180, 10):

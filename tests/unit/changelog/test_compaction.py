@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.changelog.compaction import Compacted, CompactionLimits, plan_merges
+from cdc_replay.changelog.metadata_tables import CatalogVersion
 from cdc_replay.changelog.segment import Segment
-from cdc_replay.changelog.side_tables import CatalogVersion
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.lsn import Lsn, Window

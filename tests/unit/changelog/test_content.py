@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.changelog.content import LoggedMessage
+from cdc_replay.changelog.queries import LoggedMessage
 from cdc_replay.model.lsn import Lsn, Window
 from unit.changelog.small_log import EVERYTHING, SmallLog, insert, rows_of, transaction
 

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.prepared import PreparedKey
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.changelog.storage import PARTIAL
 from cdc_replay.errors import ChangeLogConflict

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from cdc_replay.changelog.commits import LogFolder
+from cdc_replay.changelog.delta.commits import LogFolder
+from cdc_replay.changelog.delta.table import DurableTable, Position
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.changelog.storage import PARTIAL, Location, delete_folder
-from cdc_replay.changelog.table import DurableTable, Position
 from cdc_replay.errors import ChangeLogConflict, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn, Window
 
@@ -137,8 +137,8 @@ def test_neither_the_commits_to_read_nor_those_that_are_kept_grow(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a checkpoint every 5 commits, and 12 kept: those of the last checkpoint before, at most."""
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 5)
-    monkeypatch.setattr("cdc_replay.changelog.checkpoints.KEPT_COMMITS", 12)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 12)
     for value in range(101, 161):
         # Each commit by a process of its own.
         writer = DurableTable.open(table.location)
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The commit is done all the same."""
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
         broken.setattr("tempfile.tempdir", "/nowhere")
         for value in (101, 102, 103):
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
 def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.table.CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     for value in (101, 102, 103):
         table.commit([], Position("slot", value))
     pointer = Path(table.location.path, "_delta_log", "_last_checkpoint")

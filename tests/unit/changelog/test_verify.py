@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_replay.changelog.commits import without_seal
-from cdc_replay.changelog.prepared import PreparedKey
-from cdc_replay.changelog.side_tables import CatalogVersion
+from cdc_replay.changelog.delta.commits import without_seal
+from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.verify import verify_log
 from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from cdc_replay.commands.answers import Answer, Answers
 from cdc_replay.errors import ServerUnavailable
+from cdc_replay.postgres.answers import Answer, Answers
 
 SHORT = 0.05
 LONG = 60

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from cdc_replay.commands.spark_errors import SparkEnded, SparkJobFailed, translated_spark_errors
 from cdc_replay.errors import Retry, TargetMismatch
+from cdc_replay.spark.errors import SparkEnded, SparkJobFailed, translated_spark_errors
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.catalog.history import catalog_to_json
-from cdc_replay.changelog.side_tables import CatalogVersion
-from cdc_replay.commands.window import definitions
+from cdc_replay.catalog.json_form import catalog_to_json
+from cdc_replay.changelog.metadata_tables import CatalogVersion
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import Table
+from cdc_replay.replay.log_window import definitions
 from fixtures.catalogs import catalog, table
 from unit.changelog.small_log import TABLE, TRUNCATE, SmallLog, insert, rows_of
 

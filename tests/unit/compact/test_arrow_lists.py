@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from cdc_replay.arrow_lists import map_in_arrow
+from cdc_replay.spark.nullable_lists import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,14 +15,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.compact.reference import Key, LineageFold, MultisetFold, NetChange, RoutedChange, Values, fold
-from cdc_replay.compact.refold import contingent_changes
-from cdc_replay.compact.runs import INPUT, FoldRules, RunFolder, changes_in
-from cdc_replay.contingent import changes_of as changes_of_text
-from cdc_replay.contingent import changes_text
-from cdc_replay.model.change import ChangeKind, ConflictKind, NetKind
-from cdc_replay.model.links import linked
+from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
+from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, changes_in
+from cdc_replay.replay.compact.fold_reference import (
+    Key,
+    LineageFold,
+    MultisetFold,
+    NetChange,
+    RoutedChange,
+    Values,
+    fold,
+)
+from cdc_replay.replay.compact.refold import contingent_changes
+from cdc_replay.replay.contingent_changes import changes_of as changes_of_text
+from cdc_replay.replay.contingent_changes import changes_text
 
 INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
 KEYS = ("a", "b", "c")

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.compact import pieces
-from cdc_replay.compact.hashing import key_numbers
-from cdc_replay.compact.pieces import Notes, Packer, Spread, aside_net, note_piece, noted, parts_of
-from cdc_replay.compact.reference import RoutedChange
-from cdc_replay.compact.runs import FoldRules
-from cdc_replay.model.change import ROUTED, ChangeKind, NetKind, Truncation
-from cdc_replay.model.links import linked
+from cdc_replay.arrow.key_hash import key_numbers
+from cdc_replay.model.frames import ROUTED, ChangeKind, NetKind, Truncation
+from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.route.batches import ROUTED_SCHEMA
+from cdc_replay.replay.compact import shuffle as pieces
+from cdc_replay.replay.compact.fold import FoldRules
+from cdc_replay.replay.compact.fold_reference import RoutedChange
+from cdc_replay.replay.compact.shuffle import Notes, Packer, Spread, aside_net, note_piece, noted, parts_of
+from cdc_replay.replay.route.router import ROUTED_SCHEMA
 from unit.compact.test_fold import (
     by_reference,
     canonical,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_replay.fill.follow import FOLLOWED, follow
-from cdc_replay.fill.leaves import FOUND_SCHEMA, FollowedLeaf, TupleColumn, tuple_columns
 from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
+from cdc_replay.replay.toast.row_history import FOLLOWED, follow
+from cdc_replay.replay.toast.tracked_leaf import FOUND_SCHEMA, FollowedLeaf, TupleColumn, tuple_columns
 
 LEAF = RelationId(7)
 

@@ -9,6 +9,7 @@ import pytest
 import filters_page
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.constant_folding import folded
 from cdc_replay.filters.expression import (
     Collate,
     Column,
@@ -19,10 +20,9 @@ from cdc_replay.filters.expression import (
     Operator,
     Type,
 )
-from cdc_replay.filters.folding import folded
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
-from cdc_replay.filters.reasons import reason_for_server
 from cdc_replay.filters.rules import RULES, UNKNOWN, Exact, operator_rule
+from cdc_replay.filters.unsupported import reason_for_server
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 

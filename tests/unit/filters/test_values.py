@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_replay.filters.expression import Type
-from cdc_replay.filters.values import FORMS
+from cdc_replay.filters.sortable_forms import FORMS
 
 NUMBERS = (
     *("-Infinity", "-1000", "-100.5", "-100.05", "-100", "-99.99", "-9", "-1.5", "-1", "-0.10001", "-0.1"),

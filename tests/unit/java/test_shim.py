@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.java import TRAINING, program
+from cdc_replay.spark.java import TRAINING, program
 
 SUBMIT = ("-cp", "/jars/*", "org.apache.spark.deploy.SparkSubmit", "a file.py", "")
 

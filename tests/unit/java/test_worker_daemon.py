@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.worker_daemon import prefer_installed
+from cdc_replay.spark.worker_daemon import prefer_installed
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_arrow_does_not_load_pandas_and_others_can() -> None:
     program = """
 import sys
 import pyarrow as pa
-from cdc_replay.worker_daemon import arrow_without_pandas
+from cdc_replay.spark.worker_daemon import arrow_without_pandas
 arrow_without_pandas()
 pa.array([1, 2]), pa.array(["x"], pa.binary())
 assert "pandas" not in sys.modules

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.commands.spark_errors import SparkJobFailed
 from cdc_replay.errors import CdcReplayError, Retry, ServerUnavailable, TargetMismatch, retry_of
-from cdc_replay.exit_codes import ExitCode, errors_as_exit_codes
+from cdc_replay.spark.errors import SparkJobFailed
+from cdc_replay.spark.exit_codes import ExitCode, errors_as_exit_codes
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_error_that_is_not_ours_is_left_to_python() -> None:
 def test_what_fails_while_the_job_ends_is_no_failure(
     error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.exit_codes.is_asked_to_end", lambda: True)
+    monkeypatch.setattr("cdc_replay.spark.exit_codes.is_asked_to_end", lambda: True)
     with pytest.raises(SystemExit) as ended, errors_as_exit_codes():
         raise error
     assert (ended.value.code, capsys.readouterr().err) == (143, "")

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_replay.capture.stretches import SHORTEST
+from cdc_replay.capture.plain_transactions import SHORTEST
 from cdc_replay.capture.transactions import Assembler
-from cdc_replay.changelog.prepared import PreparedTransactions
+from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import CdcReplayError, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn

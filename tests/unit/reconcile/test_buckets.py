@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.reconcile.buckets import (
+from cdc_replay.compare.buckets import (
     FEW_ROWS,
     FIRST_BITS,
     MOST_BITS,

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc_replay.model.change import CHANGES
+from cdc_replay.model.frames import CHANGES
 from cdc_replay.model.publication import Membership, RowFilter, Table
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
 from fixtures.catalogs import listed

@@ -11,7 +11,7 @@ from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
-from cdc_replay.route.routes import Defined, Route, Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import Defined, Route, Routes, Target, plan_routes
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.route.changes import relation
 

@@ -25,9 +25,9 @@ from pyspark.sql import functions as F
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.route.per_route import per_route
-from cdc_replay.route.router import Routed, route
-from cdc_replay.route.routes import Defined, Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import Defined, Routes, Target, plan_routes
+from cdc_replay.replay.route.spark_case import per_route
+from cdc_replay.replay.route.spark_router import Routed, route
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.route.changes import UNSENT, Changes, by_seq, filtered, greater, relation
 

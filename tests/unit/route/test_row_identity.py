@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_replay.model.relation import ReplicaIdentity
-from cdc_replay.route.row_identity import RowIdentity, Way, key_of, row_identity
+from cdc_replay.replay.route.row_identity import RowIdentity, Way, key_of, row_identity
 from fixtures.catalogs import table
 from unit.route.changes import relation
 

@@ -12,8 +12,8 @@ from cdc_replay.model.relation import (
     RelationId,
     ReplicaIdentity,
 )
-from cdc_replay.route.attribute_map import positions
-from cdc_replay.route.tuples import LEAF, Layout, Picked, Tuples
+from cdc_replay.replay.route.attribute_map import positions
+from cdc_replay.replay.route.tuples import LEAF, Layout, Picked, Tuples
 
 LEAF_TABLE = Relation(
     RelationId(6),

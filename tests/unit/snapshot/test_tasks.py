@@ -8,8 +8,8 @@ import pytest
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
-from cdc_replay.snapshot.chunk import ChunkCopy, TableCopy
-from cdc_replay.snapshot.load import TASK_BYTES, TASK_CHUNKS, tasks
+from cdc_replay.snapshot.copy_chunk import ChunkCopy, TableCopy
+from cdc_replay.snapshot.copy_tables import TASK_BYTES, TASK_CHUNKS, tasks
 from cdc_replay.subscriber.owners import Acting, Rights
 from cdc_replay.subscriber.tables import TargetTable
 

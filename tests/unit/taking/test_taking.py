@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.taking import taken_lists, taken_rows
+from cdc_replay.arrow.take import taken_lists, taken_rows
 
 TEXTS = pa.list_(pa.string())
 texts = st.none() | st.text(max_size=5)

@@ -8,8 +8,8 @@ from hashlib import md5
 
 import pytest
 
-from cdc_replay.digest import HashedRow
-from cdc_replay.validate.comparison import Tally, compare_rows
+from cdc_replay.compare.comparison import Tally, compare_rows
+from cdc_replay.compare.digest import HashedRow
 from cdc_replay.validate.verdict import DifferenceKind
 
 MISSING, UNEXPECTED = DifferenceKind.MISSING, DifferenceKind.UNEXPECTED

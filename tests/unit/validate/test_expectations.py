@@ -76,7 +76,7 @@ def test_the_committed_data_context_is_the_one_that_is_installed() -> None:
 
 
 def test_fence_and_comparison_do_not_load_great_expectations() -> None:
-    program = "import sys, cdc_replay.validate.comparison; sys.exit('great_expectations' in sys.modules)"
+    program = "import sys, cdc_replay.compare.comparison; sys.exit('great_expectations' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # our own
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.validate.page import LATEST, render, write_page
+from cdc_replay.validate.html_report import LATEST, render, write_page
 from cdc_replay.validate.verdict import Check, CheckKind, Difference, DifferenceKind, TableVerdict, Verdict
 
 NOW = dt.datetime(2013, 7, 1, 12, 30, tzinfo=dt.UTC)

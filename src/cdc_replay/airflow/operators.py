@@ -1,0 +1,416 @@
+"""The pipeline's tasks: each is one command of the library.
+
+Light commands (setup, capture, watch, report, validate) run in the task's process. Spark commands run through
+`jobs/*.py` on the group's Spark connection.
+
+Retries. An error whose class says that nothing will change by itself (`Retry.NEVER`) fails the task at
+once; the others, and whatever is not ours, are tried again with growing delays (`DEFAULT_ARGS`). A Spark
+application says by its exit code which of them it was (`cdc_replay.spark.exit_codes`); only in deploy-mode
+client does it arrive, and without it every failure is tried again. Every command may be killed and run again
+at any point: what was durable is found, what was not is done again.
+
+A replay run is a position: the end of the log when it starts. With a group of two subscriptions:
+
+    replay (one Spark application) ──▶ report.nsw  ──▶ asset of nsw
+                                   └─▶ report.act  ──▶ asset of act
+
+A subscription that fails does not stop the others. If what stopped it may pass, the application fails once
+they are applied, and is tried again, up to the end that the log has by then. If not, that is for its report
+to tell: trying again would start Spark for nothing. Reports run when the application is not tried again any
+more, also if it failed, because most subscriptions may be applied. Each reads what its subscription recorded
+on its own subscriber, and compares it with the position: a result that falls short of it is from an earlier
+run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import subprocess
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.standard.operators.branch import BaseBranchOperator
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
+
+from cdc_replay.airflow import assets
+from cdc_replay.airflow.connections import airflow_config, exported
+from cdc_replay.airflow.dag_ids import replay_dag
+from cdc_replay.airflow.links import REPORT, ValidationReportLink
+from cdc_replay.airflow.params import JobRequest, unknown_params
+from cdc_replay.config import Config, GroupConfig
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, NotConsistent, Retry
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.private_files import private_umask
+from cdc_replay.spark.exit_codes import ExitCode
+from cdc_replay.spark.java import JVM_OPTIONS
+from cdc_replay.termination import end_now
+
+if TYPE_CHECKING:
+    from cdc_replay.changelog.log import ChangeLog
+
+JOBS: Final = Path(__file__).resolve().parents[2] / "jobs"
+SPARK_CONF: Final = {"spark.log.level": "WARN", "spark.driver.extraJavaOptions": JVM_OPTIONS}
+"""What only the submission can set, unless the group's configuration says otherwise."""
+
+DEFAULT_ARGS: Final[dict[str, Any]] = {
+    "owner": "cdc-replay",
+    "retries": 3,
+    "retry_delay": timedelta(seconds=10),
+    "retry_exponential_backoff": 3,
+    "max_retry_delay": timedelta(minutes=10),
+}
+"""For the DAGs that a person starts: tries after 10, 30 and 90 seconds, or up to twice that."""
+
+FOLLOWING_ARGS: Final[dict[str, Any]] = DEFAULT_ARGS | {"max_retry_delay": timedelta(seconds=30)}
+"""For the DAGs that follow the publisher: a server that is back is not kept waiting for a retry."""
+
+WATCH_ARGS: Final[dict[str, Any]] = {
+    "owner": DEFAULT_ARGS["owner"],
+    "retries": 0,
+    "execution_timeout": timedelta(minutes=10),
+}
+"""For the DAG that runs again soon, whatever becomes of a run."""
+
+SETTLE_SECONDS: Final = 5
+"""How long a capture that has just ended may take to get its replay run."""
+
+END_SECONDS: Final = 3
+"""How long a Spark application that is asked to end may take."""
+
+EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
+"""Where the hook of the Spark provider tells how `spark-submit` ended; it has no other place for it."""
+
+Json = dict[str, Any]
+
+
+def limited(config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a DAG whose tasks have these, with the timeouts of the configuration.
+
+    A try that takes longer is stopped as a killed one is: what was durable is found by the next.
+    """
+    timeouts = {"execution_timeout": config.timeouts.task} if config.timeouts.task else {}
+    return {"default_args": timeouts | dict(arguments), "dagrun_timeout": config.timeouts.run or None}
+
+
+class ResultOutdated(CdcReplayError):
+    """A subscription has no result of this run."""
+
+
+@contextlib.contextmanager
+def hopeless_errors_fail_at_once() -> Iterator[None]:
+    """Spare the task its retries where the error's class says that they cannot help."""
+    try:
+        yield
+    except CdcReplayError as error:
+        if error.retry is Retry.NEVER:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def hopeless_exits_fail_at_once() -> Iterator[None]:
+    """Spare the task its retries where the exit code of its Spark application says that they cannot help."""
+    try:
+        yield
+    except AirflowException as error:
+        found = EXIT_CODE.search(str(error))
+        if found and int(found[1]) == ExitCode.NEVER:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+class CommandOperator(BaseOperator):
+    """A command that runs in the task's own process; its result is the task's XCom."""
+
+    @abstractmethod
+    def run_command(self, config: Config, context: Context) -> Json:
+        """Call the library."""
+
+    def execute(self, context: Context) -> Json:
+        with private_umask(), hopeless_errors_fail_at_once():
+            return self.run_command(airflow_config(), context)
+
+    def on_kill(self) -> None:
+        # Airflow calls it when SIGTERM comes, upon which it does not act by itself; and after its own
+        # timeout, when there is nothing left to end.
+        if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+            end_now()
+
+
+class SetupOperator(CommandOperator):
+    """Check the publisher; create its capture publications and slot where they are missing.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("publisher",)
+
+    def __init__(self, *, publisher: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.setup import setup
+
+        return setup(config, self.publisher, checks_roles=False).to_dict()
+
+
+class CaptureOperator(CommandOperator):
+    """Pull the publisher's changes into its change log, and announce them.
+
+    The task is skipped, and no event of the asset is made, if the log holds no transaction that was not
+    announced before. What counts is the log, not this pull: changes that a killed task or a person at the
+    command line captured are announced by the next run.
+
+    :param publisher: name of the publisher in the configuration (templated)
+    :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
+    """
+
+    template_fields: Sequence[str] = ("publisher", "to_lsn")
+
+    def __init__(self, *, publisher: str, to_lsn: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.to_lsn = to_lsn
+        self.asset = assets.change_log(publisher)
+        self.inlets = [self.asset]
+        self.outlets = [self.asset]
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.capture import capture
+
+        captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
+        change_log = _change_log(config, self.publisher)
+        announced = assets.announced_lsn(context, self.asset)
+        # Airflow may know of no event, or of one of a log that is pruned since, or of another log.
+        after = change_log.start_lsn
+        if announced is not None and after <= announced <= captured.to_lsn:
+            after = announced
+        unannounced = Window(after, captured.to_lsn)
+        if change_log.summary(unannounced).transactions == 0:
+            raise AirflowSkipException(f"no transaction in {unannounced}: nothing to replay")
+        assets.announce(context, self.asset, captured.to_lsn)
+        return captured.to_dict()
+
+
+class WatchOperator(BaseBranchOperator):
+    """Have those groups replayed of which a subscription is behind the log, and can be replayed now.
+
+    Of the tasks downstream, `replay.<group>` runs for these groups; the others are skipped. A group whose
+    replay DAG is paused, or has a run already, is left out. Events of the change log are not enough: one that
+    a run could not deal with does not come again.
+
+    :param publisher: name of the publisher in the configuration
+    :param groups: those of its groups whose replay DAG follows the change log
+    """
+
+    def __init__(self, *, publisher: str, groups: Sequence[GroupConfig], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.members = {group.name: tuple(group.subscriptions) for group in groups}
+
+    def choose_branch(self, context: Context) -> list[str]:
+        due = self._due_groups()
+        if due:
+            time.sleep(SETTLE_SECONDS)
+        return [f"replay.{group}" for group in due if self._is_idle(group, context)]
+
+    def _due_groups(self) -> list[str]:
+        from cdc_replay.replay.lag import due_replays
+
+        names = itertools.chain.from_iterable(self.members.values())
+        try:
+            due = due_replays(airflow_config(), self.publisher, names)
+        except ChangeLogMissing as missing:
+            self.log.info("nothing is captured yet: %s", missing)
+            return []
+        return [group for group, members in self.members.items() if not due.keys().isdisjoint(members)]
+
+    @staticmethod
+    def _is_idle(group: str, context: Context) -> bool:
+        """Whether the group's replay DAG is not paused, and has no run that will replay it anyway."""
+        dag_id = replay_dag(group)
+        task: Any = context["ti"]
+        if task.get_dag(dag_id).is_paused:
+            return False
+        return not task.get_dr_count(dag_id, states=["queued", "running"])
+
+
+class ReportOperator(CommandOperator):
+    """Report what the replay of this run did for one subscription, and announce its new position.
+
+    Fails if the subscription failed or is parked, or if it has no result of this run. Where the subscriber is
+    gone the run ends soon: the next one cannot start before that.
+
+    :param subscription: name of the subscription in the configuration
+    :param replay_task_id: the run's `ReplayOperator`
+    """
+
+    def __init__(self, *, subscription: str, replay_task_id: str, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "max_retry_delay": DEFAULT_ARGS["retry_delay"]})
+        self.subscription = subscription
+        self.replay_task_id = replay_task_id
+        self.asset = assets.subscription(subscription)
+        self.outlets = [self.asset]
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.status import subscription_result
+
+        result = subscription_result(config, self.subscription)
+        reached = Lsn.parse(str(result["to_lsn"]))
+        self._refuse_older(reached, context)
+        assets.announce(context, self.asset, reached)
+        return result
+
+    def _refuse_older(self, reached: Lsn, context: Context) -> None:
+        wanted = context["ti"].xcom_pull(task_ids=self.replay_task_id, key=assets.TO_LSN)
+        if wanted is None or reached < Lsn.parse(wanted):
+            raise ResultOutdated(
+                f'subscription "{self.subscription}" has no result of this run',
+                detail=f"Its last result ends at {reached}, the run was to reach {wanted or 'a later LSN'}.",
+                hint=f'See the log of task "{self.replay_task_id}"; the next run goes on from {reached}.',
+            )
+
+
+class ValidateOperator(CommandOperator):
+    """Prove with Great Expectations that the subscriber holds what the publications say; fail if it does not.
+
+    :param subscription: name of the subscription in the configuration (templated)
+    """
+
+    template_fields: Sequence[str] = ("subscription",)
+    operator_extra_links = (ValidationReportLink(),)
+
+    def __init__(self, *, subscription: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.subscription = subscription
+
+    def run_command(self, config: Config, context: Context) -> Json:
+        from cdc_replay.commands.validate import validate
+
+        result = validate(config, self.subscription)
+        context["ti"].xcom_push(key=REPORT, value=f"{result.report.parent.name}/{result.report.name}")
+        if result.error is not None:
+            raise NotConsistent(
+                f'subscription "{self.subscription}" is not consistent at {result.to_lsn}',
+                detail=result.error,
+                hint=f"The report is {result.report}.",
+            )
+        return result.to_dict()
+
+
+class AnnounceOperator(BaseOperator):
+    """Make an event of a subscription's asset, unless the run left the subscriber as it was.
+
+    :param subscription: name of the subscription in the configuration
+    :param unless: Params any of which, when set, says that the subscriber was not written
+    """
+
+    def __init__(self, *, subscription: str, unless: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outlets = [assets.subscription(subscription)]
+        self.unless = tuple(unless)
+
+    def execute(self, context: Context) -> None:
+        if given := [name for name in self.unless if context["params"][name]]:
+            raise AirflowSkipException(f"the subscriber was not written: {', '.join(given)} is set")
+
+
+class SparkJobOperator(SparkSubmitOperator):
+    """A command as a Spark application: `jobs/<job>.py` on the group's Spark connection.
+
+    The driver finds the connections of the configuration in its environment
+    (`cdc_replay.airflow.connections`). With `deploy-mode` cluster it is started elsewhere, and the cluster
+    has to give it `AIRFLOW_CONN_<ID>` and the configuration file.
+
+    :param job: name of the script in `jobs/`
+    :param subscriptions: the subscriptions that it works on, all of one group
+    :param config: the configuration at parse time, for the group's Spark connection and settings
+    :param request: turns the run's Params into further arguments
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        subscriptions: Sequence[str],
+        config: Config,
+        request: Callable[[Mapping[str, Any]], JobRequest] = lambda _: JobRequest(),
+        **kwargs: Any,
+    ) -> None:
+        group = config.groups[config.subscription(subscriptions[0]).group]
+        super().__init__(
+            application=str(JOBS / f"{job}.py"),
+            name=f"cdc_replay {job} {subscriptions[0] if len(subscriptions) == 1 else group.name}",
+            conn_id=group.spark_conn_id,
+            conf=SPARK_CONF | dict(group.spark_conf),
+            **kwargs,
+        )
+        self.subscriptions = tuple(subscriptions)
+        self.request = request
+
+    def job_request(self, config: Config, context: Context) -> JobRequest:
+        """The arguments and connections of this run."""
+        return self.request(context["params"])
+
+    def execute(self, context: Context) -> None:
+        # Not `context["params"]`: Airflow adds the whole configuration of the run to it.
+        if unknown := unknown_params(context["dag_run"].conf, self.dag.params):
+            raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(self.dag.params)}")
+        with private_umask(), hopeless_errors_fail_at_once():
+            config = airflow_config()
+            request = self.job_request(config, context)
+            self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
+            with exported(self._conn_ids(config) | request.conn_ids), hopeless_exits_fail_at_once():
+                super().execute(context)
+
+    def on_kill(self) -> None:
+        # Killed at once, a JVM leaves the rows that it has on disk; Airflow waits for five seconds.
+        process = None if self._hook is None else self._hook._submit_sp  # noqa: SLF001
+        if process is not None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+        super().on_kill()
+
+    def _conn_ids(self, config: Config) -> frozenset[str]:
+        members = [config.subscription(name) for name in self.subscriptions]
+        wanted = {config.publisher(member.subscription.publisher).conn_id for member in members}
+        wanted.update(member.conn_id for member in members)
+        return frozenset(conn_id for conn_id in wanted if conn_id is not None)
+
+
+class ReplayOperator(SparkJobOperator):
+    """Replay of a whole group, up to one position: `to_lsn` of the run's Params, or the end of the log now.
+
+    The position goes to the reports, as XCom `to_lsn`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(job="replay", **kwargs)
+
+    def job_request(self, config: Config, context: Context) -> JobRequest:
+        publisher = config.subscription(self.subscriptions[0]).subscription.publisher
+        to_lsn = context["params"]["to_lsn"] or str(_change_log(config, publisher).end_lsn)
+        context["ti"].xcom_push(key=assets.TO_LSN, value=to_lsn)
+        return JobRequest((f"--to-lsn={to_lsn}",))
+
+
+def _change_log(config: Config, publisher: str) -> ChangeLog:
+    from cdc_replay.changelog.log import ChangeLog
+
+    return ChangeLog.open(config.publisher(publisher).change_log)

@@ -1,0 +1,62 @@
+"""The one plugin: a status page in Airflow's menu, and a link from validate tasks to their report.
+
+Airflow executes this file in every process that loads plugins, so it imports nothing heavy: the page's
+application is made when the API server gets the first request for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from airflow.plugins_manager import AirflowPlugin
+
+from cdc_replay.airflow.links import PREFIX, ValidationReportLink
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+
+class StatusPages:
+    """An ASGI application that loads the real one when it is first called."""
+
+    def __init__(self) -> None:
+        self._application: Application | None = None
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        if self._application is None:
+            from cdc_replay.airflow.status_page import create_app
+
+            self._application = create_app()
+        await self._application(scope, receive, send)
+
+
+APPLICATIONS: Final = [{"app": StatusPages(), "url_prefix": PREFIX, "name": "CDC replay"}]
+
+VIEWS: Final = [
+    {
+        "name": "CDC replay",
+        "href": f"{PREFIX}/",
+        "destination": "nav",
+        "url_route": "cdc-replay",
+        "category": "browse",
+    }
+]
+
+LINKS: Final = [ValidationReportLink()]
+
+
+class CdcReplayPlugin(AirflowPlugin):
+    """What the project adds to Airflow's UI."""
+
+    name = "cdc_replay"
+    fastapi_apps = APPLICATIONS
+    external_views = VIEWS
+    operator_extra_links = LINKS

@@ -1,0 +1,1 @@
+"""Vectorised helpers over Arrow arrays."""

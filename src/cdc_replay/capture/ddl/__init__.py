@@ -1,0 +1,1 @@
+"""What DDL on the publisher tells the log."""

@@ -1,0 +1,295 @@
+"""One Delta table of the change log, whose commits are durable when they return.
+
+A commit is one JSON file in `_delta_log` whose name is the next version number. It is written and flushed
+under another name, and then given its own only if there is no such file, so of two writers one is refused and
+no reader ever sees a part of a commit (`storage`). The order is what makes a crash harmless:
+
+| durable       | a process that dies now, or a power loss, leaves                              |
+|---------------|-------------------------------------------------------------------------------|
+| nothing       | perhaps a part of a data file, under a name that no reader regards            |
+| the data file | a data file that no commit names: readers never see it, the pull is done again|
+| the commit    | the new state; the slot is still behind it, which is harmless (R1.30)         |
+
+A commit that is there may yet be lost, if the process that wrote it was killed before it flushed the folder.
+So the folder is flushed by whoever opens the table, and before a commit that builds on another.
+
+A writer that was overtaken looks at what the other commits did. If they are about other things, it makes the
+next version instead; see `Change.clashes_with`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc_replay.changelog.delta.actions import CREATION, Change, Position, TableProperties
+from cdc_replay.changelog.delta.checkpoints import (
+    CHECKPOINT_EVERY,
+    LAST_CHECKPOINT,
+    last_checkpoint,
+    write_checkpoint,
+)
+from cdc_replay.changelog.delta.commits import LOG_FOLDER, LogFolder, read_commit
+from cdc_replay.changelog.segment import RESTORE, Segment
+from cdc_replay.changelog.storage import Location, make_folder, put_if_absent, reading, settle, sync_folder
+from cdc_replay.errors import CdcReplayError, ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
+from cdc_replay.model.lsn import Window
+
+__all__ = ["DurableTable", "Position"]
+
+logger = logging.getLogger(__name__)
+
+
+class DurableTable:
+    """A Delta table as of the version that was opened, or that this object last committed."""
+
+    def __init__(self, location: Location, table: DeltaTable) -> None:
+        self.location = location
+        self._table = table
+        self._commits = LogFolder(location / LOG_FOLDER, (), ())
+        self._checkpoint: int | None = None
+        self._positions: dict[str, int | None] = {}
+
+    @classmethod
+    def create(
+        cls,
+        location: Location,
+        schema: pa.Schema,
+        *,
+        configuration: Mapping[str, str] | None = None,
+        position: Position | None = None,
+    ) -> Self:
+        """Create an empty table; whatever a creation that died has left is no table yet.
+
+        Raises:
+            ChangeLogConflict: if there is one.
+        """
+        make_folder(location / LOG_FOLDER)
+        properties = TableProperties(
+            str(uuid.uuid4()),
+            Schema.from_arrow(schema).to_json(),
+            time.time_ns() // 1_000_000,
+            dict(configuration or {}),
+        )
+        change = Change(CREATION, position=position, properties=properties)
+        folder = LogFolder.of(location)
+        is_taken = bool(folder.commits or folder.checkpoints)
+        if is_taken or not put_if_absent(folder.commit_file(0), change.to_json()):
+            raise ChangeLogConflict(f'change log table "{location.uri}" cannot be created: there is one')
+        return cls.open(location)
+
+    @classmethod
+    def open(cls, location: Location, *, version: int | None = None) -> Self:
+        """The table as it is now, or as of a version.
+
+        Raises:
+            ChangeLogMissing: if there is none.
+            ChangeLogDamaged: if its commits cannot be read.
+            ChangeLogUnavailable: if the folder or the store cannot be read.
+        """
+        try:
+            with reading(location.uri):
+                table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
+                settle(location / LOG_FOLDER)
+        except DeltaError as error:
+            raise _unreadable(location, error) from error
+        return cls(location, table)
+
+    @classmethod
+    def exists(cls, location: Location) -> bool:
+        """There is a table, perhaps a damaged one."""
+        first = LogFolder(location / LOG_FOLDER, (), ()).commit_file(0)
+        return first.exists or (location / LOG_FOLDER / LAST_CHECKPOINT).exists
+
+    @property
+    def version(self) -> int:
+        """The number of commits so far, less one."""
+        return int(self._table.version())
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """What `create` and `configure` were given."""
+        return dict(self._table.metadata().configuration)
+
+    def position(self, application: str) -> int | None:
+        """The value of the application's last position, None if it has none."""
+        if application not in self._positions:
+            self._positions[application] = self._read_position(application)
+        return self._positions[application]
+
+    def segments(self, window: Window | None = None) -> tuple[Segment, ...]:
+        """The data files by commit LSN; a file without statistics has 0 there.
+
+        With `window` only those that may hold transactions of it.
+        """
+        found = self._files()
+        if window is not None:
+            begins_in_time = pc.less_equal(found["first"], window.upto.value)
+            found = found.filter(pc.and_(pc.greater(found["last"], window.after.value), begins_in_time))
+        return tuple(map(Segment, *(column.to_pylist() for column in found.columns)))
+
+    def lacks_now(self, segments: Iterable[Segment]) -> bool:
+        """Whether some of these files have been taken out since this object saw the table."""
+        present = {each.name for each in DurableTable.open(self.location).segments()}
+        return not present.issuperset(each.name for each in segments)
+
+    def ends_every(self, rows: int) -> list[int]:
+        """The commit LSNs at which data files end, those that come after so many rows again and again."""
+        found = self._files()
+        times = np.cumsum(found["rows"].to_numpy()) // rows
+        ends: list[int] = found["last"].to_numpy()[np.diff(times, prepend=0) > 0].tolist()
+        return ends
+
+    def _files(self) -> pa.Table:
+        """The data files: name, size_bytes, rows, first and last commit LSN, ordered by these."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        first, last = _numbers(actions, "min.commit_lsn"), _numbers(actions, "max.commit_lsn")
+        found = pa.table(
+            [actions["path"], actions["size_bytes"], _numbers(actions, "num_records"), first, last],
+            names=["name", "size_bytes", "rows", "first", "last"],
+        )
+        return found.sort_by([("first", "ascending"), ("name", "ascending")])
+
+    def commit(self, segments: Sequence[Segment], position: Position | None = None) -> None:
+        """Make durable files, perhaps none, part of the table, together with the new position.
+
+        Raises:
+            ChangeLogConflict: if another writer has moved that application since this object saw the table.
+            OSError: if the commit cannot be written; then there is none.
+        """
+        self._transact(Change("WRITE", tuple(segments), position=position))
+
+    def replace(self, removed: Sequence[Segment], added: Sequence[Segment], position: Position) -> None:
+        """Take files out of the table and put durable ones, perhaps none, in their place, in one commit.
+
+        To those who follow the table this is no change of its data: it and a `commit` never refuse each
+        other, whichever comes first. Two replacements under one application do, even at the same position.
+        The files that were taken out stay, for readers of earlier versions; see `removed_files`.
+
+        Raises:
+            ChangeLogConflict: if such a replacement has been committed since this object saw the table.
+            OSError: if the commit cannot be written; then there is none.
+        """
+        self._transact(Change("OPTIMIZE", tuple(added), tuple(removed), position, is_data_change=False))
+
+    def configure(self, configuration: Mapping[str, str]) -> None:
+        """Set properties of the table; those that are not named stay.
+
+        Raises:
+            ChangeLogConflict: if another writer has set some since this object saw the table.
+            OSError: if the commit cannot be written; then there is none.
+        """
+        metadata = self._table.metadata()
+        properties = TableProperties(
+            str(metadata.id),
+            self._table.schema().to_json(),
+            int(metadata.created_time),
+            {**self.configuration, **configuration},
+        )
+        self._transact(Change("SET TBLPROPERTIES", properties=properties))
+
+    def removed_files(self, *, older_than_hours: int) -> tuple[str, ...]:
+        """The names of files that were taken out of the table longer ago than that, deleted or not.
+
+        The table remembers them for a week, and longer until its next checkpoint.
+        """
+        names = self._table.vacuum(
+            retention_hours=older_than_hours, dry_run=True, enforce_retention_duration=False
+        )
+        return tuple(sorted(set(names)))
+
+    def unnamed_files(self) -> tuple[str, ...]:
+        """The names of files in the table's folder that it neither has nor remembers.
+
+        Some process is writing them, or was when it died.
+        """
+        with reading(self.location.uri):
+            found = {name for name in self.location.names() if name.endswith(".parquet")}
+        named = {segment.name for segment in self.segments()}
+        return tuple(sorted(found - named - set(self.removed_files(older_than_hours=0))))
+
+    def _read_position(self, application: str) -> int | None:
+        # The library reads it from the files, and not before it is asked.
+        try:
+            with reading(self.location.uri):
+                value = self._table.transaction_version(application)
+        except DeltaError as error:
+            raise _unreadable(self.location, error) from error
+        return None if value is None else int(value)
+
+    def _transact(self, change: Change) -> None:
+        self._check_files(change.added)
+        content = change.to_json()
+        version = self.version + 1
+        while not self._publish(version, content):
+            if (what := change.clashes_with(read_commit(self._commits, version))) is not None:
+                raise ChangeLogConflict(
+                    f'change log table "{self.location.uri}" has another writer',
+                    detail=f"Commit {version} has changed {what} meanwhile.",
+                    hint="Let the other command for this publisher end, then run this one again.",
+                )
+            version += 1
+        self._table.update_incremental()
+        self._positions.clear()
+        self._keep_short()
+
+    def _publish(self, version: int, content: bytes) -> bool:
+        # What this commit builds on has to be there for good before it is.
+        sync_folder(self._commits.location)
+        if not self._commits.commit_file(version - 1).exists:
+            raise ChangeLogConflict(
+                f'change log table "{self.location.uri}" is not the one that was opened',
+                detail=f"Its commit {version - 1} is gone; the log was removed meanwhile, or made anew.",
+            )
+        return put_if_absent(self._commits.commit_file(version), content)
+
+    def _check_files(self, added: Sequence[Segment]) -> None:
+        paths = [(self.location / segment.name).path for segment in added]
+        sizes = [info.size for info in self.location.filesystem.get_file_info(paths)]
+        gone = [one.name for one, size in zip(added, sizes, strict=True) if size != one.size_bytes]
+        if gone:
+            raise ChangeLogConflict(
+                f'files of change log table "{self.location.uri}" are gone before they were committed',
+                detail=f"Missing: {', '.join(gone)}.",
+            )
+
+    def _keep_short(self) -> None:
+        """Write a checkpoint if it is time; the commit is done, whether that works or not."""
+        if self._checkpoint is None:
+            self._checkpoint = last_checkpoint(self._commits.location)
+        if self.version - self._checkpoint < CHECKPOINT_EVERY:
+            return
+        try:
+            self._checkpoint = write_checkpoint(self.location, self._table)
+        except (OSError, DeltaError) as error:
+            logger.warning("no checkpoint of change log table %s: %s", self.location.uri, error)
+
+
+def _unreadable(location: Location, error: DeltaError) -> CdcReplayError:
+    """The error for a table whose commits cannot be read."""
+    if isinstance(error, TableNotFoundError) or not location.exists:
+        return ChangeLogMissing(
+            f'there is no change log table at "{location.uri}"',
+            hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
+        )
+    return ChangeLogDamaged(
+        f'change log table "{location.uri}" cannot be read',
+        detail=str(error).partition("\n")[0],
+        hint=RESTORE,
+    )
+
+
+def _numbers(actions: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column of integers, 0 where there is none."""
+    if name not in actions.column_names:
+        return pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), actions.num_rows)])
+    return actions[name].fill_null(0)

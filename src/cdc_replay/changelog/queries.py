@@ -1,0 +1,284 @@
+"""What a part of the change log holds, in numbers and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_replay.catalog.version_index import CatalogVersions, Int64s
+from cdc_replay.changelog.segment import RowGroup, read_columns
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import RelationId
+from cdc_replay.pgoutput.messages import LogicalMessage, MessageType, Truncate
+from cdc_replay.pgoutput.reader import decode
+
+_COUNTED: Final = ("commit_lsn", "commit_time", "seq", "kind")
+"""What a summary is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """How much a window of the log holds; messages of `pg_logical_emit_message` are within `logical`."""
+
+    messages: int
+    transactions: int
+    logical: Window | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """The content of a transactional logical message, and where its transaction's commit ends (R9.13)."""
+
+    commit_lsn: Lsn
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCommit:
+    """A transaction of the log; `commit_time` is microseconds since 1970-01-01 UTC (R9.14)."""
+
+    commit_lsn: Lsn
+    commit_time: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDefinitions:
+    """By what the messages of a window are to be understood, and how much it holds.
+
+    `changes` are pairs of a relation version and the number of a catalog version, of its row changes;
+    `truncates` are pairs of a relation and such a number, of its TRUNCATEs.
+    """
+
+    summary: LogSummary
+    changes: frozenset[tuple[int, int]]
+    truncates: frozenset[tuple[RelationId, int]]
+
+    @property
+    def all(self) -> Iterator[tuple[int, int]]:
+        """The pairs of both."""
+        yield from self.changes
+        yield from self.truncates
+
+
+def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[LoggedCommit]:
+    """The transactions of `window` in these row groups, in their order.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "commit_time", "xid", "seq"), window)
+        for row in table.filter(_first_messages(table)).to_pylist():
+            yield LoggedCommit(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
+
+
+def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
+    """Counts of what these row groups hold of `window`.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    count = _Count()
+    for group in groups:
+        count.add(read_columns(group, _COUNTED, window))
+    return count.summary()
+
+
+@dataclass(slots=True)
+class _Count:
+    messages: int = 0
+    transactions: int = 0
+    logical: list[tuple[int, int]] = field(default_factory=list)
+    """By row group: the least and the greatest commit LSN."""
+
+    def add(self, table: pa.Table) -> None:
+        """Count the rows of one row group."""
+        self.messages += table.num_rows
+        self.transactions += pc.sum(_first_messages(table)).as_py() or 0
+        are_logical = _are_logical(table)
+        if pc.any(are_logical).as_py():
+            ends = pc.min_max(table["commit_lsn"].filter(are_logical)).as_py()
+            self.logical.append((ends["min"], ends["max"]))
+
+    def summary(self) -> LogSummary:
+        """Of all row groups."""
+        if not self.logical:
+            return LogSummary(self.messages, self.transactions)
+        first, last = zip(*self.logical, strict=True)
+        within = Window(Lsn(min(first) - 1), Lsn(max(last)))
+        return LogSummary(self.messages, self.transactions, within)
+
+
+def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
+    """The transactional logical messages with this prefix in these row groups, in order.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    for group in groups:
+        # The bytes of other messages, which are nearly all of the log, are read only where there are some.
+        if not pc.any(_are_logical(read_columns(group, ("kind",), window))).as_py():
+            continue
+        table = read_columns(group, ("commit_lsn", "kind", "message"), window)
+        for row in table.filter(_are_logical(table)).to_pylist():
+            message = decode(row["message"])
+            if isinstance(message, LogicalMessage) and message.is_transactional and message.prefix == prefix:
+                yield LoggedMessage(Lsn(row["commit_lsn"]), message.content)
+
+
+def _are_logical(table: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(table["kind"], MessageType.MESSAGE.value)
+
+
+def end_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) -> Lsn:
+    """Up to where `window` can be applied without a change of these relation versions.
+
+    That is the end of the transaction before the first one with such a change; `window.after` if there is
+    none before it, `window.upto` if there is no such change.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    wanted = pa.array(sorted(versions), pa.int64())
+    last: list[int] = []
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "relation_version"), window)
+        commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
+        found = table.filter(pc.is_in(table["relation_version"], value_set=wanted))["commit_lsn"]
+        if len(found):
+            first = pc.min(found).as_py()
+            return Lsn(max((each for each in commits if each < first), default=window.after.value))
+        # The last transaction may go on in the next row group.
+        last = sorted(commits)[-2:]
+    return window.upto
+
+
+@dataclass(frozen=True, slots=True)
+class SentChanges:
+    """Changes to look for in the log.
+
+    `kinds` are the kinds of row changes by relation version and number of the catalog version, `truncated`
+    are pairs of a relation and such a number.
+    """
+
+    kinds: Mapping[tuple[int, int], frozenset[str]]
+    truncated: frozenset[tuple[RelationId, int]]
+
+
+def end_before(
+    groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
+) -> Lsn:
+    """As `end_without`, up to where there is none of these changes.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    last: list[int] = []
+    for group in groups:
+        table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
+        commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
+        found = [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
+        if found:
+            return Lsn(max((each for each in commits if each < min(found)), default=window.after.value))
+        # The last transaction may go on in the next row group.
+        last = sorted(commits)[-2:]
+    return window.upto
+
+
+def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) -> Iterator[int]:
+    """The commit LSNs of the row changes among them."""
+    versions = pa.array(sorted({version for version, _ in sent.kinds}), pa.int64())
+    rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
+    if not len(rows):
+        return
+    numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
+    columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
+    for commit_lsn, version, kind, number in zip(*columns, numbers, strict=True):
+        if kind in sent.kinds.get((version, number), ()):
+            yield commit_lsn
+
+
+def _sent_truncates(
+    group: RowGroup, window: Window, sent: SentChanges, catalogs: CatalogVersions
+) -> Iterator[int]:
+    """The commit LSNs of the TRUNCATEs among them."""
+    found = list(_truncates(group, window)) if sent.truncated else []
+    if not found:
+        return
+    positions, relations = zip(*found, strict=True)
+    numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
+    for (commit_lsn, _), relation, number in zip(positions, relations, numbers, strict=True):
+        if (relation, number) in sent.truncated:
+            yield commit_lsn
+
+
+def _first_messages(table: pa.Table) -> pa.ChunkedArray:
+    """Which rows begin a transaction; a message outside of any has no commit time (R9.13)."""
+    return pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
+
+
+def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[int]:
+    """The relation versions of the row changes of `window` in these row groups.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    versions: set[int] = set()
+    for group in groups:
+        table = read_columns(group, ("relation_version",), window)
+        versions.update(pc.unique(table["relation_version"]).drop_null().to_pylist())
+    return frozenset(versions)
+
+
+def _truncates(group: RowGroup, window: Window) -> Iterator[tuple[tuple[int, int], RelationId]]:
+    """(commit LSN, LSN) and relation of the TRUNCATEs, for each relation that they name."""
+    table = read_columns(group, ("commit_lsn", "lsn", "kind", "message"), window)
+    for row in table.filter(_are_truncates(table)).to_pylist():
+        message = decode(row["message"])
+        if isinstance(message, Truncate):
+            for relation in message.relations:
+                yield (row["commit_lsn"], row["lsn"]), relation
+
+
+def _are_truncates(table: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(table["kind"], MessageType.TRUNCATE.value)
+
+
+def logged_definitions(
+    groups: Iterable[RowGroup], window: Window, catalogs: CatalogVersions
+) -> LoggedDefinitions:
+    """By what the messages of `window` in these row groups are to be understood.
+
+    Raises:
+        ChangeLogDamaged: as for `read_columns`.
+    """
+    changes: set[tuple[int, int]] = set()
+    truncates: set[tuple[RelationId, int]] = set()
+    count = _Count()
+    for group in groups:
+        table = read_columns(group, (*_COUNTED, "lsn", "relation_version"), window)
+        count.add(table)
+        if pc.any(_are_truncates(table)).as_py():
+            positions, relations = zip(*_truncates(group, window), strict=True)
+            numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
+            truncates.update(zip(relations, numbers.tolist(), strict=True))
+        rows = table.filter(pc.is_valid(table["relation_version"]))
+        numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
+        changes.update(_pairs(rows["relation_version"], numbers))
+    return LoggedDefinitions(count.summary(), frozenset(changes), frozenset(truncates))
+
+
+def _pairs(versions: pa.ChunkedArray, numbers: Int64s) -> Iterator[tuple[int, int]]:
+    """The pairs that there are: a relation version can be any number of 64 bits."""
+    encoded = versions.combine_chunks().dictionary_encode()
+    width = int(numbers.max(initial=0)) + 1
+    is_there = np.zeros(len(encoded.dictionary) * width, dtype=np.bool_)
+    is_there[encoded.indices.to_numpy() * width + numbers] = True
+    for pair in np.flatnonzero(is_there).tolist():
+        yield encoded.dictionary[pair // width].as_py(), pair % width

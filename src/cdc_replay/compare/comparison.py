@@ -1,0 +1,361 @@
+"""Compare one table of the two sides of a fence.
+
+    digests of all buckets, both servers at once
+      equal    → the content is equal
+      unequal  → the rows of those buckets, from both servers in the order of their hashes, merged like two
+      sorted
+                 lists: what one side has alone, or more often, is a difference
+
+The merge holds one key at a time, so memory does not grow with the number of differences; only the first keys
+of each kind are kept, all are counted. Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed,
+and the counts are lower bounds.
+
+A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
+
+Which columns: those that are published; a table that lacks one on the subscriber is not compared. Where the
+subscriber need not mirror the publisher (`ValidatedTable.full` is False), only keys are compared, because
+values may differ rightly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+from cdc_replay.compare import digest
+from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, Side
+from cdc_replay.compare.fence import Fence
+from cdc_replay.errors import MissingPrivilege, PublisherNotReady
+from cdc_replay.failpoints import failpoint
+from cdc_replay.filters.printed import printed_filters
+from cdc_replay.postgres.connection import translated_errors
+from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.apply_connection import own_time_zone
+from cdc_replay.subscriber.as_owner import TargetSession, act_on
+from cdc_replay.subscriber.tables import TargetTable, missing_columns
+from cdc_replay.validate.verdict import Difference, DifferenceKind
+
+logger = logging.getLogger(__name__)
+
+MOST_LISTED_ROWS: Final = 5_000_000
+"""Rows of one side that are read, at most about, to list differences."""
+
+TABLE_ERRORS: Final = (
+    MissingPrivilege,
+    PublisherNotReady,
+    psycopg.DataError,
+    psycopg.InternalError,
+    psycopg.NotSupportedError,
+    psycopg.ProgrammingError,
+)
+"""What concerns one table only.
+
+A missing privilege, a table that has changed meanwhile, a value that the other type refuses, a damaged page.
+"""
+
+MISSING_TABLE: Final = (
+    "the table is missing on the subscriber: nothing there of its name is a plain or partitioned table [R8.1]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedTable:
+    """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
+
+    `target` is None where the subscriber has no such table. `full`: the publications publish all four actions
+    with one filter. Otherwise the subscriber may differ rightly (it keeps rows whose DELETE is not
+    published), and `note` says why. `changed` says that the rows were brought with another row filter than
+    that of now, if they were.
+    """
+
+    table: SyncedTable
+    target: TargetTable | None
+    full: bool
+    note: str = ""
+    changed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketComparison:
+    """One bucket of both sides."""
+
+    number: int
+    publisher: BucketDigest
+    subscriber: BucketDigest
+
+    @property
+    def is_equal(self) -> bool:
+        """Both sides have the same rows in it."""
+        return (self.publisher.rows, self.publisher.digest) == (self.subscriber.rows, self.subscriber.digest)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Differences as they are found: all counted, the first `limit` of each kind kept."""
+
+    limit: int
+    counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
+    keys: dict[DifferenceKind, list[str]] = field(
+        default_factory=lambda: {kind: [] for kind in DifferenceKind}
+    )
+    exact: bool = True
+
+    def add(self, kind: DifferenceKind, count: int, key: str) -> None:
+        """Count `count` rows of `key`."""
+        if count == 0:
+            return
+        self.counts[kind] += count
+        if len(self.keys[kind]) < self.limit:
+            self.keys[kind].append(key)
+
+    @property
+    def first(self) -> tuple[Difference, ...]:
+        """The kept differences, by kind."""
+        return tuple(Difference(kind, key) for kind, keys in self.keys.items() for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Keys that occur more than once on the subscriber: how many, and the first."""
+
+    count: int
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFilter:
+    """Rows of the subscriber that the filter shuts out: how many, and the first keys.
+
+    `unknown` is set where the subscriber cannot evaluate the filter, and says why.
+    """
+
+    count: int
+    first: tuple[str, ...]
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that was observed of one table.
+
+    `duplicates` is None for a table without key, `outside` for one without filter.
+    """
+
+    buckets: tuple[BucketComparison, ...]
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    differences: Tally
+    duplicates: Duplicates | None
+    outside: OutsideFilter | None
+
+    @property
+    def publisher_rows(self) -> int:
+        """Rows on the publisher that pass the filter."""
+        return sum(bucket.publisher.rows for bucket in self.buckets)
+
+    @property
+    def subscriber_rows(self) -> int:
+        """Rows on the subscriber."""
+        return sum(bucket.subscriber.rows for bucket in self.buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """The table could not be compared; `reason` says why."""
+
+    reason: str
+
+
+def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Comparison | NotCompared:
+    """Compare one table; `listed_keys` differences of each kind are kept.
+
+    An error that concerns only this table is an outcome, so that the other tables are still compared.
+
+    Raises:
+        ServerUnavailable: if a server is lost.
+    """
+    name = validated.table.table.name
+    if validated.target is None:
+        return NotCompared(MISSING_TABLE)
+    if (reason := fence.why_not_at_fence(name)) is not None:
+        return NotCompared(reason)
+    if missing := missing_columns(validated.table.columns, validated.target):
+        return NotCompared(f"the table on the subscriber lacks the published {missing} [R8.1]")
+    try:
+        # Savepoints: the transactions, and with them the snapshots, survive a statement that fails.
+        with (
+            translated_errors(f'cannot compare table "{name}"'),
+            fence.publisher.transaction(),
+            fence.subscriber.transaction(),
+            act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
+        ):
+            session = sessions.of(validated.target)
+            return _compare(fence, session, validated, validated.target, listed_keys)
+    except TABLE_ERRORS as error:
+        logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
+        return NotCompared(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        return error.diag.message_primary or str(error)
+    return str(error)
+
+
+def _compare(
+    fence: Fence, session: TargetSession, validated: ValidatedTable, target: TargetTable, listed_keys: int
+) -> Comparison:
+    synced = validated.table
+    hold(fence.publisher, [PlannedTable.of(synced.table)])
+    key = digest.common_key(synced.table, target, synced.columns)
+    columns = key if key and not validated.full else synced.columns
+    publisher, subscriber = _sides(fence, synced, target, key, columns)
+    subscriber, unknown = _with_filter(dataclasses.replace(subscriber, session=session), fence, synced)
+    buckets = _compare_buckets(publisher, subscriber)
+    failpoint("validate.after_digests")
+    return Comparison(
+        buckets=buckets,
+        key=key,
+        columns=columns,
+        differences=_list_differences(publisher, subscriber, buckets, listed_keys),
+        duplicates=_duplicates(subscriber, listed_keys) if key else None,
+        outside=_outside(validated, subscriber, buckets, unknown, listed_keys),
+    )
+
+
+def _sides(
+    fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[Side, Side]:
+    converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
+    passes = printed_filters(fence.publisher, synced.table, synced.filters)
+    here = digest.publisher_rows(synced.table, columns, passes, converted)
+    # The filter may read columns that are not compared; a column of the same name that is not published is
+    # not one.
+    there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
+    of_publisher, of_subscriber = digest.named_sides(synced.table.name)
+    publisher = Side(fence.publisher, here, key, columns, table=of_publisher)
+    return publisher, Side(fence.subscriber, there, key, columns, table=of_subscriber)
+
+
+def _with_filter(subscriber: Side, fence: Fence, synced: SyncedTable) -> tuple[Side, str | None]:
+    """The side with what the row filter shuts out, or why its server cannot tell."""
+    outside, unknown = digest.outside_there(subscriber, fence.publisher, synced)
+    return dataclasses.replace(subscriber, outside=outside), unknown
+
+
+def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:
+    with ThreadPoolExecutor(1) as other:
+        future = other.submit(digest.bucket_digests, publisher)
+        there = digest.bucket_digests(subscriber)
+        here = future.result()
+    return tuple(
+        BucketComparison(number, here.get(number, NO_ROWS), there.get(number, NO_ROWS))
+        for number in sorted(here.keys() | there.keys())
+    )
+
+
+def _list_differences(
+    publisher: Side, subscriber: Side, buckets: Sequence[BucketComparison], listed_keys: int
+) -> Tally:
+    tally = Tally(listed_keys)
+    unequal = [bucket for bucket in buckets if not bucket.is_equal]
+    listed = _within_bounds(unequal)
+    tally.exact = len(listed) == len(unequal)
+    if listed:
+        logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
+        here = digest.rows_of_buckets(publisher, listed)
+        there = digest.rows_of_buckets(subscriber, listed)
+        compare_rows(tally, publisher.key, here, there)
+    return tally
+
+
+def compare_rows(
+    tally: Tally, key: tuple[str, ...], here: Iterable[HashedRow], there: Iterable[HashedRow]
+) -> None:
+    """Count the differences between the two sides' rows, both in the order of their hashes."""
+    for publisher_rows, subscriber_rows in _by_key(here, there):
+        _compare_key(tally, key, publisher_rows, subscriber_rows)
+
+
+def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:
+    read = itertools.accumulate(max(bucket.publisher.rows, bucket.subscriber.rows) for bucket in unequal)
+    return [
+        bucket.number
+        for position, (bucket, rows) in enumerate(zip(unequal, read, strict=True))
+        if position == 0 or rows <= MOST_LISTED_ROWS
+    ]
+
+
+def _by_key(
+    here: Iterable[HashedRow], there: Iterable[HashedRow]
+) -> Iterator[tuple[list[HashedRow], list[HashedRow]]]:
+    """The rows of both sides, one key at a time. Both are in the order of the keys' hashes."""
+    tagged = heapq.merge(
+        ((row.key_hash, 0, row) for row in here),
+        ((row.key_hash, 1, row) for row in there),
+        key=lambda item: (item[0], item[1]),
+    )
+    for _, rows in itertools.groupby(tagged, key=lambda item: item[0]):
+        sides: tuple[list[HashedRow], list[HashedRow]] = ([], [])
+        for _, side, row in rows:
+            sides[side].append(row)
+        yield sides
+
+
+def _compare_key(
+    tally: Tally, key: tuple[str, ...], here: Sequence[HashedRow], there: Sequence[HashedRow]
+) -> None:
+    """Count the differences of one key: what only one side has, paired as far as both have something."""
+    missing = _surplus(here, there)
+    unexpected = _surplus((row for row in there if not row.outside_filter), here)
+    outside = _surplus((row for row in there if row.outside_filter), here)
+    if missing + unexpected + outside == 0:
+        return
+    shown = show_key(key, (here or there)[0].shown)
+    different = min(missing, unexpected + outside)
+    # A row that is there with other values is one difference, whether or not those pass the filter.
+    paired_outside = min(different, outside)
+    tally.add(DifferenceKind.DIFFERENT, different, shown)
+    tally.add(DifferenceKind.MISSING, missing - different, shown)
+    tally.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, shown)
+    tally.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), shown)
+
+
+def _surplus(rows: Iterable[HashedRow], others: Iterable[HashedRow]) -> int:
+    counts = {other.row_hash: other.count for other in others}
+    return sum(max(0, row.count - counts.get(row.row_hash, 0)) for row in rows)
+
+
+def show_key(key: Sequence[str], values: Sequence[str]) -> str:
+    """A key as people read it: `id=5, region=nsw`; a row without key as its text."""
+    if not key:
+        return values[0]
+    return ", ".join(f"{name}={value}" for name, value in zip(key, values, strict=True))
+
+
+def _duplicates(subscriber: Side, listed_keys: int) -> Duplicates:
+    count, first = digest.duplicate_keys(subscriber, listed_keys)
+    return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
+
+
+def _outside(
+    validated: ValidatedTable,
+    subscriber: Side,
+    buckets: Sequence[BucketComparison],
+    unknown: str | None,
+    listed_keys: int,
+) -> OutsideFilter | None:
+    if validated.table.filters is None:
+        return None
+    count = sum(bucket.subscriber.outside_filter for bucket in buckets)
+    first = digest.rows_outside_filter(subscriber, listed_keys) if count else []
+    return OutsideFilter(count, tuple(show_key(subscriber.key, shown) for shown in first), unknown)

@@ -1,0 +1,313 @@
+"""Other feeds of a subscription's tables: which rows of the subscriber they may have brought.
+
+A native REFRESH PUBLICATION deletes no row (R7.13). `refresh --reconcile` does, so it must not take the rows
+of another subscription for surplus ones.
+
+| the same table of the subscriber is fed by      | its rows are                                        |
+|-------------------------------------------------|-----------------------------------------------------|
+| another subscription of this project, to the    | those that its row filters let through, now or ever |
+| same publisher, by row filters                  | since its rows were brought (R9.12): they stay      |
+| one that had no row filter at some time, or one | not known: the table is refused                     |
+| that is not exact on the subscriber             |                                                     |
+| one of another publisher, or not configured     | not known: the table is refused                     |
+| a native subscription                           | not known: the table is refused                     |
+| any of them, by another table of the same       | not known: the table is refused                     |
+| partition tree                                  |                                                     |
+
+The filters are those of the publisher's catalogs. One is evaluated on the subscriber only if its meaning
+depends on nothing but the values of the columns (`filters.compile`), these columns are published to the other
+subscription, and the subscriber's columns have the same types and collations. What is executed there is
+written from its tree (`filters.printed`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg import sql
+
+from cdc_replay.catalog.history import CatalogHistory
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.config import Config
+from cdc_replay.errors import PublicationRefused, ReconcileRefused
+from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.names import NotPrintableError
+from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.model.lsn import Window
+from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Pending
+from cdc_replay.publication.effective_filter import ROW_ACTIONS
+from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.copy_definitions import Brought, brought
+from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
+
+_TREES: Final = """
+    with wanted as (
+        select class.oid, namespace.nspname as schema_name, class.relname as table_name
+        from unnest(%s::text[], %s::text[]) as given (schema_name, table_name)
+        join pg_namespace as namespace on namespace.nspname = given.schema_name
+        join pg_class as class on class.relnamespace = namespace.oid and class.relname = given.table_name
+    )
+    select schema_name, table_name, oid, oid from wanted
+    union
+    select schema_name, table_name, oid, relid::oid from wanted, pg_partition_ancestors(oid) as relid
+    union
+    select schema_name, table_name, oid, relid::oid from wanted, pg_partition_tree(oid)
+"""
+"""The wanted tables, each with every table of its partition tree, itself among them."""
+
+_SUBSCRIPTIONS: Final = """
+    select class.oid, held.subscription, held.schema_name, held.table_name
+    from pg_class as class
+    join pg_namespace as namespace on namespace.oid = class.relnamespace
+    join cdc_replay.subscription_table as held
+        on held.relation = class.oid
+        or held.relation is null and held.schema_name = namespace.nspname and held.table_name = class.relname
+    where class.oid = any(%s) and held.subscription <> %s
+    order by held.subscription, held.schema_name, held.table_name
+"""
+
+_NATIVE: Final = """
+    select srrelid, native.subname
+    from pg_subscription_rel join pg_subscription as native on native.oid = srsubid
+    where srrelid = any(%s)
+        and native.subdbid = (select oid from pg_database where datname = current_database())
+    order by native.subname
+"""
+
+_WIDER: Final[Mapping[str, frozenset[str]]] = {
+    "smallint": frozenset({"integer", "bigint"}),
+    "integer": frozenset({"bigint"}),
+    "character varying": frozenset({"text"}),
+}
+"""Types of the publisher's columns: types of the subscriber's that hold the same values, compared alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """Subscription `name` brings rows of the publisher's table `table` into our `target`, or beside it."""
+
+    target: QualifiedName
+    name: str
+    table: QualifiedName
+    is_same_table: bool
+
+
+class _NotKnownError(Exception):
+    """Which rows of a feed there are cannot be known, for this reason."""
+
+
+def rows_of_other_feeds(
+    config: Config, at_work: Opened, catalog: PublisherCatalog, tables: Iterable[QualifiedName]
+) -> dict[QualifiedName, sql.Composed]:
+    """By table, the condition of rows of the subscriber that other feeds of it may have brought.
+
+    `catalog` is the publisher's as of now.
+
+    Raises:
+        ReconcileRefused: naming every table with another feed whose rows are not known.
+    """
+    trees = _trees(at_work, tables)
+    reasons = [
+        f'table "{target}": native subscription "{name}" feeds it too, and its rows are not known here'
+        for relation, name in at_work.connection.execute(_NATIVE, (list(trees),))
+        for target in trees[relation]
+    ]
+    claims: dict[QualifiedName, list[sql.Composed]] = {}
+    for feed in _feeds(at_work, trees):
+        try:
+            claim = _Other(config, at_work, catalog, feed).claim()
+        except _NotKnownError as reason:
+            reasons.append(f'table "{feed.target}": subscription "{feed.name}" feeds it too, {reason}')
+        else:
+            claims.setdefault(feed.target, []).extend([] if claim is None else [claim])
+    if reasons:
+        raise ReconcileRefused(
+            f'subscription "{at_work.subscription.name}" cannot be reconciled: it could delete rows of other'
+            " subscriptions",
+            detail="\n".join(reasons),
+            hint="Nothing was changed. Rows of another subscription of this database stay if its row filter"
+            " tells them: give it one that compares columns with constants, or feed the table by one"
+            " subscription only.",
+            rule="R7.13",
+        )
+    return {
+        table: sql.SQL("({})").format(sql.SQL(" or ").join(found)) for table, found in claims.items() if found
+    }
+
+
+def _trees(at_work: Opened, tables: Iterable[QualifiedName]) -> Mapping[int, Mapping[QualifiedName, bool]]:
+    """By oid, every table in whose partition trees are some of `tables`, each with whether it is that one."""
+    names = list(tables)
+    wanted = ([name.schema for name in names], [name.name for name in names])
+    trees: dict[int, dict[QualifiedName, bool]] = {}
+    for schema, name, oid, relation in at_work.connection.execute(_TREES, wanted):
+        trees.setdefault(relation, {})[QualifiedName(schema, name)] = oid == relation
+    return trees
+
+
+def _feeds(at_work: Opened, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
+    if not state.is_installed(at_work.connection):
+        return []
+    held = at_work.connection.execute(_SUBSCRIPTIONS, (list(trees), at_work.subscription.name))
+    return [
+        _Feed(target, name, QualifiedName(schema, table), is_same)
+        for relation, name, schema, table in held
+        for target, is_same in trees[relation].items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """One feed, seen from the subscription that is to be reconciled."""
+
+    config: Config
+    at_work: Opened
+    catalog: PublisherCatalog
+    feed: _Feed
+
+    def claim(self) -> sql.Composed | None:
+        """The condition of rows that it may have brought; None if there are none.
+
+        Raises:
+            _NotKnownError: if its row filters do not tell its rows.
+        """
+        if not self.feed.is_same_table:
+            raise _NotKnownError(f'by table "{self.feed.table}" of the same partition tree')
+        change_log = ChangeLog.open(self.config.publisher(self.at_work.subscription.publisher).change_log)
+        publications = self._publications(change_log.header.system_identifier)
+        conditions: dict[RowFilter, sql.Composed] = {}
+        for catalog in (*self._catalogs_since_brought(change_log), self.catalog):
+            synced, filters = _synced_and_filters(catalog, publications, self.feed.table)
+            if synced is not None and filters is None:
+                raise _NotKnownError("and has or had no row filter for it, so that every row may be its own")
+            for row_filter in filters or ():
+                if synced is not None and row_filter not in conditions:
+                    conditions[row_filter] = self._condition(synced, row_filter)
+        self._check_brought(conditions)
+        return sql.SQL("({})").format(sql.SQL(" or ").join(conditions.values())) if conditions else None
+
+    def _publications(self, system_identifier: str) -> tuple[str, ...]:
+        """Those by which its rows came, and those that are configured for it."""
+        name = self.feed.name
+        record = state.subscription_record(self.at_work.connection, name)
+        configured = self.config.subscriptions.get(name)
+        if configured is None or record is None:
+            raise _NotKnownError("and is not in the configuration")
+        is_same = configured.subscription.publisher == self.at_work.subscription.publisher
+        if not is_same or record.publisher_system_identifier != system_identifier:
+            raise _NotKnownError("and has another publisher")
+        return tuple(dict.fromkeys((*record.publications, *configured.subscription.publications)))
+
+    @property
+    def _brought(self) -> Brought | None:
+        return brought(self.at_work.connection, self.feed.name).get(self.feed.table)
+
+    @property
+    def _state(self) -> object:
+        return state.table_states(self.at_work.connection, self.feed.name).get(self.feed.table)
+
+    def _catalogs_since_brought(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
+        if self._brought is None:
+            return ()
+        since = min(self._brought.lsn, change_log.end_lsn)
+        history = CatalogHistory(change_log.catalogs())
+        return tuple(history.within(Window(since, change_log.end_lsn)).values())
+
+    def _check_brought(self, filters: Iterable[RowFilter]) -> None:
+        """All its rows came by one of `filters`."""
+        if self._brought is None:
+            if not isinstance(self._state, Pending):
+                raise _NotKnownError("and it is not known by which row filter its rows came")
+            return
+        former = self._brought.definition.filters
+        if former is None:
+            raise _NotKnownError("and had no row filter for it, so that every row may be its own")
+        if not former <= {row_filter.sql for row_filter in filters}:
+            raise _NotKnownError(
+                f"and the row filter by which its rows were brought at {self._brought.lsn} is not in the"
+                f" change log; run `cdc-replay capture {self.at_work.subscription.publisher}` first"
+            )
+
+    def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
+        """The filter for the subscriber, whose answers are those of the publisher."""
+        compiled = compile_filter(row_filter, synced.table)
+        if not isinstance(compiled, SparkFilter):
+            raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
+        present = self.catalog.tables.get(synced.table.id)
+        # By attribute number: a column may have another name by now.
+        names = {column.attnum: column.name for column in present.columns} if present else {}
+        target = read_target_tables(self.at_work.connection, [self.feed.target])[self.feed.target]
+        for column in compiled.columns:
+            is_published = column.name in synced.columns and column.attnum in names
+            if not is_published or not _is_alike(column, names[column.attnum], target):
+                raise _NotKnownError(
+                    f'and the subscriber cannot evaluate its row filter: column "{column.name}" is not'
+                    " published, or has another type or collation there"
+                )
+        by_present_names = dataclasses.replace(synced.table, columns=present.columns if present else ())
+        try:
+            passes = printed_for_subscriber(self.at_work.connection, None, by_present_names, [row_filter])
+        except NotPrintableError as error:
+            raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
+        return sql.SQL("({} is true)").format(passes)
+
+
+def _synced_and_filters(
+    catalog: PublisherCatalog, publications: Sequence[str], name: QualifiedName
+) -> tuple[SyncedTable | None, tuple[RowFilter, ...] | None]:
+    """The table as the publications list it, and every filter by which a row can come; None: any row."""
+    try:
+        listed = {each.table.name: each for each in synced_tables(catalog, publications)}
+        synced = listed.get(name)
+        found = [] if synced is None else [synced.filters, *_stream_filters(catalog, publications, synced)]
+    except PublicationRefused as error:
+        raise _NotKnownError("and PostgreSQL refuses its publications") from error
+    filters: dict[RowFilter, None] = {}
+    for each in found:
+        if each is None:
+            return synced, None
+        filters |= dict.fromkeys(each)
+    return synced, tuple(filters)
+
+
+def _stream_filters(
+    catalog: PublisherCatalog, publications: Sequence[str], synced: SyncedTable
+) -> Iterator[tuple[RowFilter, ...] | None]:
+    """Those of the change stream, which can differ from those of the initial copy (R7.5)."""
+    for leaf in synced.leaves:
+        published = resolve(catalog, publications, leaf.id)
+        if published is not None and published.table.name == synced.table.name:
+            yield from (published.filters[action] for action in ROW_ACTIONS if action in published.actions)
+
+
+def _is_alike(column: TableColumn, name: str, table: TargetTable) -> bool:
+    """Whether the subscriber's column of that name holds the publisher's values and compares them alike."""
+    target = next((each for each in table.columns if each.name == name), None)
+    if target is None or not _has_same_values(column.type_sql, target.base_type_sql):
+        return False
+    return _collation_of(column) == _collation_in(target)
+
+
+def _has_same_values(here: str, there: str) -> bool:
+    without_length, _, rest = here.partition("(")
+    _, _, suffix = rest.partition(")")
+    unlimited = without_length + suffix
+    return there in {here, unlimited} or there in _WIDER.get(unlimited, ())
+
+
+def _collation_of(column: TableColumn) -> str | None:
+    """None: that of the database, or none at all."""
+    return None if column.collation_sql is None else column.collation_sql.replace('"', "")
+
+
+def _collation_in(target: TargetColumn) -> str | None:
+    if target.collation is None or target.collation == ("pg_catalog", "default"):
+        return None
+    return ".".join(target.collation)

@@ -1,0 +1,1 @@
+"""The engine: one window of the change log into many subscribers."""

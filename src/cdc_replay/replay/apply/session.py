@@ -1,0 +1,343 @@
+"""One window into the subscriber: stage, merge every target, record progress, commit.
+
+    executors                             driver, one connection for the whole window
+                                          drop what a killed run left
+    COPY net changes into staging         wait
+                                          begin, under the subscription's origin (subscriber.origin)
+                                            TRUNCATE, then each target's rows   (apply.merge)
+                                            every table Ready(upto), the caller's record
+                                          commit
+                                          drop the staging tables
+
+Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again
+from its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time.
+Staging is unlogged: a crash of the server empties it, but also ends the connection that would merge it.
+
+Where other sessions hold what the transaction needs it is tried again, with what is staged
+(`replay.apply.lock_retry`).
+
+Triggers and foreign keys behave as in a native apply worker, by `session_replication_role`, and because those
+FOR EACH STATEMENT are disabled (`subscriber.triggers`, R8.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.frames import Truncation
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import SubscribedTable, Subscription
+from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.replay.apply.conflicts import refusals
+from cdc_replay.replay.apply.lock_retry import persistently
+from cdc_replay.replay.apply.merge import Merged, merge
+from cdc_replay.replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
+from cdc_replay.replay.contingent_changes import Refold
+from cdc_replay.subscriber.apply_connection import connect_as_worker, set_lock_timeout
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
+from cdc_replay.subscriber.replication_origin import under_origin
+from cdc_replay.subscriber.state import advance_tables, set_table_state
+from cdc_replay.subscriber.tables import (
+    TargetTable,
+    check_names,
+    check_targets,
+    read_target_tables,
+    renamed_meanwhile,
+)
+from cdc_replay.subscriber.triggers import statement_triggers_disabled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
+
+    `refold` folds changes once more, where the flow stages contingent ones (`replay.apply.contingent`).
+    `relations` are the oids that the caller has found them to have; without, what their names lead to counts.
+    """
+
+    subscription: Subscription
+    dsn: str
+    tables: tuple[SubscribedTable, ...]
+    upto: Lsn
+    refold: Refold | None = None
+    relations: Mapping[QualifiedName, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Rows changed on the subscriber, tables truncated, and conflicts by `ConflictKind` value.
+
+    `conflict_keys` has the first of each kind and table: the table, and the row's key.
+    """
+
+    insert: int = 0
+    update: int = 0
+    delete: int = 0
+    truncate: int = 0
+    conflicts: Mapping[str, int] = field(default_factory=dict)
+    conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was applied, by the words of results."""
+        return {
+            "insert": self.insert,
+            "update": self.update,
+            "delete": self.delete,
+            "truncate": self.truncate,
+        }
+
+
+BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
+"""Called inside the window's transaction, to record its result with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """A window that is ready to be staged into `tables` and then applied; the session is open.
+
+    `run` is in the names of its staging tables, and in no others.
+    """
+
+    request: ApplyRequest
+    run: str
+    connection: Connection
+    targets: Mapping[QualifiedName, TargetTable]
+    tables: tuple[StageTable, ...]
+
+    def apply(
+        self,
+        staged: Mapping[int, Staged],
+        truncations: Sequence[Truncation],
+        *,
+        before_commit: BeforeCommit | None = None,
+    ) -> Applied:
+        """Apply `truncations`, in order, and what is staged, by target, with progress, in one transaction.
+
+        Raises:
+            ApplyConflict: if the subscriber's rows or constraints do not allow a change.
+            TargetMismatch: if its tables are not what they were when the window was opened.
+            SubscriberLocked: if other sessions hold what is needed, at every try.
+            SubscriberNotWritable: if it is read-only, or has no room.
+            ServerUnavailable: if it is lost.
+        """
+        started = time.monotonic()
+
+        def attempt() -> Applied:
+            with refusals(None), _transaction(self.connection, self.request):
+                applied = self._merge_all(staged, truncations, started)
+                check_names(self.connection, {name: each.oid for name, each in self.targets.items()})
+                _finish(self.connection, self.request, applied, before_commit)
+            return applied
+
+        applied = _persistently(attempt, self.connection, self.request)
+        failpoint("replay.after_commit")
+        for kind, count in applied.conflicts.items():
+            keys = ", ".join(applied.conflict_keys.get(kind, ())) or "no key to show"
+            _log.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
+        _log.info(
+            "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
+            *(
+                self.request.subscription.name,
+                self.request.upto,
+                applied.insert,
+                applied.update,
+                applied.delete,
+                applied.truncate,
+                applied.seconds,
+            ),
+        )
+        return applied
+
+    def _merge_all(
+        self, staged: Mapping[int, Staged], truncations: Sequence[Truncation], started: float
+    ) -> Applied:
+        names = {table.index: table.name for table in self.request.tables}
+        total = Merged()
+        merged_into = [self.targets[names[index]] for index in staged]
+        truncated = [self.targets[names[truncation.target]] for truncation in truncations]
+        with act_on(self.connection, [*merged_into, *truncated]) as sessions:
+            self._truncate(sessions, truncations)
+            with statement_triggers_disabled(self.connection, sessions, merged_into):
+                for index, changes in staged.items():
+                    self._merge(sessions.of(self.targets[names[index]]), changes, names[index], total)
+        return Applied(
+            total.insert,
+            total.update,
+            total.delete,
+            len(truncations),
+            dict(total.conflicts),
+            dict(total.conflict_keys),
+            time.monotonic() - started,
+        )
+
+    def _merge(self, session: TargetSession, changes: Staged, name: QualifiedName, total: Merged) -> None:
+        """Merge what is staged for one target; adds to `total`."""
+        policy, refold = self.request.subscription.on_conflict, self.request.refold
+        with refusals(name):
+            merged = merge(self.connection, session, self.targets[name], changes, policy, refold)
+        total.insert += merged.insert
+        total.update += merged.update
+        total.delete += merged.delete
+        total.conflicts.update(merged.conflicts)
+        for kind, keys in merged.conflict_keys.items():
+            total.conflict_keys.setdefault(kind, []).extend(f"{name} {key}" for key in keys)
+        failpoint("replay.mid_merge")
+
+    def _truncate(self, sessions: TargetSessions, truncations: Sequence[Truncation]) -> None:
+        """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15).
+
+        Triggers of TRUNCATE run with the rights of the owner, so that tables of several owners that have some
+        are not truncated together.
+        """
+        names = {table.index: table.name for table in self.request.tables}
+        statements = itertools.groupby(truncations, key=lambda found: (found.commit_lsn, found.seq))
+        done: set[tuple[frozenset[QualifiedName], bool]] = set()
+        for _, group in statements:
+            found = list(group)
+            restart = any(truncation.restart_identity for truncation in found)
+            together = frozenset(names[truncation.target] for truncation in found)
+            if (together, restart) in done:
+                continue
+            done.add((together, restart))
+            with refusals(min(together)):
+                for session, targets in sessions.shared(self.targets[name] for name in sorted(together)):
+                    session.execute(
+                        sql.SQL("truncate table {}{}").format(
+                            sql.SQL(", ").join(map(named, targets)),
+                            sql.SQL(" restart identity" if restart else ""),
+                        )
+                    )
+
+
+@contextlib.contextmanager
+def opened_window(request: ApplyRequest, *, behind: OpenWindow | None = None) -> Iterator[OpenWindow]:
+    """Prepare a window for staging; what was staged is gone when the context ends.
+
+    The caller holds the subscription's lock (`subscriber.state.lock`). `behind` is the window before, if
+    that is still open.
+
+    Raises:
+        TargetMismatch: if a target is missing or cannot receive its columns.
+        MissingPrivilege: if the role may not apply changes.
+        SubscriberLocked, SubscriberNotWritable, ServerUnavailable: as for `OpenWindow.apply`.
+    """
+    name = request.subscription.name
+    with _session(request) as connection:
+
+        def prepare() -> dict[QualifiedName, TargetTable]:
+            with refusals(None):
+                # The server may not have noticed yet that a killed run is gone.
+                drop_staging(connection, name, beside=None if behind is None else behind.run)
+                return _targets(connection, request)
+
+        targets = _persistently(prepare, connection, request)
+        run = uuid.uuid4().hex[:8]
+        tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
+        try:
+            yield OpenWindow(request, run, connection, targets, tables)
+        finally:
+            # If it fails the next run finds them by name.
+            with contextlib.suppress(psycopg.Error):
+                drop_staging(connection, name, run=run)
+
+
+def apply_window(
+    net: DataFrame,
+    request: ApplyRequest,
+    truncations: Sequence[Truncation],
+    *,
+    before_commit: BeforeCommit | None = None,
+) -> Applied:
+    """Stage `net` (NET), and apply it after the `truncations` of the window.
+
+    Raises:
+        CdcReplayError: as `opened_window`, `stage` and `OpenWindow.apply`.
+    """
+    with opened_window(request) as window:
+        staged = stage(net, window.tables, request.dsn)
+        failpoint("replay.after_staging")
+        return window.apply(staged, truncations, before_commit=before_commit)
+
+
+def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
+    """Record that a window without any change for the subscription is applied; needs no Spark.
+
+    The caller holds the subscription's lock and knows that nothing is to be applied.
+    """
+    applied = Applied()
+    with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
+
+        def attempt() -> None:
+            with refusals(None), _transaction(connection, request):
+                _finish(connection, request, applied, before_commit)
+
+        _persistently(attempt, connection, request)
+    return applied
+
+
+@contextlib.contextmanager
+def _session(request: ApplyRequest) -> Iterator[Connection]:
+    with connect_as_worker(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
+        set_lock_timeout(connection, request.subscription.lock_timeout)
+        # Of what is staged only its size and its few kinds matter: a tenth of the usual sample shows them.
+        connection.execute("set default_statistics_target = 10")
+        yield connection
+
+
+def _transaction(connection: Connection, request: ApplyRequest) -> contextlib.AbstractContextManager[None]:
+    return under_origin(connection, request.subscription.name, request.upto)
+
+
+def _persistently(attempt: Callable[[], _T], connection: Connection, request: ApplyRequest) -> _T:
+    subscription = request.subscription
+    return persistently(
+        attempt,
+        connection,
+        subscription=subscription.name,
+        dsn=request.dsn,
+        lock_timeout=subscription.lock_timeout,
+    )
+
+
+def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedName, TargetTable]:
+    names = [table.name for table in request.tables]
+    targets = read_target_tables(connection, names, run_as_owner=request.subscription.run_as_owner)
+    check_targets({table.name: table.columns for table in request.tables}, targets)
+    for name in targets.keys() & request.relations.keys():
+        if targets[name].oid != request.relations[name]:
+            raise renamed_meanwhile(name)
+    return targets
+
+
+def _finish(
+    connection: Connection, request: ApplyRequest, applied: Applied, before_commit: BeforeCommit | None
+) -> None:
+    for table in request.tables:
+        if (relation := request.relations.get(table.name)) is not None:
+            advance_tables(connection, request.subscription.name, [relation], request.upto)
+        else:
+            set_table_state(connection, request.subscription.name, table.name, Ready(request.upto))
+    if before_commit is not None:
+        before_commit(connection, applied)
+    failpoint("replay.before_commit")

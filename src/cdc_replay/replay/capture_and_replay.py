@@ -1,0 +1,99 @@
+"""Capture and replay at the same time: while the publisher is read, what is in the log already is applied.
+
+Each pull of the capture ends between two transactions, so its end is where a window can end too. Reading the
+slot takes one core of the publisher and little here; replay has the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.replay import replay_through
+from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.model.lsn import ZERO, Lsn
+from cdc_replay.model.results import CaptureResult, ReplayResult
+from cdc_replay.spark.session import spark_session
+from cdc_replay.subscriber.session import Opened
+
+BACKLOG_BYTES: Final = 16 << 20
+"""Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
+
+
+class _Stopped(Exception):
+    """Nobody waits for the capture any more."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the log reaches, told by the capture's thread."""
+
+    end: Lsn = ZERO
+    is_done: bool = False
+    has_failed: bool = False
+    is_stopped: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def tell(self, end: Lsn, _target: Lsn) -> None:
+        """A pull has ended."""
+        with self._changed:
+            self.end = end
+            self._changed.notify()
+            if self.is_stopped:
+                raise _Stopped
+
+    def finish(self, capture: Future[CaptureResult]) -> None:
+        """The capture has ended, one way or the other."""
+        with self._changed:
+            self.is_done, self.has_failed = True, capture.exception() is not None
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Nobody waits any more: the next pull is the last."""
+        with self._changed:
+            self.is_stopped = True
+
+    def ends(self, target: Lsn) -> Iterator[Lsn]:
+        """Where the log ends, each time that it has grown; at last the target, if the capture gets there."""
+        reached: Lsn | None = ZERO
+        while reached is not None and reached < target:
+            reached = self._beyond(reached, target)
+            if reached is not None:
+                yield reached
+
+    def _beyond(self, lsn: Lsn, target: Lsn) -> Lsn | None:
+        """Wait until the log ends behind `lsn`, and say where; None if the capture has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_done or self.end > lsn)
+            if not self.is_done:
+                return min(self.end, target)
+            return None if self.has_failed else target
+
+
+def caught_up(
+    config: Config, publisher: PublisherConfig, subscriptions: Sequence[Opened], upto: Lsn
+) -> tuple[CaptureResult, tuple[ReplayResult, ...]]:
+    """Capture up to `upto`, and replay it; one result per subscription, over all its windows.
+
+    The caller holds the subscriptions' locks. One whose window fails is left out of the windows after it.
+
+    Raises:
+        CdcReplayError: from the capture. What it had captured by then is applied.
+    """
+    progress = _Progress()
+    with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
+        capture = threads.submit(captured_up_to, config, publisher.name, upto, progress=progress.tell)
+        capture.add_done_callback(progress.finish)
+        try:
+            if upto.value - ChangeLog.open(publisher.change_log).end_lsn.value > BACKLOG_BYTES:
+                spark_session("cdc-replay")
+            replayed = replay_through(config, publisher, subscriptions, progress.ends(upto))
+        except BaseException:
+            progress.stop()
+            raise
+        return capture.result(), replayed

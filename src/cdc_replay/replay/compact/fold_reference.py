@@ -1,0 +1,369 @@
+"""The fold of one lineage, as a readable state machine; `replay.compact.fold` must give the same.
+
+A *lineage* is the set of changes that can touch the same subscriber row: those of one key, or of several
+keys that UPDATEs have linked by moving a row from one to the other. Its changes come in commit order. The
+subscriber's rows are not read: a row that the window has not touched yet is *unknown*, it is there or it is
+not.
+
+| slot of a key | INSERT                    | UPDATE                       | DELETE                      |
+|---------------|---------------------------|------------------------------|-----------------------------|
+| unknown       | inserted; a row there is  | the row, if it is there, is  | DELETE of the row           |
+|               | a conflict for apply      | changed; `update_missing`    |                             |
+| base row      | inserted, if the base row | changed further              | DELETE of the base row      |
+|               | is not there              |                              |                             |
+| inserted row  | `insert_exists`, for sure | changed further              | NOTHING if absence is still |
+|               |                           |                              | to be checked               |
+| absent        | inserted                  | `update_missing`, for sure   | `delete_missing`, for sure  |
+
+Columns that an UPDATE does not send (`u`, `-`) keep what the window sent earlier, else what the subscriber
+has. An UPDATE that moves a row to another key takes the row along, with all that was not sent: swaps and
+chains of keys end as one UPDATE per row, from its first key to its last. After a TRUNCATE every key is
+absent.
+
+A row that moves to an unknown key may find a row of the subscriber there: an UPDATE of a deferrable key, or
+a key that has fewer columns on the subscriber, makes such moves. While it ends there, apply sees that. When
+it leaves that key again or is deleted there, nothing else would tell, and what came for the subscriber's own
+row has gone to the moved one: PASSED has the key checked. A key that a row of the window itself has left is
+known to be free.
+
+| policy    | a row of the subscriber's own at a PASSED key is                                               |
+|-----------|------------------------------------------------------------------------------------------------|
+| error     | refused (`update_exists`), as natively                                                         |
+| overwrite | deleted, as the move would do by itself                                                        |
+| skip      | deleted: what came for it was done to the moved row, which one by one would have stayed        |
+
+A lineage is *contingent* where a later change of it meets a row that has moved: if the subscriber lacks the
+moved row, that change is for whatever it has at the key (R8.4), and what is folded here is wrong. Apply looks
+whether the rows that such lineages start from are there. If one is not, their changes are folded once more,
+by somebody who knows which of their keys the subscriber has (`replay.apply.contingent`).
+
+Where the policy is `skip`, an INSERT that finds a subscriber's row is skipped with all that the window does
+to that row until it deletes it.
+
+A row that the window inserts is *born* by its last INSERT, however it is changed and moved afterwards. Where
+the policy lets an INSERT overwrite the row that has its key, that row stays the one that it was.
+
+Under REPLICA IDENTITY FULL without a key (R8.10) a "key" is a whole row and a slot holds any number of equal
+rows; each change takes exactly one of them, rows that the window itself brought first.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
+from cdc_replay.model.subscription import ConflictPolicy
+
+Key: TypeAlias = tuple[str | None, ...]
+Values: TypeAlias = tuple[str | None, ...]
+
+SENT = frozenset("nt")
+"""Kinds of a value that the publisher did send (R1.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedChange:
+    """A row of ROUTED, or `weight` equal UPDATEs of which only the last is told apart.
+
+    `ordinal` is the place of an INSERT in the log; of other changes it is not looked at.
+    """
+
+    kind: ChangeKind
+    commit_lsn: int
+    search_key: Key | None
+    new_key: Key | None
+    values: Values | None
+    kinds: str | None
+    weight: int = 1
+    ordinal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetChange:
+    """A row of NET but for its target."""
+
+    kind: NetKind
+    base_key: Key
+    values: Values | None = None
+    kinds: str | None = None
+    update_missing: int = 0
+    delete_missing: int = 0
+    born: int | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row as the window has changed it so far; `base_key` is None for one that the window inserted."""
+
+    base_key: Key | None
+    values: Values | None = None
+    kinds: str | None = None
+    update_missing: int = 0
+    is_absence_unproven: bool = False
+    """Inserted, or moved to, where the subscriber may have had a row."""
+    born: int | None = None
+    """The ordinal of the INSERT, of a row that the window inserted."""
+
+    def net(self, key: Key) -> NetChange:
+        """What is left to do for the row, which is at `key` in the end."""
+        kind = NetKind.INSERT if self.base_key is None else NetKind.UPDATE
+        base_key = key if self.base_key is None else self.base_key
+        return NetChange(kind, base_key, self.values, self.kinds, self.update_missing, born=self.born)
+
+    def overlay(self, values: Values | None, kinds: str | None) -> None:
+        """Later values win; what was not sent stays."""
+        if values is None or kinds is None:
+            return
+        if self.values is None or self.kinds is None:
+            self.values, self.kinds = values, kinds
+            return
+        both = list(zip(values, kinds, self.values, self.kinds, strict=True))
+        self.values = tuple(new if kind in SENT else old for new, kind, old, _ in both)
+        self.kinds = "".join(kind if kind in SENT else old for _, kind, _, old in both)
+
+    def become(self, values: Values | None, kinds: str | None) -> None:
+        """Another row takes this one's place: what it did not send (`u`) is not what this one has (R4.6)."""
+        if values is None or kinds is None or self.values is None or self.kinds is None:
+            self.overlay(values, kinds)
+            return
+        both = list(zip(values, kinds, self.values, self.kinds, strict=True))
+        self.values = tuple(old if kind == "-" else new for new, kind, old, _ in both)
+        self.kinds = "".join(old if kind == "-" else kind for _, kind, _, old in both)
+
+
+@dataclass(slots=True)
+class LineageFold:
+    """The fold of one lineage of a table with a key; memory grows with its keys, not with its changes."""
+
+    policy: ConflictPolicy
+    is_truncated: bool
+    conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    conflict_keys: dict[ConflictKind, Key] = field(default_factory=dict)
+    """The key of the first conflict of each kind."""
+    last_lsn: int = 0
+    is_contingent: bool = False
+    """What it comes to depends on whether the subscriber has the rows that have moved."""
+    _slots: dict[Key, _Row | None] = field(default_factory=dict)
+    _removed: list[NetChange] = field(default_factory=list)
+
+    def know(self, rows: Mapping[Key, int]) -> None:
+        """Take it, before the first change, that the subscriber has so many rows of each key."""
+        self._slots.update((key, None) for key, count in rows.items() if not count)
+
+    def apply(self, change: RoutedChange) -> None:
+        """Take the next change of the lineage."""
+        self.last_lsn = change.commit_lsn
+        match change:
+            case RoutedChange(kind=ChangeKind.INSERT, new_key=tuple() as new_key):
+                self._insert(new_key, change)
+            case RoutedChange(
+                kind=ChangeKind.UPDATE, search_key=tuple() as search_key, new_key=tuple() as new_key
+            ):
+                self._update(search_key, new_key, change)
+            case RoutedChange(kind=ChangeKind.DELETE, search_key=tuple() as search_key):
+                self._delete(search_key)
+            case _:
+                raise ValueError(f"a {change.kind.name} lacks a key or does not belong to a lineage")
+
+    def net(self) -> Iterator[NetChange]:
+        """What is left to do: first what is removed, then the rows that are there in the end."""
+        yield from self._removed
+        for key, row in self._slots.items():
+            if row is None:
+                continue
+            yield row.net(key)
+        if self.is_truncated and self.conflict_keys and not any(self._slots.values()):
+            # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
+            yield NetChange(NetKind.NOTHING, next(iter(self.conflict_keys.values())))
+
+    def _meet(self, row: _Row, key: Key) -> None:
+        """A change is for the row at `key`: if that is not where it was, it need not be there."""
+        self.is_contingent |= row.base_key is not None and row.base_key != key
+
+    def _conflict(self, kind: ConflictKind, key: Key, weight: int = 1) -> None:
+        self.conflicts[kind] += weight
+        self.conflict_keys.setdefault(kind, key)
+
+    def _insert(self, key: Key, change: RoutedChange) -> None:
+        row = self._slots.get(key)
+        if row is None:
+            unproven = key not in self._slots and not self.is_truncated
+            row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven, born=change.ordinal)
+            self._slots[key] = row
+            return
+        self._meet(row, key)
+        if row.base_key == key:
+            # Whether the base row is there decides; apply looks, as for every INSERT.
+            row.base_key, row.is_absence_unproven, row.born = None, True, change.ordinal
+        else:
+            self._conflict(ConflictKind.INSERT_EXISTS, key)
+            if self.policy is ConflictPolicy.SKIP:
+                return
+        row.become(change.values, change.kinds)
+
+    def _update(self, search_key: Key, new_key: Key, change: RoutedChange) -> None:
+        row = self._slots.get(search_key)
+        if row is None:
+            if self.is_truncated or search_key in self._slots:
+                self._slots.setdefault(search_key, None)
+                self._conflict(ConflictKind.UPDATE_MISSING, search_key, change.weight)
+                return
+            row = self._slots[search_key] = _Row(search_key)
+        self._meet(row, search_key)
+        if row.base_key is not None:
+            row.update_missing += change.weight
+        if search_key != new_key and not self._move(row, search_key, new_key):
+            return
+        row.overlay(change.values, change.kinds)
+
+    def _move(self, row: _Row, search_key: Key, new_key: Key) -> bool:
+        """Take the row to its new key; False if another row is there and stays."""
+        if (occupant := self._slots.get(new_key)) is not None:
+            self.is_contingent |= row.base_key is not None or occupant.base_key is not None
+            self._conflict(ConflictKind.UPDATE_EXISTS, new_key)
+            if self.policy is ConflictPolicy.SKIP:
+                return False
+            self._remove(occupant, new_key, delete_missing=0)
+        self._check_absence(row, search_key)
+        row.is_absence_unproven = new_key not in self._slots and not self.is_truncated
+        self._slots[search_key] = None
+        self._slots[new_key] = row
+        return True
+
+    def _delete(self, key: Key) -> None:
+        row = self._slots.get(key)
+        if row is not None:
+            self._meet(row, key)
+            self._remove(row, key, delete_missing=1)
+        elif self.is_truncated or key in self._slots:
+            self._conflict(ConflictKind.DELETE_MISSING, key)
+        else:
+            self._removed.append(NetChange(NetKind.DELETE, key, delete_missing=1))
+        self._slots[key] = None
+
+    def _remove(self, row: _Row, key: Key, *, delete_missing: int) -> None:
+        if row.base_key is not None:
+            removed = NetChange(
+                NetKind.DELETE,
+                row.base_key,
+                update_missing=row.update_missing,
+                delete_missing=delete_missing,
+            )
+            self._removed.append(removed)
+        self._check_absence(row, key)
+
+    def _check_absence(self, row: _Row, key: Key) -> None:
+        """`row` leaves `key`: have apply look whether the subscriber had one there, if it may have."""
+        if not row.is_absence_unproven:
+            return
+        if row.base_key is not None:
+            self._removed.append(NetChange(NetKind.PASSED, key))
+            return
+        self._removed.append(NetChange(NetKind.NOTHING, key, update_missing=row.update_missing))
+        row.update_missing = 0
+
+
+@dataclass(slots=True)
+class MultisetFold:
+    """The fold of one lineage of a table without a key: rows that are equal are exchangeable (R8.10)."""
+
+    is_truncated: bool
+    conflicts: collections.Counter[ConflictKind] = field(default_factory=collections.Counter)
+    conflict_keys: dict[ConflictKind, Key] = field(default_factory=dict)
+    last_lsn: int = 0
+    is_contingent: bool = False
+    _slots: dict[Key, list[_Row]] = field(default_factory=dict)
+    _removed: list[NetChange] = field(default_factory=list)
+    _left: dict[Key, int] | None = None
+    """How many rows the subscriber has left of each key; None: not known."""
+    _same: Mapping[Key, Key] = field(default_factory=dict)
+
+    def know(self, rows: Mapping[Key, int], same: Mapping[Key, Key] | None = None) -> None:
+        """Take it, before the first change, that the subscriber has so many rows of each key.
+
+        `same` says of keys which others they are the same as, where only the subscriber can tell.
+        """
+        self._left = {**rows}
+        self._same = same or {}
+
+    def apply(self, change: RoutedChange) -> None:
+        """Take the next change of the lineage."""
+        self.last_lsn = change.commit_lsn
+        if change.kind is ChangeKind.INSERT:
+            self._put(change.new_key, _Row(None, change.values, change.kinds, born=change.ordinal))
+            return
+        missing = (
+            ConflictKind.UPDATE_MISSING if change.kind is ChangeKind.UPDATE else ConflictKind.DELETE_MISSING
+        )
+        if (row := self._take(change.search_key)) is None:
+            self.conflicts[missing] += change.weight
+        elif change.kind is ChangeKind.UPDATE:
+            row.update_missing += 0 if row.base_key is None else change.weight
+            row.overlay(change.values, change.kinds)
+            self._put(change.new_key, row)
+        elif row.base_key is not None:
+            self._removed.append(
+                NetChange(NetKind.DELETE, row.base_key, update_missing=row.update_missing, delete_missing=1)
+            )
+
+    def net(self) -> Iterator[NetChange]:
+        """What is left to do, one net change per row."""
+        yield from self._removed
+        for key, rows in self._slots.items():
+            for row in rows:
+                yield row.net(key)
+        if self.is_truncated and self.conflicts and not any(self._slots.values()):
+            yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
+
+    def _put(self, key: Key | None, row: _Row) -> None:
+        if key is None:
+            raise ValueError("a change of a table without a key lacks its new row")
+        self._slots.setdefault(self._same.get(key, key), []).append(row)
+
+    def _take(self, key: Key | None) -> _Row | None:
+        if key is None:
+            raise ValueError("a change of a table without a key lacks its old row")
+        slot = self._same.get(key, key)
+        rows = self._slots.setdefault(slot, [])
+        if rows:
+            row = rows.pop()
+            self.is_contingent |= row.base_key is not None and row.base_key != key
+            return row
+        if self.is_truncated or not self._has(slot):
+            return None
+        return _Row(key)
+
+    def _has(self, key: Key) -> bool:
+        """Whether the subscriber may have one more row that is equal; it is taken."""
+        if self._left is None:
+            return True
+        left = self._left.get(key, 0)
+        self._left[key] = left - 1
+        return left > 0
+
+
+def fold(
+    changes: Iterable[RoutedChange],
+    *,
+    policy: ConflictPolicy,
+    is_keyed: bool,
+    is_truncated: bool,
+    known: Mapping[Key, int] | None = None,
+    same: Mapping[Key, Key] | None = None,
+) -> LineageFold | MultisetFold:
+    """The fold of a lineage after all its changes.
+
+    `known` is how many rows the subscriber has of each of its keys, if somebody has looked, and `same` which
+    other key they are the same as, of a table without a key (`MultisetFold.know`).
+    """
+    folded = LineageFold(policy, is_truncated) if is_keyed else MultisetFold(is_truncated)
+    if known is not None and isinstance(folded, MultisetFold):
+        folded.know(known, same)
+    elif known is not None:
+        folded.know(known)
+    for change in changes:
+        folded.apply(change)
+    return folded

@@ -1,0 +1,79 @@
+"""The fold of contingent lineages (`fold_reference`), given which rows the subscriber has."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdc_replay.arrow.arrays import numbers
+from cdc_replay.model.frames import ConflictKind
+from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.replay.compact.fold import changes_in, net_batch, net_rows
+from cdc_replay.replay.compact.fold_reference import Key, RoutedChange, fold
+from cdc_replay.replay.contingent_changes import Refolded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class ContingentChanges:
+    """The changes of contingent lineages of one target, lineage by lineage."""
+
+    target: int
+    lineages: Sequence[Sequence[RoutedChange]]
+    policy: ConflictPolicy
+    is_keyed: bool
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The keys that they name; of a target without a key, once for each row."""
+        named = [key for lineage in self.lineages for change in lineage for key in _keys(change)]
+        return list(dict.fromkeys(named)) if self.is_keyed else named
+
+    def _slots(self, lineage: Sequence[RoutedChange], same: Mapping[Key, Key]) -> Iterator[Key]:
+        yield from (same.get(key, key) for change in lineage for key in _keys(change))
+
+    def refolded(self, rows: Mapping[Key, int], same: Mapping[Key, Key]) -> Refolded:
+        """What they come to where the target has so many rows of each of these keys, and none of others.
+
+        `same` says of keys which others they are the same as, and `rows` is by those.
+        """
+        net: list[dict[str, Any]] = []
+        conflicts: collections.Counter[ConflictKind] = collections.Counter()
+        conflict_keys: list[tuple[ConflictKind, Key]] = []
+        for lineage in self.lineages:
+            known = {each: rows.get(each, 0) for each in self._slots(lineage, same)}
+            folded = fold(
+                lineage,
+                policy=self.policy,
+                is_keyed=self.is_keyed,
+                is_truncated=False,
+                known=known,
+                same=same,
+            )
+            conflicts.update(folded.conflicts)
+            conflict_keys.extend(folded.conflict_keys.items())
+            # There may be no net change that would carry them.
+            folded.conflicts.clear()
+            net += net_rows(folded, self.target)
+        return Refolded(net_batch(net), conflicts, conflict_keys)
+
+
+def contingent_changes(
+    changes: pa.RecordBatch, *, policy: ConflictPolicy, is_keyed: bool
+) -> ContingentChanges:
+    """Changes (INPUT) of one target, of which those of one lineage are together."""
+    lineages = numbers(changes["lineage"])
+    borders = [0, *(np.flatnonzero(np.diff(lineages)) + 1).tolist(), len(lineages)]
+    runs = [list(changes_in(changes.slice(start, end - start))) for start, end in itertools.pairwise(borders)]
+    return ContingentChanges(changes["target"][0].as_py(), runs, policy, is_keyed)
+
+
+def _keys(change: RoutedChange) -> Iterator[Key]:
+    yield from (key for key in (change.search_key, change.new_key) if key is not None)

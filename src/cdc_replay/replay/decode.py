@@ -1,0 +1,148 @@
+"""A window of the change log → frame of changes.
+
+Executors read the segments themselves, row group by row group, with pyarrow: the raw bytes never pass through
+the JVM, which sees only the decoded changes. A task gets a run of row groups of about equal size, and holds
+one row group at a time.
+
+Reading the log changes nothing, so a task that fails or dies is simply run again.
+
+Spark reports an exception of a task by its text alone; the text therefore names segment, row group, row and
+offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from cdc_replay.changelog.segment import RowGroup, read_columns, read_row_group
+from cdc_replay.errors import InvalidMessage
+from cdc_replay.model.frames import CHANGES
+from cdc_replay.model.lsn import Window
+from cdc_replay.model.relation import Relation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc_replay.pgoutput.columnar import ChangeDecoder
+
+TASKS_PER_CORE: Final = 3
+"""How many tasks the row groups are shared out to, so that one slow task does not keep the others waiting."""
+
+BATCH_ROWS: Final = 32_768
+"""Rows of a batch that is handed to Spark."""
+
+_GROUPS_SEEN: Final = 16
+
+
+def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...], ...]:
+    """At most `count` runs of neighbouring row groups; each goes to the share that its middle row is in."""
+    total_rows = sum(group.rows for group in groups)
+    ends = itertools.accumulate(group.rows for group in groups)
+    shares = [
+        (2 * end - group.rows) * count // (2 * total_rows) for group, end in zip(groups, ends, strict=True)
+    ]
+    runs = itertools.groupby(zip(shares, groups, strict=True), key=operator.itemgetter(0))
+    return tuple(tuple(group for _, group in run) for _, run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class LogReader:
+    """Reads and decodes a window on the executors; picklable.
+
+    `tasks[number]` is the work of one task; `relations` are the shapes by `Relation.version`; `catalogs` the
+    versions of the publisher's catalog, for whom and from where each is in force
+    (`catalog.version_index`): each change gets the number of the last that is not above it, else of the
+    first (R9.10).
+
+    Nothing is read before it is used, and all is read again each time it is. A damaged segment or an invalid
+    message raises ChangeLogDamaged or InvalidMessage, which Spark tells by its text.
+    """
+
+    tasks: tuple[tuple[RowGroup, ...], ...]
+    window: Window
+    relations: dict[int, Relation]
+    catalogs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[RowGroup],
+        window: Window,
+        relations: Mapping[int, Relation],
+        catalogs: Sequence[tuple[int, int]],
+        *,
+        cores: int,
+    ) -> Self:
+        """The row groups, shared out for that many cores."""
+        return cls(_tasks(groups, TASKS_PER_CORE * cores), window, dict(relations), tuple(catalogs))
+
+    @property
+    def rows(self) -> int:
+        """The messages of the row groups."""
+        return sum(group.rows for task in self.tasks for group in task)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in memory, about."""
+        return sum(group.size_bytes for task in self.tasks for group in task)
+
+    def relations_seen(self) -> Counter[int]:
+        """How many messages each relation has in some of the row groups: about its share of the window."""
+        groups = [group for task in self.tasks for group in task]
+        found: Counter[int] = Counter()
+        for group in groups[:: max(1, -(-len(groups) // _GROUPS_SEEN))]:
+            for row in read_columns(group, ["relation_id"], self.window)["relation_id"].value_counts():
+                found[row["values"].as_py() or 0] += row["counts"].as_py()
+        return found
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The row changes and TRUNCATEs whose commit LSN is in the window, in CHANGES columns.
+
+        Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
+        """
+        return self.numbers(spark).mapInArrow(self.changes, CHANGES.ddl)
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """A frame with a row and a partition per task: its number, in the column `id`."""
+        return spark.range(0, len(self.tasks), numPartitions=max(1, len(self.tasks)))
+
+    def chunks(self, task: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The changes (CHANGES) of a task, row group by row group, each with its number in the window."""
+        # Here, not at the top: the driver, which only plans, need not load or compile the kernels.
+        from cdc_replay.pgoutput.columnar import ChangeDecoder  # noqa: PLC0415
+
+        decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
+        first = sum(map(len, self.tasks[:task]))
+        for number, group in enumerate(self.tasks[task], first):
+            yield number, _decoded(decoder, group)
+
+    def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes of the tasks that the rows of `numbers` name, in batches that Spark can take."""
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                for _, changes in self.chunks(number):
+                    yield from _batches(changes)
+
+
+def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
+    try:
+        return decoder.changes(read_row_group(group))
+    except InvalidMessage as error:
+        raise InvalidMessage(
+            f'{error.message} of row group {group.index} of segment "{group.uri}"',
+            detail=error.detail,
+            hint="The segment's checksums are right, so this is what was captured: report it, with the"
+            " publisher's version and the message.",
+            rule=error.rule,
+        ) from None  # Spark's text shows a cause first, which does not name the segment.
+
+
+def _batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, changes.num_rows, BATCH_ROWS):
+        yield changes.slice(start, BATCH_ROWS)

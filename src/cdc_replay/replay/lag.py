@@ -1,0 +1,156 @@
+"""Lag of a subscription: since when it is behind the change log, why, and whether a replay can end it.
+
+| the subscription                           | reason                              | a replay is due    |
+|--------------------------------------------|-------------------------------------|--------------------|
+| its subscriber does not answer             | the error of the connection         | no                 |
+| has no table that was copied               | the tables that wait for a snapshot | no                 |
+| is parked for a value that nobody has      | why it is parked                    | no                 |
+| is parked before a transaction             | why it is parked                    | after `PATIENCE`   |
+| its subscriber is read-only                | that                                | no                 |
+| another process holds its lock             | which process                       | no                 |
+| its last replay failed for good            | the error                           | after `PATIENCE`   |
+| its last replay failed, and may succeed    | the error                           | yes                |
+| none of these: no replay has run since     | when the last one ended             | yes                |
+| only tables that replay leaves out are old | these tables                        | no                 |
+
+A failure for good ends when somebody changes something, such as a row or a privilege. No event tells of
+that, so such a replay is tried again as well, after a while.
+
+The log and the subscriber are asked, not a record of attempts: a replay that was never started, was killed,
+or did not reach its subscriber leaves no record anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import psycopg
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.config import Config, SubscriptionConfig
+from cdc_replay.errors import CdcReplayError, Retry
+from cdc_replay.model.lsn import Window
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Parked, Ready, TableState, describe
+from cdc_replay.postgres.answers import Answers
+from cdc_replay.postgres.connection import Connection, connect_to_ask, is_read_only
+from cdc_replay.subscriber import state
+
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = timedelta(hours=1)
+"""How long a failure for good is left alone before it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Why a subscription does not hold all that the log holds.
+
+    `since` is the commit time of the oldest transaction of the log that a copied table lacks; None if that is
+    unknown, or if there is none. `is_replay_due`: a replay that starts now may help.
+    """
+
+    reason: str
+    since: datetime | None = None
+    is_replay_due: bool = False
+
+
+def unanswered(error: Exception) -> Lag:
+    """The lag of a subscription whose subscriber cannot be asked."""
+    return Lag(f"the subscriber does not answer: {str(error).strip()}")
+
+
+def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping[str, Lag]:
+    """Those of these subscriptions of one publisher for which a replay is due.
+
+    Raises:
+        CdcReplayError: if there is no change log, or it cannot be read.
+    """
+    ChangeLog.open(config.publisher(publisher).change_log)
+    questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in names}
+    with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
+        told = answers.ask(questions)
+    due = {}
+    for name, answer in told.items():
+        lag = answer.value if answer.error is None else unanswered(answer.error)
+        if lag is not None:
+            since = "" if lag.since is None else f" since {utc_text(lag.since)}"
+            log.info("subscription %s is behind%s: %s", name, since, lag.reason)
+            if lag.is_replay_due:
+                due[name] = lag
+    return due
+
+
+def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
+    uri = config.publisher(subscription.subscription.publisher).change_log
+    dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
+    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
+        try:
+            return lag_of(connection, subscription.name, uri)
+        except (CdcReplayError, psycopg.Error) as error:
+            return Lag(str(error).strip())
+
+
+def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> Lag | None:
+    """The lag of a subscription, by what its subscriber and the log know now; None if there is none.
+
+    Raises:
+        CdcReplayError: if the log cannot tell, because it is missing, pruned or damaged.
+    """
+    tables = state.table_states(connection, subscription)
+    if not tables and not state.has_tables_listed(connection, subscription):
+        return Lag("waits for its first snapshot")
+    change_log = ChangeLog.open(change_log_uri)
+    since = oldest_missing(change_log, [table for table in tables.values() if isinstance(table, Ready)])
+    if since is not None:
+        return _standstill(connection, subscription, since)
+    if left_out := _left_out(tables):
+        parked = [table for table in tables.values() if isinstance(table, Parked)]
+        return Lag(left_out, oldest_missing(change_log, parked))
+    return None
+
+
+def oldest_missing(change_log: ChangeLog, tables: Sequence[Ready | Parked]) -> datetime | None:
+    """The commit time of the oldest transaction of the log that one of the tables lacks (R9.14)."""
+    after = min((table.applied_lsn for table in tables), default=change_log.end_lsn)
+    commit = (
+        change_log.first_commit(Window(after, change_log.end_lsn)) if after < change_log.end_lsn else None
+    )
+    return None if commit is None else datetime.fromtimestamp(commit.commit_time / 1e6, UTC)
+
+
+def _standstill(connection: Connection, subscription: str, since: datetime) -> Lag:
+    """Why tables that replay advances lack what the log holds."""
+    record = state.subscription_record(connection, subscription)
+    last = state.last_result(connection, subscription, "replay")
+    # Also where it ended in the future: a clock has been put back since, and nobody waits until it is there.
+    is_patience_over = last is None or abs(datetime.now(UTC) - last.finished) > PATIENCE
+    if record is not None and record.parked_at is not None:
+        is_due = is_patience_over and record.parked_transaction is not None
+        return Lag(f"parked at {record.parked_at}: {record.parked_reason}", since, is_due)
+    if is_read_only(connection):
+        return Lag("the subscriber is read-only", since)
+    if (holder := state.lock_holder(connection, subscription)) is not None:
+        return Lag(f"a process is at work: {holder}", since)
+    if last is None:
+        return Lag("no replay has run yet", since, is_replay_due=True)
+    if error := last.result.get("error"):
+        is_due = is_patience_over or last.result.get("retry") != Retry.NEVER.value
+        return Lag(f"the last replay failed at {utc_text(last.finished)}: {error}", since, is_due)
+    return Lag(f"no replay since {utc_text(last.finished)}", since, is_replay_due=True)
+
+
+def utc_text(moment: datetime) -> str:
+    """The moment in ISO 8601, in whole seconds of UTC."""
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _left_out(tables: Mapping[QualifiedName, TableState]) -> str:
+    """The tables that replay leaves out, each with its state; empty if there are none."""
+    states = {name: describe(table) for name, table in tables.items() if not isinstance(table, Ready)}
+    return "; ".join(f"{name}: {said}" for name, said in states.items())

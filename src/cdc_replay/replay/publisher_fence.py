@@ -1,0 +1,123 @@
+"""Fences: where the publisher's rows and the log that has led to them can be looked at together.
+
+    F        the publisher's position after the snapshot was taken; the log is captured up to it
+    unseen   commits up to F that the snapshot does not hold: they were not visible yet, or came in between
+
+Where all unseen commits are the last ones, F is put before them. Nobody is waited for but transactions whose
+commit is in the window already and is not visible yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc_replay.capture.pull import current_position
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.config import Config, PublisherConfig
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_present
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, SharedSnapshot
+
+log = logging.getLogger(__name__)
+
+_HOPEFUL_TRIES: Final = 5
+"""So often a snapshot is taken again because a commit that it does not hold is before one that it holds."""
+_PAUSE_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A snapshot of the publisher, and the position up to which the log has all transactions in it.
+
+    A transaction is in the snapshot if and only if its commit LSN is at or below `upto` and not in `unseen`.
+    """
+
+    snapshot: SharedSnapshot
+    upto: Lsn
+    unseen: frozenset[Lsn] = frozenset()
+
+    @property
+    def complete_upto(self) -> Lsn:
+        """The snapshot has every transaction up to here."""
+        return Lsn(min(self.unseen).value - 1) if self.unseen else self.upto
+
+
+@dataclass(slots=True)
+class Fences:
+    """Gives fences as long as its context is open: one for all who need it, none if nobody does."""
+
+    _config: Config
+    _publisher: PublisherConfig
+    _stack: contextlib.ExitStack
+    _opened: ExportedSnapshot | None
+    _kept: tuple[PresentSnapshot, Lsn] | None = field(default=None)
+
+    def of(self, window: Window) -> Fence:
+        """A fence whose snapshot has all transactions of `window`, or is the one that the caller had opened.
+
+        Its `unseen` commits are those behind the beginning of the window.
+
+        Raises:
+            PublisherNotReady, ServerUnavailable, MissingPrivilege: if the publisher cannot be read.
+        """
+        if self._opened is not None:
+            captured_up_to(self._config, self._publisher.name, self._opened.consistent_point)
+            return Fence(self._opened, self._opened.consistent_point)
+        if self._kept is not None and _fits(fence := self._fence(*self._kept, window), window):
+            return fence
+        log.info("publisher %s: opening a fence to read values that were not sent", self._publisher.name)
+        for number in itertools.count(1):
+            with contextlib.ExitStack() as attempt:
+                kept = self._taken(attempt)
+                fence = self._fence(*kept, window)
+                if _fits(fence, window) and (not fence.unseen or number > _HOPEFUL_TRIES):
+                    self._stack.push(attempt.pop_all())
+                    self._kept = kept
+                    return fence
+            if number == _HOPEFUL_TRIES and not _fits(fence, window):
+                log.info(
+                    "publisher %s: waiting for a commit behind %s, which is in the log and not visible yet",
+                    *(self._publisher.name, fence.complete_upto),
+                )
+            time.sleep(_PAUSE_SECONDS)
+        raise AssertionError("counting does not end")
+
+    def _taken(self, stack: contextlib.ExitStack) -> tuple[PresentSnapshot, Lsn]:
+        dsn = self._config.dsn_of(self._publisher)
+        snapshot = stack.enter_context(export_present(dsn))
+        upto = current_position(dsn)
+        captured_up_to(self._config, self._publisher.name, upto)
+        failpoint("fill.after_fence")
+        return snapshot, upto
+
+    def _fence(self, snapshot: PresentSnapshot, upto: Lsn, window: Window) -> Fence:
+        commits = ChangeLog.open(self._publisher.change_log).commits(Window(window.after, upto))
+        last_seen, unseen = window.after, set()
+        for commit in commits:
+            if snapshot.transactions.sees(commit.xid):
+                last_seen = commit.commit_lsn
+            else:
+                unseen.add(commit.commit_lsn)
+        fence = Fence(snapshot, upto, frozenset(unseen))
+        return fence if last_seen > fence.complete_upto else Fence(snapshot, fence.complete_upto)
+
+
+def _fits(fence: Fence, window: Window) -> bool:
+    return fence.complete_upto >= window.upto
+
+
+@contextlib.contextmanager
+def fences_of(
+    config: Config, publisher: PublisherConfig, opened: ExportedSnapshot | None = None
+) -> Iterator[Fences]:
+    """Fences of the publisher; where the caller has opened a snapshot already, it is that one."""
+    with contextlib.ExitStack() as stack:
+        yield Fences(config, publisher, stack, opened)

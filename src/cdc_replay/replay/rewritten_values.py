@@ -1,0 +1,239 @@
+"""Bring the values of tables that the publisher has rewritten without sending anything (R11.9).
+
+A rewrite neither makes nor removes rows. So of the rows that both sides have, paired by key, those that
+differ get the publisher's values; no row is inserted, none deleted:
+
+| a row is                                        | it                                                |
+|-------------------------------------------------|---------------------------------------------------|
+| published, and here with other values           | is updated; columns of the subscriber's own stay  |
+| published, and not here                         | is counted: a filter may let it in now            |
+| here, and on the publisher, and not published   | is counted: a filter may have taken it out        |
+| here, and not on the publisher                  | stays: it is the subscriber's own, or that of     |
+|                                                 | another subscription, or its DELETE was not sent  |
+
+Nothing is moved where the subscriber need not have the publisher's values, or where rows cannot be told to
+belong together: without a key, or where rows of both sides have keys that the other does not have. Then what
+differs is counted too. A warning gives the numbers, and the command that moves such rows. Where a rewrite has
+changed no value, nothing differs, and nothing is said.
+
+Both sides are compared at a fence: an exported snapshot, up to which the log is captured and replayed. All
+subscriptions of a `sync` end there. A table that cannot be compared, such as one of which the subscriber
+lacks a column, stays marked; changes go on.
+
+Each table is one transaction, which updates its rows and removes its mark. Killed before it, the next run
+compares the table again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.commands.replay import replay_opened
+from cdc_replay.compare import digest
+from cdc_replay.compare.reconcile import ComparedTable, ReconcileRequest, compare_values
+from cdc_replay.config import Config
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.results import CaptureResult, ReplayResult, TableCompared
+from cdc_replay.model.subscription import OriginPolicy
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
+from cdc_replay.publication.mirror import why_values_may_differ
+from cdc_replay.publication.resolve import SyncedTable, synced_tables
+from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.session import Opened, exported_behind
+from cdc_replay.subscriber.tables import read_target_tables
+
+log = logging.getLogger(__name__)
+
+ORIGIN_IS_NONE: Final = "a value that differs may have been committed here, with origin: none"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What bringing subscriptions to the fence has come to; `tables` are those compared, by subscription."""
+
+    captured: CaptureResult
+    replayed: tuple[ReplayResult, ...]
+    tables: Mapping[str, tuple[TableCompared, ...]]
+
+
+def compare_marked(config: Config, subscriptions: Sequence[Opened]) -> Comparison | None:
+    """Bring subscriptions of one publisher to a fence and compare their marked tables; None without any.
+
+    The caller holds their locks.
+
+    Raises:
+        CdcReplayError: if there is no fence, with nothing changed. What fails for one table is a warning.
+    """
+    if not any(state.rewritten_tables(each.connection, each.subscription.name) for each in subscriptions):
+        return None
+    publisher = config.publisher(subscriptions[0].subscription.publisher)
+    with export_snapshot(config.dsn_of(publisher)) as exported:
+        return _compared_at(config, subscriptions, exported)
+
+
+def compare_marked_tables(config: Config, at_work: Opened) -> tuple[TableCompared, ...]:
+    """The same for one subscription, on which others may work while open transactions are waited for.
+
+    What is in the way is a warning: the tables stay marked.
+    """
+    name = at_work.subscription.name
+    if not state.rewritten_tables(at_work.connection, name):
+        return ()
+    try:
+        with exported_behind(config, at_work) as exported:
+            return _compared_at(config, [at_work], exported).tables[name]
+    except (CdcReplayError, psycopg.Error) as error:
+        warn_of_failure(at_work, error)
+        return ()
+
+
+def warn_of_failure(at_work: Opened, error: Exception) -> None:
+    """Tell that the marked tables are not compared this time."""
+    name = at_work.subscription.name
+    log.warning(
+        "subscription %s: values of tables that the publisher rewrote (R11.9) are not compared; the next run"
+        " tries it again: %s",
+        *(name, error),
+    )
+
+
+def _compared_at(config: Config, subscriptions: Sequence[Opened], exported: ExportedSnapshot) -> Comparison:
+    publisher = config.publisher(subscriptions[0].subscription.publisher)
+    captured = captured_up_to(config, publisher.name, exported.consistent_point)
+    replayed = replay_opened(config, publisher, subscriptions, exported.consistent_point, fence=exported)
+    with import_snapshot(exported, purpose="catalog") as connection:
+        catalog = read_catalog(connection, exported.consistent_point)
+    tables = {}
+    for each in subscriptions:
+        change_log = config.publisher(each.subscription.publisher).change_log
+        tables[each.subscription.name] = _Marked(each, exported, catalog, change_log).compared()
+    return Comparison(captured, replayed, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """The marked tables of a subscription, and the fence at which they are compared."""
+
+    at_work: Opened
+    exported: ExportedSnapshot
+    catalog: PublisherCatalog
+    change_log: str
+    _found: list[TableCompared] = field(default_factory=list)
+
+    def compared(self) -> tuple[TableCompared, ...]:
+        """Compare those that replay has brought to the fence."""
+        at_work, name = self.at_work, self.at_work.subscription.name
+        try:
+            marked = state.rewritten_tables(at_work.connection, name)
+            ready = at_work.ready_tables()
+            published = {
+                each.table.name: each
+                for each in synced_tables(self.catalog, at_work.subscription.publications)
+            }
+            for table, rewritten_at in marked.items():
+                if table not in published:
+                    # Nothing of it comes any more; a refresh forgets it.
+                    state.forget_rewrite(at_work.connection, name, table)
+                elif ready.get(table) == self.exported.consistent_point:
+                    self._compare(published[table], rewritten_at)
+        except (CdcReplayError, psycopg.Error) as error:
+            warn_of_failure(at_work, error)
+        return tuple(self._found)
+
+    def _compare(self, synced: SyncedTable, rewritten_at: Lsn) -> None:
+        subscription, table = self.at_work.subscription, synced.table.name
+        request = ReconcileRequest(subscription, self.exported, self.at_work.dsn, (synced,))
+        results: list[TableCompared] = []
+        try:
+            reason = self._why_not_moved(synced)
+
+            def record(connection: Connection, done: ComparedTable) -> None:
+                state.forget_rewrite(connection, subscription.name, table)
+                results.append(_result(subscription.name, done, rewritten_at, reason))
+                recorded = results[-1].to_dict()
+                state.record_result(connection, subscription.name, "compare", recorded)
+
+            compare_values(request, record, moves=reason is None)
+        except (CdcReplayError, psycopg.Error) as error:
+            log.warning(
+                "subscription %s: the values of %s, which the publisher rewrote by the transaction that"
+                " committed at %s (R11.9), cannot be compared; they will be tried again: %s",
+                *(subscription.name, table, rewritten_at, error),
+            )
+            return
+        (result,) = results
+        if result.warning is not None:
+            log.warning("subscription %s: %s", subscription.name, result.warning)
+        self._found.append(result)
+
+    def _why_not_moved(self, synced: SyncedTable) -> str | None:
+        """Why the subscriber's rows need not have the publisher's values, or cannot be told apart."""
+        at_work, subscription = self.at_work, self.at_work.subscription
+        if not subscription.copy_data:
+            return "copy_data is false"
+        if subscription.origin is OriginPolicy.NONE:
+            return ORIGIN_IS_NONE
+        if reason := why_values_may_differ(self.catalog, subscription.publications, synced):
+            return reason
+        changed = changed_filters(at_work.connection, subscription, self.change_log, self.catalog)
+        if synced.table.name in changed:
+            return "its row filter or columns have changed since its rows were brought"
+        return None if self._has_key(synced) else "its rows have no key"
+
+    def _has_key(self, synced: SyncedTable) -> bool:
+        target = read_target_tables(self.at_work.connection, [synced.table.name]).get(synced.table.name)
+        # Where there is no target, the comparison says so.
+        return target is None or bool(digest.common_key(synced.table, target, synced.columns))
+
+
+def _result(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: str | None) -> TableCompared:
+    values = done.values
+    return TableCompared(
+        table=str(done.name),
+        rewritten_at=rewritten_at,
+        updated=values.update,
+        differing=values.differ - values.update,
+        missing=values.missing,
+        taken_out=values.taken_out,
+        rows_read=done.rows,
+        bytes=done.bytes,
+        seconds=done.seconds,
+        warning=_warning(subscription, done, rewritten_at, reason),
+    )
+
+
+def _warning(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: str | None) -> str | None:
+    """What stays different, how many rows that are, and what moves them; None where nothing does."""
+    values = done.values
+    left = values.differ - values.update
+    # Where rows need not all be here, those that are missing tell of a rewrite only if others are left over.
+    is_missing = values.missing and (reason is None or values.own)
+    if not (left or values.taken_out or is_missing):
+        return None
+    counts = (
+        (left, "of both sides have other values"),
+        (values.missing, "are published and not here"),
+        (values.taken_out, "are here, and on the publisher, and not published"),
+    )
+    told = "; ".join(f"{count} rows {what}" for count, what in counts if count)
+    remedy = f"`cdc-replay refresh {subscription} --reconcile` moves them"
+    if reason == ORIGIN_IS_NONE:
+        remedy = f"an UPDATE of {done.name} on the publisher that touches them (SET v = v) sends them"
+    if reason is None and left:
+        reason = "its key may have been rewritten"
+    because = "" if reason is None else f", because {reason}"
+    return (
+        f"table {done.name} goes on with rows that differ since the publisher rewrote it by the transaction"
+        f" that committed at {rewritten_at}, which sends no changes (R11.9){because}: {told}; {remedy}"
+    )

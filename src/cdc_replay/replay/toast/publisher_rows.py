@@ -1,0 +1,305 @@
+"""Rows of the publisher as of a fence, found by the replica identity that they have there.
+
+Executors import the fence's snapshot and ask for the rows that wait for a value, a few to a statement: the
+values may be large. The text of a value is that of its type's output function, as pgoutput sends it, not that
+of a cast to text, which differs for some types.
+
+| there                             | the value                                                          |
+|-----------------------------------|--------------------------------------------------------------------|
+| is the row, and the column        | is what it has                                                     |
+| is no such row, column or table   | is given up: it is nowhere, and never will be again                |
+| the column has another type       | is lost: nothing says what it was                                  |
+| the row cannot be looked for      | is lost: its key is not known, or is another one now               |
+
+A TRUNCATE or a rewrite that is committed after the snapshot was taken hides the rows from it all the same.
+Rows that are not found in such a table are asked for again by the next run, whose history has the TRUNCATE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.errors import PublisherNotReady
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
+from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
+from cdc_replay.replay.toast.row_history import as_batch, give_up
+from cdc_replay.replay.toast.tracked_leaf import FollowedLeaf, TupleColumn
+from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_PER_STATEMENT: Final = 100
+
+_EQUALS: Final = Operator("pg_catalog", "=")
+
+_NAMES: Final = """
+    select pg_class.oid::bigint, nspname, relname
+    from pg_class join pg_namespace on pg_namespace.oid = relnamespace
+    where pg_class.oid = any(%s::oid[]) and relkind = 'r'
+"""
+
+_TYPES: Final = """
+    select attrelid::bigint, attname, attnum::int, atttypid::bigint, atttypmod from pg_attribute
+    where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped
+"""
+
+_READ: Final = """
+    select wanted.number{columns}
+    from unnest({parameters}) with ordinality as wanted ({names}, number)
+    join only {table} as t on {same}
+"""
+
+# The catalog's row is the snapshot's, the function answers as of now.
+_IS_REWRITTEN: Final = "select pg_relation_filenode(oid) <> relfilenode from pg_class where oid = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class FencedLeaf:
+    """How rows of a leaf are read at the fence, where it is `table`; picklable.
+
+    `keys` are the columns of the replica identity in order of attribute number, with type and equality
+    operator.
+    """
+
+    table: PlannedTable
+    keys: tuple[tuple[str, str, Operator], ...]
+
+    def statement(self, columns: Sequence[str]) -> sql.Composed:
+        """(number from 1, columns) of the rows that have keys given as one array of texts per key column."""
+        names = [sql.Identifier(f"k{number}") for number in range(len(self.keys))]
+        same = [
+            same_key(
+                sql.Identifier("t", column),
+                type_sql,
+                (equality.schema, equality.name),
+                sql.SQL("wanted.{}").format(name),
+            )
+            for name, (column, type_sql, equality) in zip(names, self.keys, strict=True)
+        ]
+        return sql.SQL(_READ).format(
+            columns=sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier("t", each)) for each in columns),
+            parameters=sql.SQL(", ").join(sql.SQL("%s::text[]") for _ in names),
+            names=sql.SQL(", ").join(names),
+            table=self.table.identifier,
+            same=sql.SQL(" and ").join(same),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FencedTables:
+    """The leaves' tables at the fence; picklable.
+
+    `columns` are the names of those that are there, by oid; `readable` are those of them whose rows can be
+    found by what was followed: they have the same replica identity.
+    """
+
+    snapshot: SharedSnapshot
+    columns: Mapping[int, Mapping[TupleColumn, str]]
+    readable: Mapping[int, FencedLeaf]
+
+    @classmethod
+    def of(cls, snapshot: SharedSnapshot, leaves: Iterable[FollowedLeaf]) -> Self:
+        """What the fence has of `leaves`."""
+        by_id = {int(leaf.id): leaf for leaf in leaves}
+        with contextlib.closing(import_snapshot(snapshot, purpose="unsent values")) as connection:
+            names = {
+                oid: QualifiedName(schema, name)
+                for oid, schema, name in connection.execute(_NAMES, (list(by_id),))
+            }
+            columns: dict[int, dict[TupleColumn, str]] = {oid: {} for oid in names}
+            for oid, name, *column in connection.execute(_TYPES, (list(names),)):
+                columns[oid][TupleColumn(*column)] = name
+            tables = read_target_tables(connection, names.values())
+        readable = {
+            oid: FencedLeaf(_planned(oid, name, columns[oid]), keys)
+            for oid, name in names.items()
+            if name in tables and (keys := _keys(tables[name], by_id[oid], columns[oid]))
+        }
+        return cls(snapshot, columns, readable)
+
+    def is_gone(self, leaf: int, column: TupleColumn) -> bool:
+        """Whether the column, or its table, is there no more."""
+        return column.attnum not in {each.attnum for each in self.columns.get(leaf, ())}
+
+
+def _planned(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) -> PlannedTable:
+    numbers = {column: (each.attnum, each.type_oid) for each, column in columns.items()}
+    return PlannedTable(oid, name, is_partitioned=False, columns=numbers)
+
+
+def _keys(
+    table: TargetTable, leaf: FollowedLeaf, names: Mapping[TupleColumn, str]
+) -> tuple[tuple[str, str, Operator], ...]:
+    """The leaf's key columns as the table has them; none if its identity is another one now."""
+    by_number = {column.attnum: name for column, name in names.items()}
+    key = [by_number.get(number) for number in leaf.key]
+    if sorted(table.identity) != sorted(name for name in key if name is not None):
+        return ()
+    columns = [table.column(name) for name in key if name is not None]
+    return tuple((column.name, column.base_type_sql, column.equality or _EQUALS) for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class FenceReader:
+    """Reads what entries are waiting for; runs on executors, one connection per task."""
+
+    tables: FencedTables
+    leaves: Mapping[int, FollowedLeaf]
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The entries (FOUND) with the values that are there; what is not there is given up or lost."""
+        with contextlib.ExitStack() as stack:
+            session: _Session | None = None
+            for batch in batches:
+                if session is None and batch.num_rows:
+                    opened = import_snapshot(self.tables.snapshot, purpose="unsent values")
+                    session = _Session(stack.enter_context(contextlib.closing(opened)))
+                entries = batch.to_pylist()
+                for start in range(0, len(entries), ROWS_PER_STATEMENT):
+                    some = entries[start : start + ROWS_PER_STATEMENT]
+                    if session is not None:
+                        self._fill(session, some)
+                    yield as_batch(some)
+
+    def _fill(self, session: _Session, entries: list[dict[str, Any]]) -> None:
+        waiting = [entry for entry in entries if entry["missing"]]
+
+        def what(entry: Mapping[str, Any]) -> tuple[int, int, int, bool, list[int]]:
+            shape = entry["relation_version"], entry["catalog_version"]
+            return entry["relation_id"], *shape, entry["key"] is not None, entry["missing"]
+
+        for (leaf, *_), group in itertools.groupby(sorted(waiting, key=what), key=what):
+            alike = list(group)
+            columns = self._columns(alike[0])
+            is_gone = [position for position, each in columns.items() if self.tables.is_gone(leaf, each)]
+            self._fill_alike(session, alike, self._readable(alike[0], columns), is_gone)
+
+    def _columns(self, entry: Mapping[str, Any]) -> dict[int, TupleColumn]:
+        """The columns that are missing, by position, as far as it is certain which they are."""
+        shape = entry["relation_version"], entry["catalog_version"]
+        columns = self.leaves[entry["relation_id"]].columns_of(shape, len(entry["new"]))
+        return {
+            position: column for position in entry["missing"] if (column := columns[position]) is not None
+        }
+
+    def _readable(self, entry: Mapping[str, Any], columns: Mapping[int, TupleColumn]) -> _Wanted | None:
+        """What to read of the entry's row; None if it cannot be looked for."""
+        leaf = entry["relation_id"]
+        if entry["key"] is None or leaf not in self.tables.readable:
+            return None
+        names = self.tables.columns[leaf]
+        positions = {position: names[column] for position, column in columns.items() if column in names}
+        return _Wanted(self.tables.readable[leaf], positions) if columns else None
+
+    @staticmethod
+    def _fill_alike(
+        session: _Session,
+        entries: list[dict[str, Any]],
+        wanted: _Wanted | None,
+        is_gone: Sequence[int],
+    ) -> None:
+        rows: dict[int, list[str | None]] = {}
+        if wanted is not None:
+            session.hold(wanted.leaf.table)
+            rows = wanted.read(session.connection, [entry["key"] for entry in entries])
+            if len(rows) < len(entries):
+                wanted.check_not_rewritten(session.connection)
+        for number, entry in enumerate(entries, start=1):
+            if wanted is not None and number not in rows:
+                _put(entry, {}, entry["missing"])
+            else:
+                values = dict(zip(wanted.positions, rows[number], strict=True)) if wanted else {}
+                _put(entry, values, is_gone)
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A connection inside the fence's snapshot, and the tables that it holds."""
+
+    connection: Connection
+    _held: set[int] = field(default_factory=set)
+
+    def hold(self, table: PlannedTable) -> None:
+        """Hold the table from now on."""
+        if table.oid not in self._held:
+            hold(self.connection, [table])
+            self._held.add(table.oid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Columns of a leaf, by position in the entries' tuples."""
+
+    leaf: FencedLeaf
+    positions: Mapping[int, str]
+
+    def read(self, connection: Connection, keys: Sequence[Sequence[str]]) -> dict[int, list[str | None]]:
+        """The values of the rows with these keys, by the key's number from 1."""
+        # Whether the row is there is told by its number alone.
+        statement = self.leaf.statement(tuple(self.positions.values()))
+        parameters = [list(texts) for texts in zip(*keys, strict=True)]
+        with self._errors():
+            result = connection.execute(statement, parameters).pgresult
+        if result is None:
+            return {}
+        width = len(self.positions)
+        return {
+            int(result.get_value(row, 0) or b""): [
+                _text(result.get_value(row, column)) for column in range(1, width + 1)
+            ]
+            for row in range(result.ntuples)
+        }
+
+    def check_not_rewritten(self, connection: Connection) -> None:
+        """Raises if the snapshot cannot see the table's rows any more.
+
+        Raises:
+            PublisherNotReady: then.
+        """
+        row = connection.execute(_IS_REWRITTEN, (self.leaf.table.oid,)).fetchone()
+        if row is None or row[0] is not False:
+            raise self._changed("it was truncated or rewritten")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with translated_errors(f'cannot read table "{self.leaf.table.name}" of the publisher'):
+                yield
+        except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
+            raise self._changed(error.diag.message_primary or "") from error
+        except psycopg.DataError as error:
+            raise self._changed(error.diag.message_primary or "") from error
+
+    def _changed(self, said: str) -> PublisherNotReady:
+        return PublisherNotReady(
+            f'table "{self.leaf.table.name}" of the publisher changed while its rows were read: {said}',
+            hint="Nothing of the window is applied. Run the command again.",
+            rule="R4.6",
+        )
+
+
+def _put(entry: dict[str, Any], values: Mapping[int, str | None], is_gone: Sequence[int]) -> None:
+    """Give the entry what was read; a value that was unchanged and out of line is not NULL."""
+    new, kinds = entry["new"], list(entry["new_kinds"])
+    for position in entry["missing"]:
+        if (value := values.get(position)) is not None:
+            new[position], kinds[position] = value, "t"
+        else:
+            entry["lost"] += position not in is_gone
+    entry["new_kinds"], entry["missing"] = "".join(kinds), []
+    entry |= give_up(entry, is_gone)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

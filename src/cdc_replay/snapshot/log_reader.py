@@ -1,0 +1,61 @@
+"""The log for a snapshot that takes up what a killed one has staged (`snapshot.resume`).
+
+The log is captured up to the new snapshot, once, and only if anything is staged. Then its changes are read,
+once for each table with staged chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.capture import captured_up_to
+from cdc_replay.config import Config
+from cdc_replay.errors import ChangeLogPruned
+from cdc_replay.model.lsn import Window
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import RelationId
+from cdc_replay.publication.capture_coverage import is_captured
+from cdc_replay.publication.effective_filter import ROW_ACTIONS
+from cdc_replay.replay.log_window import catalog_history, decode_window
+from cdc_replay.snapshot.resume import LoggedChanges, ReadLog
+from cdc_replay.spark.session import spark_session
+
+
+def history_of(header: LogHeader) -> str:
+    """Names the log: positions of another one mean something else."""
+    return f"{header.system_identifier} {header.timeline} {header.slot} {header.start_lsn}"
+
+
+def read_log_of(config: Config, publisher: str) -> ReadLog:
+    """How a snapshot reads the publisher's log."""
+
+    def read(window: Window, leaves: Sequence[RelationId]) -> LoggedChanges | None:
+        change_log = ChangeLog.open(config.publisher(publisher).change_log)
+        if window.after < change_log.start_lsn:
+            return None
+        captured_up_to(config, publisher, window.upto)
+        try:
+            return _logged(ChangeLog.open(change_log.uri), window, leaves)
+        except ChangeLogPruned:
+            return None
+
+    return read
+
+
+def _logged(change_log: ChangeLog, window: Window, leaves: Sequence[RelationId]) -> LoggedChanges | None:
+    catalogs = tuple(catalog_history(change_log).within(window).values())
+    if not all(_is_followed(catalog, leaf) for catalog in catalogs for leaf in leaves):
+        return None
+    known = change_log.relations()
+    versions = change_log.relation_versions(window)
+    relations = tuple(known[version] for version in sorted(versions) if known[version].id in leaves)
+    frame = decode_window(spark_session("cdc-replay"), change_log, window)
+    return LoggedChanges(frame, relations, catalogs)
+
+
+def _is_followed(catalog: PublisherCatalog, leaf: RelationId) -> bool:
+    """Whether the log gets every row change of the leaf under this catalog."""
+    table = catalog.tables.get(leaf)
+    return table is not None and all(is_captured(catalog, table, action) for action in ROW_ACTIONS)

@@ -1,0 +1,1 @@
+"""Spark sessions, their Java, and their workers."""

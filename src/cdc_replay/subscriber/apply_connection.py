@@ -1,0 +1,91 @@
+"""Sessions that write to the subscriber's tables as a native apply worker does (R8.13).
+
+What the publisher sends means the same to every session as long as it goes into columns of the publisher's
+types. A `timestamp` that becomes a `timestamptz` on the subscriber is one of the time zone of the session
+that reads it, and triggers and defaults there may format values, or ask for the local time. So sessions that
+write have the formats of the database, the role or the server, as native apply workers have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from psycopg import errors as pg
+from psycopg import sql
+
+from cdc_replay.errors import MissingPrivilege
+from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect, setting_statement
+
+FORMATS: Final = ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output", "xmloption")
+"""Settings by which values are read and written, of those that are pinned elsewhere (R1.11)."""
+
+_OWN_TIME_ZONE: Final = "select reset_val from pg_catalog.pg_settings where name = 'TimeZone'"
+
+
+def connect_to_write(dsn: str, *, purpose: str) -> Connection:
+    """A connection with the database's own formats; the caller closes it.
+
+    Raises:
+        MissingPrivilege, ServerUnavailable: as `connect`.
+    """
+    connection = connect(dsn, purpose=purpose)
+    try:
+        _reset_formats(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_as_worker(dsn: str, *, purpose: str) -> Connection:
+    """`connect_to_write` with `session_replication_role = replica`.
+
+    Raises:
+        MissingPrivilege: if the role may not set that.
+        ServerUnavailable: if the server does not answer.
+    """
+    connection = connect_to_write(dsn, purpose=purpose)
+    try:
+        connection.execute("set session_replication_role = replica")
+    except BaseException as error:
+        connection.close()
+        if not isinstance(error, pg.InsufficientPrivilege):
+            raise
+        raise MissingPrivilege(
+            "the subscriber's role may not apply changes as a replication worker does",
+            detail=error.diag.message_primary,
+            hint="Run as a superuser: grant set on parameter session_replication_role to the role.",
+            rule="R8.13",
+        ) from error
+    return connection
+
+
+def own_time_zone(connection: Connection) -> str:
+    """The time zone that sessions which write have, whatever the session's is now."""
+    ((zone,),) = connection.execute(_OWN_TIME_ZONE)
+    return str(zone)
+
+
+@contextlib.contextmanager
+def comparable_texts(connection: Connection) -> Iterator[None]:
+    """Within, values have the text that they have in sessions which do not write (R1.11).
+
+    After an error the session is as it is: nothing more is to be written.
+    """
+    connection.execute(setting_statement({name: PINNED_SETTINGS[name] for name in FORMATS}))
+    yield
+    _reset_formats(connection)
+
+
+def _reset_formats(connection: Connection) -> None:
+    resets = (sql.SQL("reset {}").format(sql.Identifier(name)) for name in FORMATS)
+    connection.execute(sql.SQL("; ").join(resets))
+
+
+def set_lock_timeout(connection: Connection, seconds: float) -> None:
+    """How long the session waits for one lock from now on; 0: for ever."""
+    milliseconds = math.ceil(seconds * 1000)
+    connection.execute("select set_config('lock_timeout', %s, false)", (f"{milliseconds}ms",))
