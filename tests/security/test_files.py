@@ -144,13 +144,13 @@ def test_whole_run_leaves_nothing_that_others_can_read(
         answers.append(say(process, "capture pub"))
         begin(process, "replay s")
         wait_for(lambda: state(process.pid) == "T", "the replay to stop", 300)
-        at_work = open_to_others(folder), read_by_another_user(folder)
+        session = open_to_others(folder), read_by_another_user(folder)
         os.kill(process.pid, signal.SIGCONT)
         answers += [answer(process), say(process, "validate s")]
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0
-    assert at_work == ([], [])
+    assert session == ([], [])
     assert [each.get("error") for each in answers] == [None] * 5
     assert subscriber.rows("select count(*) from t") == [(2,)]
     assert list(folder.rglob("latest.html"))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import pytest
 
 from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.setup import setup
 from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.publication import PublishAction
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from integration.commands.twin import Twin
 from security.stranger import Stranger
 

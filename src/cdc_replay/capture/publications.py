@@ -22,7 +22,7 @@ the slot began (`log_mark`), and keeps that when its publication is made anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,15 +32,13 @@ from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.publication.capture_set import ROOT_DEPTHS, CaptureMembers, capture_set, root_set
-
-CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
-    PublishAction.INSERT: "cdc_replay_capture_i",
-    PublishAction.UPDATE: "cdc_replay_capture_u",
-    PublishAction.DELETE: "cdc_replay_capture_d",
-    PublishAction.TRUNCATE: "cdc_replay_capture_t",
-}
-"""The publications of the change stream: leaf identity, unfiltered."""
+from cdc_replay.publication.capture_set import (
+    CAPTURE_PUBLICATIONS,
+    ROOT_DEPTHS,
+    CaptureMembers,
+    capture_set,
+    root_set,
+)
 
 ROOT_PUBLICATIONS: Final = tuple(f"cdc_replay_capture_t{depth}" for depth in range(ROOT_DEPTHS))
 """The root publications, by depth in the partition tree."""

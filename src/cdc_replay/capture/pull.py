@@ -39,7 +39,6 @@ from cdc_replay.capture.ddl.catalog_tracker import Definitions
 from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, read_secret
 from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ownership import check_ownership
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.root_truncates import Range, SecondPeeks, add_roots
 from cdc_replay.capture.slot_continuity import (
     catch_up,
@@ -57,6 +56,7 @@ from cdc_replay.postgres.connection import Connection, connect, translated_error
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
 from cdc_replay.postgres.slot import check_server, check_slot
 from cdc_replay.postgres.slot_feedback import confirm
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,6 +90,8 @@ class CaptureSource:
     max_changes_per_pull: int = 2_000_000
     wal_bytes_per_pull: int = 512 << 20
     origin_none: bool = False
+    max_retained_wal: int | None = None
+    """In bytes; None: as much as the server lets it."""
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from cdc_replay.capture.message_batch import buffers, kinds_table
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, ROOT_PUBLICATIONS
+from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import LoggedCommit
 from cdc_replay.errors import ChangeLogMismatch
@@ -37,6 +37,7 @@ from cdc_replay.pgoutput.reader import decode
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
 from cdc_replay.postgres.slot import RESYNCHRONIZE_ALL, SlotStatus, advance_slot
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 
 MESSAGES_PER_STEP: Final = 1_000_000
 

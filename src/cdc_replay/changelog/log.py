@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
-from cdc_replay.catalog.version_index import CatalogVersions
+from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.compaction import (
     DEFAULT_LIMITS,
     KEEP_HOURS,
@@ -368,7 +368,7 @@ class ChangeLog:
     def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
         """Which relation versions the changes of `window` have under which catalog versions (R9.10).
 
-        `catalogs` are (owner, from LSN) of the versions, as for `catalog.version_index`. Reads small
+        `catalogs` are (owner, from LSN) of the versions, as for `arrow.version_index`. Reads small
         columns, and the messages of TRUNCATEs.
 
         Raises:

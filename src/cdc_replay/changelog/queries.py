@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.catalog.version_index import CatalogVersions, Int64s
+from cdc_replay.arrow.version_index import CatalogVersions, Int64s
 from cdc_replay.changelog.segment import RowGroup, read_columns
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import RelationId

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.maintenance import compacted
-from cdc_replay.commands.moments import moment_of, moment_text
+from cdc_replay.changelog.maintenance import compact_log
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import (
     AnotherPublisher,
@@ -45,6 +44,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
+from cdc_replay.model.timestamp import moment_text, parse_timestamp
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.state import KnownTable
@@ -93,7 +93,7 @@ class _Retention:
             try:
                 upto = min(needed, Lsn.parse(self.before))
             except InvalidLsn:
-                moments.append(moment_of(self.before))
+                moments.append(parse_timestamp(self.before))
         return _Limit(upto, min(moments, default=None))
 
 
@@ -214,7 +214,9 @@ def _plan(config: Config, publisher: PublisherConfig, retention: _Retention) -> 
 def _pruned(plan: _Plan, told: PruneResult, publisher: PublisherConfig) -> PruneResult:
     files = plan.change_log.prune(plan.segments, keep_files=any(need.is_busy for need in plan.needs))
     files += plan.change_log.delete_removed()
-    return dataclasses.replace(told, files=files, merged=compacted(publisher).removed, dry_run=False)
+    return dataclasses.replace(
+        told, files=files, merged=compact_log(publisher.change_log, publisher.name).removed, dry_run=False
+    )
 
 
 def _times(change_log: ChangeLog, segments: Sequence[Segment]) -> tuple[str | None, str | None]:

@@ -1,78 +1,11 @@
-"""`refresh`: as ALTER SUBSCRIPTION … REFRESH PUBLICATION, and more with `--reconcile`.
-
-The publications are read again. New tables are copied, dropped ones are forgotten, rows that are already
-there stay (R7.13, R9.12). A table of the subscriber is new if it was not subscribed to, whatever its name:
-one that was renamed on both sides is not, one that was made anew on the subscriber is (R7.12).
-
-With `reconcile`, every table then is what a new subscription would copy at one LSN, the result's `to_lsn`:
-rows that a changed filter shuts out are deleted, rows that it lets in are brought, rows that differ are
-updated, without a full copy (`cdc_replay.compare`). New tables that are empty on the subscriber are copied
-first, in parallel; new ones with rows, and tables that are parked, are reconciled as they are.
-
-| killed                      | durable                                    | the next run       |
-|-----------------------------|--------------------------------------------|--------------------|
-| before tables are entered   | capture publications that carry more       | does all of it     |
-| behind that                 | new tables are `Pending`, others forgotten | goes on with these |
-| while new ones are copied   | as for `snapshot`                          | as for `snapshot`  |
-| while tables are reconciled | nothing of it, before its one commit       | begins that again  |
-
-A table that is entered and not copied waits, and replay leaves it out: nothing passes it by.
-
-What `reconcile` must not delete is known before anything is changed: rows of other feeds
-(`compare.other_feeds`), and with `origin: none` all rows that are there, because those that were made on
-this side cannot be told from the publisher's (R8.19). Where a person is to be asked, or with `origin: none`,
-the comparison is made once more before, as with `dry_run`.
-"""
+"""`refresh`: as ALTER SUBSCRIPTION … REFRESH PUBLICATION, and more with `--reconcile`."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
-
-from cdc_replay.capture.setup import setup_publisher
-from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.setup import setup_request
-from cdc_replay.commands.snapshot import (
-    Published,
-    check_captured,
-    published_now,
-    published_tables,
-    remembered,
-    snapshot_opened,
-)
-from cdc_replay.compare.other_feeds import rows_of_other_feeds
-from cdc_replay.compare.reconcile import (
-    ReconciledTable,
-    ReconcileRequest,
-    preview_tables,
-    reconcile_tables,
-)
+from cdc_replay.commands.opening import capture_source, open_subscription, setup_request, snapshot_options
 from cdc_replay.config import Config
-from cdc_replay.errors import NotConfirmed, ReconcileRefused
-from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublisherCatalog
-from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import RefreshResult, SnapshotResult, TableReconciled
-from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.model.table_state import Copying, Pending
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
-from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.replay.definition_drift import changed_filters, remember_definitions
-from cdc_replay.replay.rewritten_values import compare_marked_tables
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.as_owner import has_rows
-from cdc_replay.subscriber.session import Opened, exported_beside_others, opened
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
-
-log = logging.getLogger(__name__)
-
-
-Confirm: TypeAlias = Callable[[RefreshResult], bool]
-"""Asked before rows are deleted, with the result of a dry run."""
+from cdc_replay.model.results import RefreshResult
+from cdc_replay.snapshot.refresh import Confirm, RefreshRequest, preview_refresh, refresh_subscription
 
 
 def refresh(
@@ -85,214 +18,21 @@ def refresh(
 ) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
-    With `copy_data: false` the new ones start as they are, with what is committed from now on; with
-    `reconcile` they get all their rows. A parked subscription is replayed again. With `dry_run` the result
-    says what would be done.
+    With `dry_run` the result says what would be done.
 
     Raises:
-        PublicationRefused, PublicationMissing, TargetMismatch, ReconcileRefused: with nothing changed.
-        NotConfirmed: if `confirm` says no to what a reconciliation would delete, with nothing changed.
-        CdcReplayError: as from `snapshot`; with `reconcile`, as `reconcile_tables`.
+        CdcReplayError: as `refresh_subscription`.
     """
-    began = time.monotonic()
-    with opened(config, subscription, "refresh", writes=not dry_run, installs=not dry_run) as at_work:
+    publisher = config.subscription(subscription).subscription.publisher
+    request = RefreshRequest(
+        source=capture_source(config, publisher),
+        setup=setup_request(config, publisher),
+        configured={name: each.subscription for name, each in config.subscriptions.items()},
+        options=snapshot_options(config, subscription),
+        reconcile=reconcile,
+    )
+    writes = not dry_run
+    with open_subscription(config, subscription, "refresh", writes=writes, installs=writes) as session:
         if dry_run:
-            return _foreseen(config, at_work, reconcile=reconcile)
-        before = lsn = applied_lsn(at_work)
-        if reconcile:
-            _check_reconciliation(config, at_work, confirm)
-        published, added, removed = _entered_and_forgotten(config, at_work, reconcile=reconcile)
-        if reconcile:
-            copied = _copied_where_empty(config, at_work, published)
-            lsn, reconciled = _reconciled(config, at_work)
-            warnings: tuple[str, ...] = ()
-        else:
-            # Also where no table is new: a refresh that was killed may have left some waiting.
-            copied = snapshot_opened(config, at_work, lets_others_work=True)
-            # The table that stopped it may have left; otherwise the next replay parks it again.
-            state.unpark(at_work.connection, subscription)
-            copied = dataclasses.replace(copied, compared=compare_marked_tables(config, at_work))
-            before = lsn = applied_lsn(at_work)
-            told = (each.warning for each in copied.compared)
-            reconciled, warnings = (), (*_warnings(config, at_work, published), *filter(None, told))
-        return RefreshResult(
-            subscription=subscription,
-            from_lsn=before,
-            to_lsn=lsn,
-            seconds=time.monotonic() - began,
-            added=tuple(map(str, added)),
-            removed=tuple(map(str, removed)),
-            snapshot=copied,
-            warnings=warnings,
-        ).with_tables(map(_table_result, reconciled))
-
-
-def _foreseen(config: Config, at_work: Opened, *, reconcile: bool) -> RefreshResult:
-    """What `refresh` would do. Nothing is written on either side."""
-    began = time.monotonic()
-    reconciled: tuple[ReconciledTable, ...] = ()
-    if reconcile:
-        with exported_beside_others(config, at_work) as exported:
-            published = published_tables(at_work, exported)
-            tables = tuple(published.tables.values())
-            reconciled = preview_tables(_request(config, at_work, exported, published.catalog, tables))
-        _check_origin(at_work, reconciled)
-    else:
-        published = published_now(config, at_work)
-    states = at_work.table_states()
-    return RefreshResult(
-        subscription=at_work.subscription.name,
-        from_lsn=applied_lsn(at_work),
-        to_lsn=published.catalog.lsn,
-        seconds=time.monotonic() - began,
-        added=tuple(str(table) for table in published.tables if table not in states),
-        removed=tuple(str(table) for table in states if table not in published.tables),
-        snapshot=SnapshotResult.nothing(at_work.subscription.name),
-        dry_run=True,
-    ).with_tables(map(_table_result, reconciled))
-
-
-def _check_reconciliation(config: Config, at_work: Opened, confirm: Confirm | None) -> None:
-    """No row goes that is not ours, or that a person wants to keep. Before anything is changed."""
-    if confirm is None and at_work.subscription.origin is OriginPolicy.ANY:
-        published = published_now(config, at_work)
-        rows_of_other_feeds(config, at_work, published.catalog, published.tables)
-        return
-    told = _foreseen(config, at_work, reconcile=True)
-    if confirm is not None and told.deleted and not confirm(told):
-        raise NotConfirmed(
-            f'subscription "{at_work.subscription.name}" was not reconciled: nothing was changed',
-            detail=f"{told.deleted} rows of the subscriber would have been deleted.",
-        )
-
-
-def _check_origin(at_work: Opened, tables: Sequence[ReconciledTable]) -> None:
-    """With `origin: none`, both sides may write: a row that the publisher lacks may have been made here.
-
-    Raises:
-        ReconcileRefused: if rows would be deleted or updated.
-    """
-    changed = [table for table in tables if table.delete or table.update]
-    if at_work.subscription.origin is OriginPolicy.ANY or not changed:
-        return
-    raise ReconcileRefused(
-        f'subscription "{at_work.subscription.name}" has origin: none, and rows that were made on this side'
-        " cannot be told from the publisher's: it is not reconciled",
-        detail="\n".join(
-            f'table "{table.name}": {table.delete} rows would be deleted, {table.update} updated'
-            for table in changed
-        ),
-        hint="Nothing was changed. Correct these rows by hand; rows that are only missing are brought.",
-        rule="R8.19",
-    )
-
-
-def _request(
-    config: Config,
-    at_work: Opened,
-    exported: ExportedSnapshot,
-    catalog: PublisherCatalog,
-    tables: tuple[SyncedTable, ...],
-) -> ReconcileRequest:
-    claims = rows_of_other_feeds(config, at_work, catalog, [each.table.name for each in tables])
-    return ReconcileRequest(at_work.subscription, exported, at_work.dsn, tables, claims)
-
-
-def _entered_and_forgotten(
-    config: Config, at_work: Opened, *, reconcile: bool
-) -> tuple[Published, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
-    """Take over what the publications list; returns it, with the tables that entered and those that left."""
-    publisher = config.publisher(at_work.subscription.publisher)
-    published = published_now(config, at_work)
-    if reconcile:
-        _check_columns(at_work, published.tables)
-    # The slot must carry the new tables' changes before their rows are copied, or what happens in between
-    # would be in neither.
-    setup_publisher(setup_request(config, publisher), dry_run=False)
-    remembered(config, at_work)
-    known = at_work.known_tables()
-    names = {each.name for each in known}
-    added = {table: each for table, each in published.tables.items() if table not in names}
-    # One that was dropped on the subscriber is forgotten; what has its name is another table (R7.12).
-    removed = tuple(each for each in known if each.name not in published.tables)
-    with at_work.connection.transaction():
-        state.enter_tables(at_work.connection, at_work.subscription.name, added)
-        for each in removed:
-            state.forget_table(at_work.connection, at_work.subscription.name, each.relation)
-    return published, tuple(added), tuple(each.name or each.recorded_name for each in removed)
-
-
-def _targets(at_work: Opened, names: Iterable[QualifiedName]) -> dict[QualifiedName, TargetTable]:
-    return read_target_tables(
-        at_work.connection, tuple(names), run_as_owner=at_work.subscription.run_as_owner
-    )
-
-
-def _check_columns(at_work: Opened, tables: Mapping[QualifiedName, SyncedTable]) -> None:
-    """Also with `copy_data: false`: reconciling brings rows, so the columns must be there."""
-    targets = _targets(at_work, tables)
-    check_targets({name: each.columns for name, each in tables.items()}, targets)
-
-
-def _warnings(config: Config, at_work: Opened, published: Published) -> tuple[str, ...]:
-    subscription = at_work.subscription
-    change_log = config.publisher(subscription.publisher).change_log
-    found = changed_filters(at_work.connection, subscription, change_log, published.catalog)
-    warnings = tuple(map(str, found.values()))
-    for warning in warnings:
-        log.warning("subscription %s: %s", subscription.name, warning)
-    return warnings
-
-
-def _copied_where_empty(config: Config, at_work: Opened, published: Published) -> SnapshotResult:
-    """Copy the tables that wait for their first rows and have none: many readers are faster than one."""
-    targets = _targets(at_work, published.tables)
-    incomplete = [
-        name for name, found in at_work.table_states().items() if isinstance(found, Pending | Copying)
-    ]
-    # Not in the session that holds the subscription's lock: what a table's owner runs could let it go.
-    with connect(at_work.dsn, purpose=f"refresh {at_work.subscription.name}") as connection:
-        waiting = [name for name in incomplete if name in targets and not has_rows(connection, targets[name])]
-    if not waiting:
-        return SnapshotResult.nothing(at_work.subscription.name)
-    return snapshot_opened(config, at_work, tables=waiting, lets_others_work=True)
-
-
-def _reconciled(config: Config, at_work: Opened) -> tuple[Lsn, tuple[ReconciledTable, ...]]:
-    """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
-    name = at_work.subscription.name
-    with exported_beside_others(config, at_work) as exported:
-        # Once more: what was published before may have changed, and its changes must be in the log.
-        published = published_tables(at_work, exported)
-        states = at_work.table_states()
-        tables = tuple(each for table, each in published.tables.items() if table in states)
-        check_captured(published.catalog, at_work.subscription, tables)
-        lsn = exported.consistent_point
-
-        def record(connection: Connection, done: Sequence[ReconciledTable]) -> None:
-            remember_definitions(connection, name, lsn, tables)
-            state.unpark(connection, name)
-            recorded = {
-                "subscription": name,
-                "to_lsn": str(lsn),
-                "tables": [_table_result(each).to_dict() for each in done],
-            }
-            _check_origin(at_work, done)
-            state.record_result(connection, name, "reconcile", recorded)
-
-        request = _request(config, at_work, exported, published.catalog, tables)
-        return lsn, reconcile_tables(request, record)
-
-
-def _table_result(done: ReconciledTable) -> TableReconciled:
-    result = TableReconciled(
-        str(done.name), done.insert, done.update, done.delete, done.rows, done.bytes, done.seconds
-    )
-    if done.preview is None:
-        return result
-    return dataclasses.replace(
-        result,
-        deleted_keys=done.preview.delete.keys,
-        updated_keys=done.preview.update.keys,
-        inserted_keys=done.preview.insert.keys,
-    )
+            return preview_refresh(request, session)
+        return refresh_subscription(request, session, confirm)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.opening import open_subscription
 from cdc_replay.config import Config
 from cdc_replay.errors import InvalidConfiguration, NotParked
 from cdc_replay.failpoints import failpoint
@@ -24,7 +25,7 @@ from cdc_replay.model.results import ResumeResult
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import Opened, opened
+from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.state import KnownTable
 
 UNKNOWN_VALUE_RULE: Final = "R4.6"
@@ -52,50 +53,52 @@ def resume(
     if accept_null and skip is not None:
         raise InvalidConfiguration("give --skip or --accept-null, not both")
     began = time.monotonic()
-    with opened(config, subscription, "resume") as at_work, at_work.connection.transaction():
+    with open_subscription(config, subscription, "resume") as session, session.connection.transaction():
         if tables:
-            _resume_tables(at_work, tables, skip, accept_null=accept_null)
+            _resume_tables(session, tables, skip, accept_null=accept_null)
             resumed: Sequence[QualifiedName] = tuple(dict.fromkeys(tables))
         else:
-            resumed = _resume_subscription(at_work, skip, accept_null=accept_null)
+            resumed = _resume_subscription(session, skip, accept_null=accept_null)
         if skip is not None:
-            _mark_rewritten(config, at_work, resumed, skip)
+            _mark_rewritten(config, session, resumed, skip)
         seconds = time.monotonic() - began
         result = ResumeResult(subscription, skip, skip, seconds, tuple(map(str, resumed)))
-        state.record_result(at_work.connection, subscription, "resume", result.to_dict())
+        state.record_result(session.connection, subscription, "resume", result.to_dict())
         failpoint("resume.before_commit")
     failpoint("resume.after_commit")
     return result
 
 
-def _resume_subscription(at_work: Opened, skip: Lsn | None, *, accept_null: bool) -> Sequence[QualifiedName]:
+def _resume_subscription(
+    session: SubscriptionSession, skip: Lsn | None, *, accept_null: bool
+) -> Sequence[QualifiedName]:
     """Its tables that go on behind the skipped transaction."""
-    name = at_work.subscription.name
-    record = state.subscription_record(at_work.connection, name)
+    name = session.subscription.name
+    record = state.subscription_record(session.connection, name)
     if record is None or record.parked_at is None:
-        raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, at_work.table_states()))
+        raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, session.table_states()))
     behind: list[KnownTable] = []
     if accept_null:
         what = f'subscription "{name}"'
         accepted = _transaction_without_value(what, record.parked_transaction, record.parked_reason or "")
-        state.accept_null(at_work.connection, name, accepted)
+        state.accept_null(session.connection, name, accepted)
     if skip is not None:
         _check_transaction(f'subscription "{name}"', record.parked_transaction, skip)
         behind = [
             each
-            for each in at_work.known_tables()
+            for each in session.known_tables()
             if isinstance(each.state, Ready) and each.state.applied_lsn < skip
         ]
-        state.advance_tables(at_work.connection, name, [each.relation for each in behind], skip)
-    state.unpark(at_work.connection, name)
+        state.advance_tables(session.connection, name, [each.relation for each in behind], skip)
+    state.unpark(session.connection, name)
     return [each.name for each in behind if each.name is not None]
 
 
 def _resume_tables(
-    at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn | None, *, accept_null: bool
+    session: SubscriptionSession, tables: Sequence[QualifiedName], skip: Lsn | None, *, accept_null: bool
 ) -> None:
-    states = at_work.table_states()
-    name = at_work.subscription.name
+    states = session.table_states()
+    name = session.subscription.name
     for table in tables:
         found = states.get(table)
         if not isinstance(found, Parked) or found.transaction is None:
@@ -106,11 +109,11 @@ def _resume_tables(
             )
         if accept_null:
             accepted = _transaction_without_value(f"table {table}", found.transaction, found.reason)
-            state.accept_null(at_work.connection, name, accepted, [table])
+            state.accept_null(session.connection, name, accepted, [table])
         if skip is not None:
             _check_transaction(f"table {table}", found.transaction, skip)
         ready = Ready(found.applied_lsn if skip is None else skip)
-        state.set_table_state(at_work.connection, name, table, ready)
+        state.set_table_state(session.connection, name, table, ready)
 
 
 def _transaction_without_value(what: str, transaction: Lsn | None, reason: str) -> Lsn:
@@ -125,16 +128,18 @@ def _transaction_without_value(what: str, transaction: Lsn | None, reason: str) 
     return transaction
 
 
-def _mark_rewritten(config: Config, at_work: Opened, tables: Sequence[QualifiedName], skip: Lsn) -> None:
+def _mark_rewritten(
+    config: Config, session: SubscriptionSession, tables: Sequence[QualifiedName], skip: Lsn
+) -> None:
     """What the skipped transaction has rewritten is compared later all the same (R11.9)."""
-    subscription = at_work.subscription
+    subscription = session.subscription
     change_log = ChangeLog.open(config.publisher(subscription.publisher).change_log)
     window = Window(Lsn(skip.value - 1), skip)
     rewritten = rewrites_in(change_log, window, change_log.summary(window)).published(
         subscription.publications
     )
     marked = [table for table in tables if table in rewritten]
-    state.mark_rewritten(at_work.connection, subscription.name, marked, skip)
+    state.mark_rewritten(session.connection, subscription.name, marked, skip)
 
 
 def _check_transaction(what: str, parked: Lsn | None, skip: Lsn) -> None:

@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cdc_replay.capture.ddl.event_triggers import is_installed
-from cdc_replay.capture.setup import SetupRequest, setup_publisher
+from cdc_replay.capture.setup import setup_publisher
 from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
@@ -36,7 +37,7 @@ def setup(config: Config, publisher: str, *, dry_run: bool = False, checks_roles
         PublicationMissing: if a subscription names a publication that does not exist.
     """
     began = time.monotonic()
-    outcome = setup_publisher(setup_request(config, config.publisher(publisher)), dry_run=dry_run)
+    outcome = setup_publisher(setup_request(config, publisher), dry_run=dry_run)
     return SetupResult(
         publisher=publisher,
         from_lsn=outcome.from_lsn,
@@ -124,22 +125,3 @@ def _owner_warnings(tables: Sequence[QualifiedName]) -> Iterator[str]:
             f"tables that belong to a superuser: {names}; give them to another role, or set"
             " `run_as_owner: true` for the subscription, and run this again"
         )
-
-
-def setup_request(config: Config, publisher: PublisherConfig) -> SetupRequest:
-    """What the configuration wants of a publisher: the union of its subscriptions' publications."""
-    wanted = dict.fromkeys(
-        publication
-        for each in config.subscriptions_of(publisher.name)
-        for publication in each.subscription.publications
-    )
-    return SetupRequest(
-        publisher=publisher.name,
-        dsn=config.dsn_of(publisher),
-        slot=publisher.slot,
-        change_log=publisher.change_log,
-        publications=tuple(wanted),
-        two_phase=publisher.two_phase,
-        origin_none=config.wants_origin_none(publisher.name),
-        event_trigger=publisher.event_trigger,
-    )

@@ -21,18 +21,18 @@ from typing import Final
 
 import psycopg
 
-from cdc_replay.capture.pull import current_position
-from cdc_replay.commands.replay import common_publisher
-from cdc_replay.commands.snapshot import snapshot_lsn, snapshot_opened
+from cdc_replay.capture.pull import CaptureSource, current_position
+from cdc_replay.commands.opening import common_source, open_subscription, snapshot_options
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import CaptureResult, ReplayResult, SnapshotResult, SyncResult
 from cdc_replay.model.table_state import Parked
-from cdc_replay.replay.capture_and_replay import caught_up
+from cdc_replay.replay.capture_and_replay import capture_and_replay
 from cdc_replay.replay.rewritten_values import compare_marked, warn_of_failure
-from cdc_replay.subscriber.session import Opened, opened
+from cdc_replay.snapshot.run import copy_subscription, snapshot_lsn
+from cdc_replay.subscriber.session import SubscriptionSession
 
 log = logging.getLogger(__name__)
 
@@ -52,27 +52,28 @@ def sync(
         CdcReplayError: from capture, and where no subscription gets as far as that. What fails for one of
             them otherwise is in its result.
     """
-    subscriptions = tuple(dict.fromkeys(subscriptions))  # who is named twice would wait for itself
-    publisher = common_publisher(config, subscriptions)
-    target = to_lsn or current_position(config.dsn_of(publisher))
+    subscriptions = tuple(dict.fromkeys(subscriptions))  # twice, one would deadlock on its own lock
+    source = common_source(config, subscriptions)
+    target = to_lsn or current_position(source.dsn)
     with contextlib.ExitStack() as stack:
-        syncing = _Syncing(config, target)
-        at_work = []
+        syncing = _Syncing(config, source, target)
+        sessions = []
         for name in subscriptions:
             try:
-                at_work.append(stack.enter_context(opened(config, name, "sync")))
+                sessions.append(stack.enter_context(open_subscription(config, name, "sync")))
             except (CdcReplayError, psycopg.Error) as error:
                 syncing.fail(name, error)
         for _ in range(ROUNDS):
-            if syncing.round(at_work):
+            if syncing.round(sessions):
                 break
-        syncing.compare(at_work)
+        syncing.compare(sessions)
     return tuple(syncing.result(name) for name in subscriptions)
 
 
 @dataclass(slots=True)
 class _Syncing:
     config: Config
+    source: CaptureSource
     target: Lsn
     results: dict[str, SyncResult] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -84,21 +85,20 @@ class _Syncing:
         log.warning("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
 
-    def round(self, at_work: Sequence[Opened]) -> bool:
+    def round(self, sessions: Sequence[SubscriptionSession]) -> bool:
         """The three steps, once; whether replay has left no table to another snapshot.
 
         Raises:
             CdcReplayError: from capture, or the first failure if there is nothing to replay.
         """
         began = time.monotonic()
-        snapshots = {each.subscription.name: self._copied(each) for each in at_work}
-        going_on = [each for each in at_work if self._has_tables(each)]
+        snapshots = {each.subscription.name: self._copied(each) for each in sessions}
+        going_on = [each for each in sessions if self._has_tables(each)]
         if not going_on:
             raise next(iter(self.failures.values()))
-        publisher = common_publisher(self.config, [each.subscription.name for each in going_on])
         upto = max(self.target, *(snapshot_lsn(each, self.target) for each in snapshots.values()))
         waiting = [_waiting_for_copy(each) for each in going_on]
-        captured, replays = caught_up(self.config, publisher, going_on, upto)
+        captured, replays = capture_and_replay(self.source, going_on, upto)
         self.captured = captured if self.captured is None else self.captured.followed_by(captured)
         for replayed in replays:
             name = replayed.subscription
@@ -114,15 +114,15 @@ class _Syncing:
             self.results[name] = self.results[name].followed_by(found) if name in self.results else found
         return all(_waiting_for_copy(each) <= known for each, known in zip(going_on, waiting, strict=True))
 
-    def compare(self, subscriptions: Sequence[Opened]) -> None:
+    def compare(self, sessions: Sequence[SubscriptionSession]) -> None:
         """Bring all to a fence where one of them has a table whose values are to be compared there."""
-        began, at_work = time.monotonic(), [each for each in subscriptions if self._is_applied(each)]
-        if not at_work:
+        began, applied = time.monotonic(), [each for each in sessions if self._is_applied(each)]
+        if not applied:
             return
         try:
-            found = compare_marked(self.config, at_work)
+            found = compare_marked(self.source, applied)
         except (CdcReplayError, psycopg.Error) as error:
-            for each in at_work:
+            for each in applied:
                 warn_of_failure(each, error)
             return
         if found is None or self.captured is None:
@@ -139,7 +139,7 @@ class _Syncing:
                 compared=found.tables[replayed.subscription],
             )
 
-    def _is_applied(self, each: Opened) -> bool:
+    def _is_applied(self, each: SubscriptionSession) -> bool:
         found = self.results.get(each.subscription.name)
         return found is not None and found.replay.error is None
 
@@ -155,17 +155,21 @@ class _Syncing:
             return found
         return dataclasses.replace(found, replay=found.replay.failed_with(failure))
 
-    def _copied(self, each: Opened) -> SnapshotResult:
+    def _copied(self, each: SubscriptionSession) -> SnapshotResult:
         name = each.subscription.name
         if name in self.failures:
             return SnapshotResult.nothing(name)
         try:
-            return snapshot_opened(self.config, each)
+            return copy_subscription(
+                self.source,
+                each,
+                dataclasses.replace(snapshot_options(self.config, name), release_lock=False),
+            )
         except (CdcReplayError, psycopg.Error) as error:
             self.fail(name, error)
             return SnapshotResult.nothing(name)
 
-    def _has_tables(self, each: Opened) -> bool:
+    def _has_tables(self, each: SubscriptionSession) -> bool:
         """Without any there is nothing to replay, and the snapshot has said why."""
         name = each.subscription.name
         if name not in self.failures:
@@ -177,11 +181,11 @@ class _Syncing:
             return False
 
 
-def _waiting_for_copy(at_work: Opened) -> frozenset[QualifiedName]:
+def _waiting_for_copy(session: SubscriptionSession) -> frozenset[QualifiedName]:
     """The parked tables that a snapshot copies without being asked for them."""
-    if not at_work.subscription.copy_data:
+    if not session.subscription.copy_data:
         return frozenset()
-    states = at_work.table_states().items()
+    states = session.table_states().items()
     return frozenset(
         name for name, found in states if isinstance(found, Parked) and found.transaction is None
     )

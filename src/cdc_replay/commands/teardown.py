@@ -7,8 +7,7 @@ import time
 
 from cdc_replay.capture.setup import teardown_publisher
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.replay import applied_lsn
-from cdc_replay.commands.setup import setup_request
+from cdc_replay.commands.opening import open_subscription, setup_request
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
@@ -16,7 +15,6 @@ from cdc_replay.model.results import TeardownResult
 from cdc_replay.replay.apply.staging import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import opened
 
 
 def teardown(config: Config, name: str) -> TeardownResult:
@@ -34,16 +32,16 @@ def teardown(config: Config, name: str) -> TeardownResult:
     if is_publisher:
         with contextlib.suppress(CdcReplayError):
             lsn = ChangeLog.open(config.publisher(name).change_log).end_lsn
-        removed = teardown_publisher(setup_request(config, config.publisher(name)))
+        removed = teardown_publisher(setup_request(config, name))
     elif is_subscription:
-        with opened(config, name, "teardown") as at_work:
-            is_known = state.subscription_record(at_work.connection, name) is not None
-            lsn = applied_lsn(at_work)
+        with open_subscription(config, name, "teardown") as session:
+            is_known = state.subscription_record(session.connection, name) is not None
+            lsn = session.position()
             # What a killed run has staged has nobody else to remove it.
-            drop_staging(at_work.connection, name)
-            drop_leftovers(at_work.connection, name)
+            drop_staging(session.connection, name)
+            drop_leftovers(session.connection, name)
             failpoint("teardown.after_staging")
-            state.remove_subscription(at_work.connection, name)
+            state.remove_subscription(session.connection, name)
         removed = (f"state of subscription {name}",) if is_known else ()
     else:
         raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')

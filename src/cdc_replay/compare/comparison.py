@@ -31,6 +31,7 @@ from typing import Final
 import psycopg
 
 from cdc_replay.compare import digest
+from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, Side
 from cdc_replay.compare.fence import Fence
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
@@ -42,7 +43,6 @@ from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import own_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.tables import TargetTable, missing_columns
-from cdc_replay.validate.verdict import Difference, DifferenceKind
 
 logger = logging.getLogger(__name__)
 

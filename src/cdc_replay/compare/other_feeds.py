@@ -31,7 +31,6 @@ from psycopg import sql
 
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import Config
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
 from cdc_replay.filters.compile import SparkFilter, compile_filter
 from cdc_replay.filters.names import NotPrintableError
@@ -39,12 +38,13 @@ from cdc_replay.filters.printed import printed_for_subscriber
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Pending
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.copy_definitions import Brought, brought
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
 
 _TREES: Final = """
@@ -99,37 +99,44 @@ class _Feed:
     is_same_table: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """The URI of the publisher's log, its catalog as of now, and all configured subscriptions by name."""
+
+    change_log: str
+    catalog: PublisherCatalog
+    configured: Mapping[str, Subscription]
+
+
 class _NotKnownError(Exception):
     """Which rows of a feed there are cannot be known, for this reason."""
 
 
 def rows_of_other_feeds(
-    config: Config, at_work: Opened, catalog: PublisherCatalog, tables: Iterable[QualifiedName]
+    session: SubscriptionSession, log_state: LogState, tables: Iterable[QualifiedName]
 ) -> dict[QualifiedName, sql.Composed]:
     """By table, the condition of rows of the subscriber that other feeds of it may have brought.
-
-    `catalog` is the publisher's as of now.
 
     Raises:
         ReconcileRefused: naming every table with another feed whose rows are not known.
     """
-    trees = _trees(at_work, tables)
+    trees = _trees(session, tables)
     reasons = [
         f'table "{target}": native subscription "{name}" feeds it too, and its rows are not known here'
-        for relation, name in at_work.connection.execute(_NATIVE, (list(trees),))
+        for relation, name in session.connection.execute(_NATIVE, (list(trees),))
         for target in trees[relation]
     ]
     claims: dict[QualifiedName, list[sql.Composed]] = {}
-    for feed in _feeds(at_work, trees):
+    for feed in _feeds(session, trees):
         try:
-            claim = _Other(config, at_work, catalog, feed).claim()
+            claim = _Other(session, log_state, feed).claim()
         except _NotKnownError as reason:
             reasons.append(f'table "{feed.target}": subscription "{feed.name}" feeds it too, {reason}')
         else:
             claims.setdefault(feed.target, []).extend([] if claim is None else [claim])
     if reasons:
         raise ReconcileRefused(
-            f'subscription "{at_work.subscription.name}" cannot be reconciled: it could delete rows of other'
+            f'subscription "{session.subscription.name}" cannot be reconciled: it could delete rows of other'
             " subscriptions",
             detail="\n".join(reasons),
             hint="Nothing was changed. Rows of another subscription of this database stay if its row filter"
@@ -142,20 +149,22 @@ def rows_of_other_feeds(
     }
 
 
-def _trees(at_work: Opened, tables: Iterable[QualifiedName]) -> Mapping[int, Mapping[QualifiedName, bool]]:
+def _trees(
+    session: SubscriptionSession, tables: Iterable[QualifiedName]
+) -> Mapping[int, Mapping[QualifiedName, bool]]:
     """By oid, every table in whose partition trees are some of `tables`, each with whether it is that one."""
     names = list(tables)
     wanted = ([name.schema for name in names], [name.name for name in names])
     trees: dict[int, dict[QualifiedName, bool]] = {}
-    for schema, name, oid, relation in at_work.connection.execute(_TREES, wanted):
+    for schema, name, oid, relation in session.connection.execute(_TREES, wanted):
         trees.setdefault(relation, {})[QualifiedName(schema, name)] = oid == relation
     return trees
 
 
-def _feeds(at_work: Opened, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
-    if not state.is_installed(at_work.connection):
+def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
+    if not state.is_installed(session.connection):
         return []
-    held = at_work.connection.execute(_SUBSCRIPTIONS, (list(trees), at_work.subscription.name))
+    held = session.connection.execute(_SUBSCRIPTIONS, (list(trees), session.subscription.name))
     return [
         _Feed(target, name, QualifiedName(schema, table), is_same)
         for relation, name, schema, table in held
@@ -167,9 +176,8 @@ def _feeds(at_work: Opened, trees: Mapping[int, Mapping[QualifiedName, bool]]) -
 class _Other:
     """One feed, seen from the subscription that is to be reconciled."""
 
-    config: Config
-    at_work: Opened
-    catalog: PublisherCatalog
+    session: SubscriptionSession
+    log_state: LogState
     feed: _Feed
 
     def claim(self) -> sql.Composed | None:
@@ -180,10 +188,10 @@ class _Other:
         """
         if not self.feed.is_same_table:
             raise _NotKnownError(f'by table "{self.feed.table}" of the same partition tree')
-        change_log = ChangeLog.open(self.config.publisher(self.at_work.subscription.publisher).change_log)
+        change_log = ChangeLog.open(self.log_state.change_log)
         publications = self._publications(change_log.header.system_identifier)
         conditions: dict[RowFilter, sql.Composed] = {}
-        for catalog in (*self._catalogs_since_brought(change_log), self.catalog):
+        for catalog in (*self._catalogs_since_brought(change_log), self.log_state.catalog):
             synced, filters = _synced_and_filters(catalog, publications, self.feed.table)
             if synced is not None and filters is None:
                 raise _NotKnownError("and has or had no row filter for it, so that every row may be its own")
@@ -196,22 +204,22 @@ class _Other:
     def _publications(self, system_identifier: str) -> tuple[str, ...]:
         """Those by which its rows came, and those that are configured for it."""
         name = self.feed.name
-        record = state.subscription_record(self.at_work.connection, name)
-        configured = self.config.subscriptions.get(name)
+        record = state.subscription_record(self.session.connection, name)
+        configured = self.log_state.configured.get(name)
         if configured is None or record is None:
             raise _NotKnownError("and is not in the configuration")
-        is_same = configured.subscription.publisher == self.at_work.subscription.publisher
+        is_same = configured.publisher == self.session.subscription.publisher
         if not is_same or record.publisher_system_identifier != system_identifier:
             raise _NotKnownError("and has another publisher")
-        return tuple(dict.fromkeys((*record.publications, *configured.subscription.publications)))
+        return tuple(dict.fromkeys((*record.publications, *configured.publications)))
 
     @property
     def _brought(self) -> Brought | None:
-        return brought(self.at_work.connection, self.feed.name).get(self.feed.table)
+        return brought(self.session.connection, self.feed.name).get(self.feed.table)
 
     @property
     def _state(self) -> object:
-        return state.table_states(self.at_work.connection, self.feed.name).get(self.feed.table)
+        return state.table_states(self.session.connection, self.feed.name).get(self.feed.table)
 
     def _catalogs_since_brought(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
         if self._brought is None:
@@ -232,7 +240,7 @@ class _Other:
         if not former <= {row_filter.sql for row_filter in filters}:
             raise _NotKnownError(
                 f"and the row filter by which its rows were brought at {self._brought.lsn} is not in the"
-                f" change log; run `cdc-replay capture {self.at_work.subscription.publisher}` first"
+                f" change log; run `cdc-replay capture {self.session.subscription.publisher}` first"
             )
 
     def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
@@ -240,10 +248,10 @@ class _Other:
         compiled = compile_filter(row_filter, synced.table)
         if not isinstance(compiled, SparkFilter):
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
-        present = self.catalog.tables.get(synced.table.id)
+        present = self.log_state.catalog.tables.get(synced.table.id)
         # By attribute number: a column may have another name by now.
         names = {column.attnum: column.name for column in present.columns} if present else {}
-        target = read_target_tables(self.at_work.connection, [self.feed.target])[self.feed.target]
+        target = read_target_tables(self.session.connection, [self.feed.target])[self.feed.target]
         for column in compiled.columns:
             is_published = column.name in synced.columns and column.attnum in names
             if not is_published or not _is_alike(column, names[column.attnum], target):
@@ -253,7 +261,7 @@ class _Other:
                 )
         by_present_names = dataclasses.replace(synced.table, columns=present.columns if present else ())
         try:
-            passes = printed_for_subscriber(self.at_work.connection, None, by_present_names, [row_filter])
+            passes = printed_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
         except NotPrintableError as error:
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
         return sql.SQL("({} is true)").format(passes)

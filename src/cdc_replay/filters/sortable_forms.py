@@ -156,7 +156,7 @@ def _complemented(digits: pa.StringArray) -> pa.StringArray:
 # ---- times
 
 
-def _moment_of_text(text: SparkColumn) -> SparkColumn:
+def _parse_timestamp_text(text: SparkColumn) -> SparkColumn:
     # "infinity" sorts above and "-infinity" below all digits; "/" stands between "-" and the digits.
     year = F.substring_index(text, "-", 1)
     before_christ = F.concat(
@@ -170,7 +170,7 @@ def _moment_of_text(text: SparkColumn) -> SparkColumn:
     )
 
 
-def _moment_of_constant(value: Plain) -> Plain:
+def _parse_timestamp_constant(value: Plain) -> Plain:
     text = str(value)
     if text.endswith("infinity"):
         return text
@@ -189,7 +189,7 @@ def _moments_of_array(texts: pa.StringArray) -> pa.StringArray:
         return forms
     # Infinities, and years before Christ or after 9999.
     rare = texts.filter(pc.invert(is_ordinary)).to_pylist()
-    return pc.replace_with_mask(forms, pc.invert(is_ordinary), pa.array(map(_moment_of_constant, rare)))
+    return pc.replace_with_mask(forms, pc.invert(is_ordinary), pa.array(map(_parse_timestamp_constant, rare)))
 
 
 def midnight_of(date: SparkColumn) -> SparkColumn:
@@ -228,7 +228,7 @@ def trimmed_array(texts: pa.StringArray) -> pa.StringArray:
 
 _TEXT: Final = Form("string", lambda text: text, _as_it_is, lambda texts: texts)
 _INTEGER: Final = Form("bigint", _bigint, _as_it_is, lambda texts: texts.cast(pa.int64()))
-_MOMENT: Final = Form("string", _moment_of_text, _moment_of_constant, _moments_of_array)
+_MOMENT: Final = Form("string", _parse_timestamp_text, _parse_timestamp_constant, _moments_of_array)
 
 FORMS: Final[Mapping[int, Form]] = {
     Type.BOOL: Form(

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, numbers, text_buffers
-from cdc_replay.catalog.version_index import CatalogVersions
+from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.frames import CHANGES, ChangeKind
 from cdc_replay.model.lsn import Lsn, Window

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from cdc_replay.publication.partition_root import publishes
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.publication.restrictions import missing_publications

@@ -38,6 +38,14 @@ from cdc_replay.model.publication import Publication, PublishAction, PublisherCa
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.publication.partition_root import contains, excepts, publishes
 
+CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
+    PublishAction.INSERT: "cdc_replay_capture_i",
+    PublishAction.UPDATE: "cdc_replay_capture_u",
+    PublishAction.DELETE: "cdc_replay_capture_d",
+    PublishAction.TRUNCATE: "cdc_replay_capture_t",
+}
+"""The publications of the change stream: leaf identity, unfiltered."""
+
 ROOT_DEPTHS: Final = 4
 """How many root publications there are: for roots, their partitions, and two levels below."""
 

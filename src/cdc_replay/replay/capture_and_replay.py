@@ -12,14 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc_replay.capture.capture_to import ensure_captured
+from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.commands.replay import replay_through
-from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import CaptureResult, ReplayResult
+from cdc_replay.replay.engine import replay_through
 from cdc_replay.spark.session import spark_session
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 
 BACKLOG_BYTES: Final = 16 << 20
 """Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
@@ -75,8 +75,8 @@ class _Progress:
             return None if self.has_failed else target
 
 
-def caught_up(
-    config: Config, publisher: PublisherConfig, subscriptions: Sequence[Opened], upto: Lsn
+def capture_and_replay(
+    source: CaptureSource, sessions: Sequence[SubscriptionSession], upto: Lsn
 ) -> tuple[CaptureResult, tuple[ReplayResult, ...]]:
     """Capture up to `upto`, and replay it; one result per subscription, over all its windows.
 
@@ -86,13 +86,13 @@ def caught_up(
         CdcReplayError: from the capture. What it had captured by then is applied.
     """
     progress = _Progress()
-    with ThreadPoolExecutor(1, thread_name_prefix=f"capture {publisher.name}") as threads:
-        capture = threads.submit(captured_up_to, config, publisher.name, upto, progress=progress.tell)
+    with ThreadPoolExecutor(1, thread_name_prefix=f"capture {source.publisher}") as threads:
+        capture = threads.submit(ensure_captured, source, upto, progress=progress.tell)
         capture.add_done_callback(progress.finish)
         try:
-            if upto.value - ChangeLog.open(publisher.change_log).end_lsn.value > BACKLOG_BYTES:
+            if upto.value - ChangeLog.open(source.change_log).end_lsn.value > BACKLOG_BYTES:
                 spark_session("cdc-replay")
-            replayed = replay_through(config, publisher, subscriptions, progress.ends(upto))
+            replayed = replay_through(source, sessions, progress.ends(upto))
         except BaseException:
             progress.stop()
             raise

@@ -57,7 +57,7 @@ class LogReader:
 
     `tasks[number]` is the work of one task; `relations` are the shapes by `Relation.version`; `catalogs` the
     versions of the publisher's catalog, for whom and from where each is in force
-    (`catalog.version_index`): each change gets the number of the last that is not above it, else of the
+    (`arrow.version_index`): each change gets the number of the last that is not above it, else of the
     first (R9.10).
 
     Nothing is read before it is used, and all is read again each time it is. A damaged segment or an invalid

@@ -22,26 +22,18 @@ or did not reach its subscriber leaves no record anywhere.
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import psycopg
-
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import Config, SubscriptionConfig
-from cdc_replay.errors import CdcReplayError, Retry
+from cdc_replay.errors import Retry
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState, describe
-from cdc_replay.postgres.answers import Answers
-from cdc_replay.postgres.connection import Connection, connect_to_ask, is_read_only
+from cdc_replay.postgres.connection import Connection, is_read_only
 from cdc_replay.subscriber import state
-
-log = logging.getLogger(__name__)
 
 PATIENCE: Final = timedelta(hours=1)
 """How long a failure for good is left alone before it is tried again."""
@@ -63,37 +55,6 @@ class Lag:
 def unanswered(error: Exception) -> Lag:
     """The lag of a subscription whose subscriber cannot be asked."""
     return Lag(f"the subscriber does not answer: {str(error).strip()}")
-
-
-def due_replays(config: Config, publisher: str, names: Iterable[str]) -> Mapping[str, Lag]:
-    """Those of these subscriptions of one publisher for which a replay is due.
-
-    Raises:
-        CdcReplayError: if there is no change log, or it cannot be read.
-    """
-    ChangeLog.open(config.publisher(publisher).change_log)
-    questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in names}
-    with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
-        told = answers.ask(questions)
-    due = {}
-    for name, answer in told.items():
-        lag = answer.value if answer.error is None else unanswered(answer.error)
-        if lag is not None:
-            since = "" if lag.since is None else f" since {utc_text(lag.since)}"
-            log.info("subscription %s is behind%s: %s", name, since, lag.reason)
-            if lag.is_replay_due:
-                due[name] = lag
-    return due
-
-
-def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
-    uri = config.publisher(subscription.subscription.publisher).change_log
-    dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
-    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
-        try:
-            return lag_of(connection, subscription.name, uri)
-        except (CdcReplayError, psycopg.Error) as error:
-            return Lag(str(error).strip())
 
 
 def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> Lag | None:

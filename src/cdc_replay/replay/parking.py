@@ -58,7 +58,7 @@ from cdc_replay.model.subscription import FailurePolicy
 from cdc_replay.model.table_state import Parked
 from cdc_replay.replay.window_plan import Plan
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +127,13 @@ Attempt: TypeAlias = Callable[[Lsn], Outcome]
 
 
 def settled(
-    at_work: Opened, ends: Sequence[Lsn], attempt: Attempt, refused: Outcome | None = None
+    session: SubscriptionSession, ends: Sequence[Lsn], attempt: Attempt, refused: Outcome | None = None
 ) -> Outcome:
     """Apply what can be applied of the transactions that end at `ends`; park what refuses the rest.
 
     `refused` is what the window of all of them has come to, if it was tried.
     """
-    settling = _Settling(at_work, ends, attempt)
+    settling = _Settling(session, ends, attempt)
     if refused is not None and not settling.goes_on(refused, len(ends)):
         return settling.stopped(refused)
     return settling.run()
@@ -141,7 +141,7 @@ def settled(
 
 @dataclass(slots=True)
 class _Settling:
-    at_work: Opened
+    session: SubscriptionSession
     ends: Sequence[Lsn]
     attempt: Attempt
     done: int = 0
@@ -195,7 +195,7 @@ class _Settling:
     def stopped(self, outcome: Outcome) -> Outcome:
         """What it comes to where nothing is left to try; the subscription is parked if it was refused."""
         error, failed = outcome.error, outcome.failed
-        name = self.at_work.subscription.name
+        name = self.session.subscription.name
         if outcome.is_refused:
             transaction = self.ends[self.done]
             error = parked_error(name, transaction, outcome.error)
@@ -205,18 +205,18 @@ class _Settling:
         return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
     def _park(self, reason: str, transaction: Lsn) -> None:
-        at = self.at_work.position() or self.ends[self.done]
-        state.park(self.at_work.connection, self.at_work.subscription.name, at, reason, transaction)
+        at = self.session.position() or self.ends[self.done]
+        state.park(self.session.connection, self.session.subscription.name, at, reason, transaction)
         failpoint("parking.after_park")
 
     def _park_table(self, outcome: Outcome, transaction: Lsn) -> bool:
         """Park the table that the error is about, where the configuration says so; whether it is done."""
-        table, subscription = outcome.table, self.at_work.subscription
-        applied = None if table is None else self.at_work.ready_tables().get(table)
+        table, subscription = outcome.table, self.session.subscription
+        applied = None if table is None else self.session.ready_tables().get(table)
         if subscription.on_failure is not FailurePolicy.TABLE or table is None or applied is None:
             return False
         found = Parked(applied, str(outcome.error), transaction)
-        state.set_table_state(self.at_work.connection, subscription.name, table, found)
+        state.set_table_state(self.session.connection, subscription.name, table, found)
         failpoint("parking.after_park")
         self.parked.append(str(table))
         log.warning(

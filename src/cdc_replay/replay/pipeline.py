@@ -39,11 +39,11 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.session import Applied, BeforeCommit, OpenWindow, advance_only, opened_window
 from cdc_replay.replay.parking import Outcome
 from cdc_replay.replay.routing_groups import StagedWindow, request_of, staged_windows
-from cdc_replay.replay.toast.window import UNSENT_NULLS, Record, Source, apply_with_unsent
+from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, Record, apply_with_unsent
 from cdc_replay.replay.window_plan import Content, ContentOf, Plan, content_of, plan_window
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ PLANS_AT_ONCE: Final = 8
 _T = TypeVar("_T")
 _Given = TypeVar("_Given")
 
-Sources: TypeAlias = Callable[[], contextlib.AbstractContextManager[Source]]
+OpenPublisher: TypeAlias = Callable[[], contextlib.AbstractContextManager[PublisherAccess]]
 """Opens the publisher for windows that end at one position."""
 
 
@@ -76,7 +76,7 @@ class Pipeline:
     The caller holds the subscriptions' locks, also while the context is left: merges are waited for.
     """
 
-    sources: Sources
+    open_publisher: OpenPublisher
     _merging: dict[str, _Merging] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _ended: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Pipeline:
         self._merges.shutdown()
         self._windows.close()
 
-    def advance(self, change_log: ChangeLog, subscriptions: Sequence[Opened], upto: Lsn) -> None:
+    def advance(self, change_log: ChangeLog, subscriptions: Sequence[SubscriptionSession], upto: Lsn) -> None:
         """Apply the log up to there, but for the last windows, which may be merging still.
 
         A subscription of which a window fails goes no further.
@@ -116,8 +116,8 @@ class Pipeline:
                     ends.setdefault(plan.window.upto, []).append(plan)
             self._side_by_side(self._pass_by, [plan for plan in plans if not plan.routes.routes])
             for together in ends.values():
-                with self.sources() as source:
-                    self._stage_and_merge(change_log, together, source)
+                with self.open_publisher() as publisher:
+                    self._stage_and_merge(change_log, together, publisher)
             parts = (plan.name for plan in plans if plan.is_part)
             going_on = {name: going_on[name] for name in parts if not self.has_failed(name)}
 
@@ -125,10 +125,10 @@ class Pipeline:
         """Whether it is known that a window of the subscription was not applied."""
         return name in self._outcomes and self._outcomes[name].error is not None
 
-    def taken(self, at_work: Opened) -> Outcome:
+    def taken(self, session: SubscriptionSession) -> Outcome:
         """What the subscription's windows have come to since this was asked last; waits for its merge."""
-        self._settle(at_work.subscription.name)
-        return self._outcomes.pop(at_work.subscription.name, Outcome())
+        self._settle(session.subscription.name)
+        return self._outcomes.pop(session.subscription.name, Outcome())
 
     def _side_by_side(self, work: Callable[[_Given], _T], given: Iterable[_Given]) -> list[_T]:
         """What `work` makes of each, in their order; each is of a subscription of its own."""
@@ -136,21 +136,23 @@ class Pipeline:
 
     # --- one window
 
-    def _planned(self, change_log: ChangeLog, content: ContentOf, upto: Lsn, at_work: Opened) -> Plan | None:
+    def _planned(
+        self, change_log: ChangeLog, content: ContentOf, upto: Lsn, session: SubscriptionSession
+    ) -> Plan | None:
         """The subscription's next window; None if it goes no further."""
-        name, began = at_work.subscription.name, time.monotonic()
+        name, began = session.subscription.name, time.monotonic()
         if (before := self._merging.get(name)) is not None:
             reached = dict.fromkeys(before.plan.advanced, before.plan.window.upto)
             with contextlib.suppress(CdcReplayError, psycopg.Error):
-                return plan_window(change_log, content, at_work.assuming(reached), upto)
+                return plan_window(change_log, content, session.assuming(reached), upto)
             # Once it is applied, or is not, what is in the way may be gone, or may be told.
             self._settle(name)
             if self.has_failed(name):
                 return None
         try:
-            return plan_window(change_log, content, at_work, upto)
+            return plan_window(change_log, content, session, upto)
         except (CdcReplayError, psycopg.Error) as error:
-            self._add(name, failed(at_work, Window(upto, upto), began, error))
+            self._add(name, failed(session, Window(upto, upto), began, error))
             return None
 
     def _pass_by(self, plan: Plan) -> None:
@@ -159,17 +161,19 @@ class Pipeline:
         if not self.has_failed(plan.name):
             self._add(plan.name, self._outcome_of(plan, functools.partial(_advance, plan)))
 
-    def _stage_and_merge(self, change_log: ChangeLog, plans: Sequence[Plan], source: Source) -> None:
+    def _stage_and_merge(
+        self, change_log: ChangeLog, plans: Sequence[Plan], publisher: PublisherAccess
+    ) -> None:
         found = zip(plans, self._side_by_side(self._opened, plans), strict=True)
         opened = [(plan, *window) for plan, window in found if window is not None]
         windows = [(plan, window) for plan, window, _ in opened]
-        staged = staged_windows(change_log, windows, source.dsn)
+        staged = staged_windows(change_log, windows, publisher.source.dsn)
         for plan, window, closing in opened:
             self._settle(plan.name)
             if self.has_failed(plan.name):
                 closing.close()
                 continue
-            apply = functools.partial(_apply, plan, window, staged[plan.name], source)
+            apply = functools.partial(_apply, plan, window, staged[plan.name], publisher)
             outcome = self._merges.submit(self._outcome_of, plan, apply)
             self._merging[plan.name] = _Merging(plan, window, closing, outcome)
         for plan, _ in windows:
@@ -272,12 +276,14 @@ def _advance(plan: Plan, record: Record) -> None:
     advance_only(request_of(plan), before_commit=record(plan, dict))
 
 
-def _apply(plan: Plan, window: OpenWindow, lane: StagedWindow, source: Source, record: Record) -> None:
+def _apply(
+    plan: Plan, window: OpenWindow, lane: StagedWindow, publisher: PublisherAccess, record: Record
+) -> None:
     failpoint("replay.after_staging")
     if isinstance(lane, CdcReplayError):
         raise lane
     if lane.survey.unsent:
-        apply_with_unsent(plan, lane.survey, source, record)
+        apply_with_unsent(plan, lane.survey, publisher, record)
         return
     window.apply(lane.staged, lane.survey.truncations, before_commit=record(plan, lambda: lane.counts))
 
@@ -309,10 +315,10 @@ def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayRe
 
 
 def failed(
-    at_work: Opened, window: Window, began: float, error: Exception, plan: Plan | None = None
+    session: SubscriptionSession, window: Window, began: float, error: Exception, plan: Plan | None = None
 ) -> Outcome:
     """The outcome of a window that was not applied; `began` is on the monotonic clock."""
-    name = at_work.subscription.name
+    name = session.subscription.name
     seconds = time.monotonic() - began
     result = ReplayResult(name, window.after, window.upto, seconds).failed_with(error)
     return Outcome((), result, error, plan)

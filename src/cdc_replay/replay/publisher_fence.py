@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_replay.capture.pull import current_position
+from cdc_replay.capture.capture_to import ensure_captured
+from cdc_replay.capture.pull import CaptureSource, current_position
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.config import Config, PublisherConfig
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_present
@@ -54,8 +53,7 @@ class Fence:
 class Fences:
     """Gives fences as long as its context is open: one for all who need it, none if nobody does."""
 
-    _config: Config
-    _publisher: PublisherConfig
+    _source: CaptureSource
     _stack: contextlib.ExitStack
     _opened: ExportedSnapshot | None
     _kept: tuple[PresentSnapshot, Lsn] | None = field(default=None)
@@ -69,11 +67,11 @@ class Fences:
             PublisherNotReady, ServerUnavailable, MissingPrivilege: if the publisher cannot be read.
         """
         if self._opened is not None:
-            captured_up_to(self._config, self._publisher.name, self._opened.consistent_point)
+            ensure_captured(self._source, self._opened.consistent_point)
             return Fence(self._opened, self._opened.consistent_point)
         if self._kept is not None and _fits(fence := self._fence(*self._kept, window), window):
             return fence
-        log.info("publisher %s: opening a fence to read values that were not sent", self._publisher.name)
+        log.info("publisher %s: opening a fence to read values that were not sent", self._source.publisher)
         for number in itertools.count(1):
             with contextlib.ExitStack() as attempt:
                 kept = self._taken(attempt)
@@ -85,21 +83,20 @@ class Fences:
             if number == _HOPEFUL_TRIES and not _fits(fence, window):
                 log.info(
                     "publisher %s: waiting for a commit behind %s, which is in the log and not visible yet",
-                    *(self._publisher.name, fence.complete_upto),
+                    *(self._source.publisher, fence.complete_upto),
                 )
             time.sleep(_PAUSE_SECONDS)
         raise AssertionError("counting does not end")
 
     def _taken(self, stack: contextlib.ExitStack) -> tuple[PresentSnapshot, Lsn]:
-        dsn = self._config.dsn_of(self._publisher)
-        snapshot = stack.enter_context(export_present(dsn))
-        upto = current_position(dsn)
-        captured_up_to(self._config, self._publisher.name, upto)
+        snapshot = stack.enter_context(export_present(self._source.dsn))
+        upto = current_position(self._source.dsn)
+        ensure_captured(self._source, upto)
         failpoint("fill.after_fence")
         return snapshot, upto
 
     def _fence(self, snapshot: PresentSnapshot, upto: Lsn, window: Window) -> Fence:
-        commits = ChangeLog.open(self._publisher.change_log).commits(Window(window.after, upto))
+        commits = ChangeLog.open(self._source.change_log).commits(Window(window.after, upto))
         last_seen, unseen = window.after, set()
         for commit in commits:
             if snapshot.transactions.sees(commit.xid):
@@ -115,9 +112,7 @@ def _fits(fence: Fence, window: Window) -> bool:
 
 
 @contextlib.contextmanager
-def fences_of(
-    config: Config, publisher: PublisherConfig, opened: ExportedSnapshot | None = None
-) -> Iterator[Fences]:
+def fences_of(source: CaptureSource, opened: ExportedSnapshot | None = None) -> Iterator[Fences]:
     """Fences of the publisher; where the caller has opened a snapshot already, it is that one."""
     with contextlib.ExitStack() as stack:
-        yield Fences(config, publisher, stack, opened)
+        yield Fences(source, stack, opened)

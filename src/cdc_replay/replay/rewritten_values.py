@@ -33,12 +33,11 @@ from typing import Final
 
 import psycopg
 
+from cdc_replay.capture.capture_to import ensure_captured
+from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.commands.replay import replay_opened
 from cdc_replay.compare import digest
 from cdc_replay.compare.reconcile import ComparedTable, ReconcileRequest, compare_values
-from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -49,8 +48,9 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snaps
 from cdc_replay.publication.mirror import why_values_may_differ
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.engine import replay_to
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import Opened, exported_behind
+from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
 from cdc_replay.subscriber.tables import read_target_tables
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Comparison:
     tables: Mapping[str, tuple[TableCompared, ...]]
 
 
-def compare_marked(config: Config, subscriptions: Sequence[Opened]) -> Comparison | None:
+def compare_marked(source: CaptureSource, sessions: Sequence[SubscriptionSession]) -> Comparison | None:
     """Bring subscriptions of one publisher to a fence and compare their marked tables; None without any.
 
     The caller holds their locks.
@@ -75,32 +75,31 @@ def compare_marked(config: Config, subscriptions: Sequence[Opened]) -> Compariso
     Raises:
         CdcReplayError: if there is no fence, with nothing changed. What fails for one table is a warning.
     """
-    if not any(state.rewritten_tables(each.connection, each.subscription.name) for each in subscriptions):
+    if not any(state.rewritten_tables(each.connection, each.subscription.name) for each in sessions):
         return None
-    publisher = config.publisher(subscriptions[0].subscription.publisher)
-    with export_snapshot(config.dsn_of(publisher)) as exported:
-        return _compared_at(config, subscriptions, exported)
+    with export_snapshot(source.dsn) as exported:
+        return _compare_at(source, sessions, exported)
 
 
-def compare_marked_tables(config: Config, at_work: Opened) -> tuple[TableCompared, ...]:
+def compare_marked_tables(source: CaptureSource, session: SubscriptionSession) -> tuple[TableCompared, ...]:
     """The same for one subscription, on which others may work while open transactions are waited for.
 
     What is in the way is a warning: the tables stay marked.
     """
-    name = at_work.subscription.name
-    if not state.rewritten_tables(at_work.connection, name):
+    name = session.subscription.name
+    if not state.rewritten_tables(session.connection, name):
         return ()
     try:
-        with exported_behind(config, at_work) as exported:
-            return _compared_at(config, [at_work], exported).tables[name]
+        with export_after_applied(source.dsn, session) as exported:
+            return _compare_at(source, [session], exported).tables[name]
     except (CdcReplayError, psycopg.Error) as error:
-        warn_of_failure(at_work, error)
+        warn_of_failure(session, error)
         return ()
 
 
-def warn_of_failure(at_work: Opened, error: Exception) -> None:
+def warn_of_failure(session: SubscriptionSession, error: Exception) -> None:
     """Tell that the marked tables are not compared this time."""
-    name = at_work.subscription.name
+    name = session.subscription.name
     log.warning(
         "subscription %s: values of tables that the publisher rewrote (R11.9) are not compared; the next run"
         " tries it again: %s",
@@ -108,16 +107,17 @@ def warn_of_failure(at_work: Opened, error: Exception) -> None:
     )
 
 
-def _compared_at(config: Config, subscriptions: Sequence[Opened], exported: ExportedSnapshot) -> Comparison:
-    publisher = config.publisher(subscriptions[0].subscription.publisher)
-    captured = captured_up_to(config, publisher.name, exported.consistent_point)
-    replayed = replay_opened(config, publisher, subscriptions, exported.consistent_point, fence=exported)
+def _compare_at(
+    source: CaptureSource, sessions: Sequence[SubscriptionSession], exported: ExportedSnapshot
+) -> Comparison:
+    captured = ensure_captured(source, exported.consistent_point)
+    replayed = replay_to(source, sessions, exported.consistent_point, fence=exported)
     with import_snapshot(exported, purpose="catalog") as connection:
         catalog = read_catalog(connection, exported.consistent_point)
-    tables = {}
-    for each in subscriptions:
-        change_log = config.publisher(each.subscription.publisher).change_log
-        tables[each.subscription.name] = _Marked(each, exported, catalog, change_log).compared()
+    tables = {
+        session.subscription.name: _Marked(session, exported, catalog, source.change_log).compared()
+        for session in sessions
+    }
     return Comparison(captured, replayed, tables)
 
 
@@ -125,7 +125,7 @@ def _compared_at(config: Config, subscriptions: Sequence[Opened], exported: Expo
 class _Marked:
     """The marked tables of a subscription, and the fence at which they are compared."""
 
-    at_work: Opened
+    session: SubscriptionSession
     exported: ExportedSnapshot
     catalog: PublisherCatalog
     change_log: str
@@ -133,27 +133,27 @@ class _Marked:
 
     def compared(self) -> tuple[TableCompared, ...]:
         """Compare those that replay has brought to the fence."""
-        at_work, name = self.at_work, self.at_work.subscription.name
+        session, name = self.session, self.session.subscription.name
         try:
-            marked = state.rewritten_tables(at_work.connection, name)
-            ready = at_work.ready_tables()
+            marked = state.rewritten_tables(session.connection, name)
+            ready = session.ready_tables()
             published = {
                 each.table.name: each
-                for each in synced_tables(self.catalog, at_work.subscription.publications)
+                for each in synced_tables(self.catalog, session.subscription.publications)
             }
             for table, rewritten_at in marked.items():
                 if table not in published:
                     # Nothing of it comes any more; a refresh forgets it.
-                    state.forget_rewrite(at_work.connection, name, table)
+                    state.forget_rewrite(session.connection, name, table)
                 elif ready.get(table) == self.exported.consistent_point:
                     self._compare(published[table], rewritten_at)
         except (CdcReplayError, psycopg.Error) as error:
-            warn_of_failure(at_work, error)
+            warn_of_failure(session, error)
         return tuple(self._found)
 
     def _compare(self, synced: SyncedTable, rewritten_at: Lsn) -> None:
-        subscription, table = self.at_work.subscription, synced.table.name
-        request = ReconcileRequest(subscription, self.exported, self.at_work.dsn, (synced,))
+        subscription, table = self.session.subscription, synced.table.name
+        request = ReconcileRequest(subscription, self.exported, self.session.dsn, (synced,))
         results: list[TableCompared] = []
         try:
             reason = self._why_not_moved(synced)
@@ -179,20 +179,20 @@ class _Marked:
 
     def _why_not_moved(self, synced: SyncedTable) -> str | None:
         """Why the subscriber's rows need not have the publisher's values, or cannot be told apart."""
-        at_work, subscription = self.at_work, self.at_work.subscription
+        session, subscription = self.session, self.session.subscription
         if not subscription.copy_data:
             return "copy_data is false"
         if subscription.origin is OriginPolicy.NONE:
             return ORIGIN_IS_NONE
         if reason := why_values_may_differ(self.catalog, subscription.publications, synced):
             return reason
-        changed = changed_filters(at_work.connection, subscription, self.change_log, self.catalog)
+        changed = changed_filters(session.connection, subscription, self.change_log, self.catalog)
         if synced.table.name in changed:
             return "its row filter or columns have changed since its rows were brought"
         return None if self._has_key(synced) else "its rows have no key"
 
     def _has_key(self, synced: SyncedTable) -> bool:
-        target = read_target_tables(self.at_work.connection, [synced.table.name]).get(synced.table.name)
+        target = read_target_tables(self.session.connection, [synced.table.name]).get(synced.table.name)
         # Where there is no target, the comparison says so.
         return target is None or bool(digest.common_key(synced.table, target, synced.columns))
 

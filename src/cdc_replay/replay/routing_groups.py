@@ -39,9 +39,9 @@ StagedWindow: TypeAlias = Prepared | CdcReplayError
 
 def request_of(plan: Plan) -> ApplyRequest:
     """Where the plan's window goes."""
-    at_work, tables = plan.opened, plan.routes.tables
+    session, tables = plan.opened, plan.routes.tables
     return ApplyRequest(
-        at_work.subscription, at_work.dsn, tables, plan.window.upto, contingent_changes, plan.relations
+        session.subscription, session.dsn, tables, plan.window.upto, contingent_changes, plan.relations
     )
 
 
@@ -55,12 +55,12 @@ def staged_windows(
     window = Window(min(plan.window.after for plan in plans), plans[0].window.upto)
     try:
         with translated_spark_errors(f"replay of {', '.join(plan.name for plan in plans)}"):
-            session = spark_session("cdc-replay")
-            reader = log_reader(change_log, window, cores=session.sparkContext.defaultParallelism)
-            tune_for(session, reader.rows)
+            spark = spark_session("cdc-replay")
+            reader = log_reader(change_log, window, cores=spark.sparkContext.defaultParallelism)
+            tune_for(spark, reader.rows)
     except SparkJobFailed as error:
         return {plan.name: error for plan in plans}
-    return _staged(WindowFlow(session, reader, publisher_dsn), _alike(windows))
+    return _staged(WindowFlow(spark, reader, publisher_dsn), _alike(windows))
 
 
 def _alike(windows: Sequence[OpenPlan]) -> list[list[OpenPlan]]:

@@ -31,7 +31,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import resolve
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +144,13 @@ def rewritten_tables(connection: Connection, subscription: str) -> dict[Qualifie
     return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
 
 
-def release_rewritten(at_work: Opened, log_start: Lsn) -> None:
+def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:
     """Let tables go on, and be compared, that were parked before a rewrite, if the log has their changes."""
-    name = at_work.subscription.name
-    for table, found in at_work.table_states().items():
+    name = session.subscription.name
+    for table, found in session.table_states().items():
         if not isinstance(found, Parked) or not found.reason.startswith(PARKED_BY_REWRITE):
             continue
         if found.applied_lsn >= log_start:
-            with at_work.connection.transaction():
-                state.set_table_state(at_work.connection, name, table, Ready(found.applied_lsn))
-                state.mark_rewritten(at_work.connection, name, [table], found.applied_lsn)
+            with session.connection.transaction():
+                state.set_table_state(session.connection, name, table, Ready(found.applied_lsn))
+                state.mark_rewritten(session.connection, name, [table], found.applied_lsn)

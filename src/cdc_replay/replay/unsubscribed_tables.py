@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_replay.catalog.version_index import CatalogVersions
+from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import SentChanges
 from cdc_replay.errors import TargetMismatch
@@ -36,7 +36,7 @@ from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Unrouted
 from cdc_replay.subscriber.owners import Acting, Rights
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.state import KnownTable
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -96,7 +96,7 @@ class Strangers:
 
 
 def strangers(
-    at_work: Opened,
+    session: SubscriptionSession,
     change_log: ChangeLog,
     window: Window,
     elsewhere: Sequence[Unrouted],
@@ -110,7 +110,7 @@ def strangers(
     targets = {
         # Whether it could be written to is not asked where nothing is written.
         name: dataclasses.replace(table, row_security=False, rules=(), acting=Acting("", Rights.OWN))
-        for name, table in read_target_tables(at_work.connection, names).items()
+        for name, table in read_target_tables(session.connection, names).items()
     }
     in_the_way = [each for each in unknown if not _could_take(each, targets)]
     upto = _end_before(change_log, window, in_the_way)

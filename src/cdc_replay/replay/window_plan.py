@@ -19,7 +19,7 @@ from cdc_replay.replay.route.routes import Defined, Routes, Target, plan_routes
 from cdc_replay.replay.schema_changes import fit
 from cdc_replay.replay.table_rewrites import Rewrites, first_rewrites, rewrites_in
 from cdc_replay.replay.unsubscribed_tables import renamed_alike, strangers
-from cdc_replay.subscriber.session import Opened
+from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.state import KnownTable
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
@@ -43,7 +43,7 @@ ContentOf: TypeAlias = Callable[[Window], Content]
 class Plan:
     """The window of one subscription: what is known before any row is read."""
 
-    opened: Opened
+    opened: SubscriptionSession
     window: Window
     behind: tuple[QualifiedName, ...]
     """The tables that the window advances; one that was copied since is ahead, and stays there."""
@@ -90,7 +90,12 @@ def content_of(change_log: ChangeLog, window: Window) -> Content:
 
 
 def plan_window(
-    change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn, *, may_be_cut: bool = True
+    change_log: ChangeLog,
+    content: ContentOf,
+    session: SubscriptionSession,
+    upto: Lsn,
+    *,
+    may_be_cut: bool = True,
 ) -> Plan:
     """The subscription's next window: up to `upto`, or as far as what changes its shape can be one window.
 
@@ -102,15 +107,15 @@ def plan_window(
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
     """
     began = time.monotonic()
-    if not at_work.has_tables_listed():
+    if not session.has_tables_listed():
         raise SubscriberNotReady(
-            f'subscription "{at_work.subscription.name}" has no tables yet',
-            hint=f"Run `cdc-replay snapshot {at_work.subscription.name}` first.",
+            f'subscription "{session.subscription.name}" has no tables yet',
+            hint=f"Run `cdc-replay snapshot {session.subscription.name}` first.",
         )
-    behind = at_work.position() or upto
+    behind = session.position() or upto
     is_cut = may_be_cut and behind < upto
     end = change_log.first_cut(Window(behind, upto), ROWS_PER_WINDOW) if is_cut else upto
-    plan = _planned(change_log, content, at_work, end)
+    plan = _planned(change_log, content, session, end)
     return dataclasses.replace(plan, began=began, asked=upto)
 
 
@@ -141,39 +146,39 @@ class _Lagging:
         return tuple(each.relation for each in self.known if each.name in names and each.is_renamed)
 
 
-def _lagging(at_work: Opened, upto: Lsn) -> _Lagging:
-    known = at_work.known_tables()
+def _lagging(session: SubscriptionSession, upto: Lsn) -> _Lagging:
+    known = session.known_tables()
     ready = {each: each.state.applied_lsn for each in known if isinstance(each.state, Ready)}
     behind = {each.name: lsn for each, lsn in ready.items() if each.name is not None and lsn < upto}
     dropped = {each.relation: lsn for each, lsn in ready.items() if each.name is None and lsn < upto}
     lagging = [*behind.values(), *dropped.values()]
     upto = upto if lagging else min(ready.values(), default=upto)
-    run_as_owner = at_work.subscription.run_as_owner
-    targets = read_target_tables(at_work.connection, tuple(behind), run_as_owner=run_as_owner)
+    run_as_owner = session.subscription.run_as_owner
+    targets = read_target_tables(session.connection, tuple(behind), run_as_owner=run_as_owner)
     found = _Lagging(known, targets, behind, dropped, Window(min(lagging, default=upto), upto))
     if any(name not in targets or targets[name].oid != found.relations[name] for name in behind):
-        return _lagging(at_work, upto)  # one was renamed or dropped between the two looks
+        return _lagging(session, upto)  # one was renamed or dropped between the two looks
     return found
 
 
-def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: Lsn) -> Plan:
-    lagging = _lagging(at_work, upto)
+def _planned(change_log: ChangeLog, content: ContentOf, session: SubscriptionSession, upto: Lsn) -> Plan:
+    lagging = _lagging(session, upto)
     behind, targets, window = lagging.behind, lagging.targets, lagging.window
     upto = window.upto
-    _check_no_gap(change_log, at_work.subscription.name, behind)
+    _check_no_gap(change_log, session.subscription.name, behind)
     found = content(window)
-    publications = at_work.subscription.publications
+    publications = session.subscription.publications
     renamed = renamed_alike(change_log, window.after, lagging.known)
     rewritten = first_rewrites(behind, found.rewrites, publications, renamed)
     if rewritten and (end := min(rewritten.values())) < upto:
-        return dataclasses.replace(_planned(change_log, content, at_work, end), asked=upto)
+        return dataclasses.replace(_planned(change_log, content, session, end), asked=upto)
     wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
     routes = plan_routes(found.defined, publications, wanted, renamed)
     fitting = fit(change_log, window, routes, targets)
     if fitting.stale:
         defined = [each for each in found.defined if each.relation.version not in fitting.stale]
         routes = plan_routes(defined, publications, wanted, renamed)
-    unknown = strangers(at_work, change_log, window, routes.elsewhere, lagging.names)
+    unknown = strangers(session, change_log, window, routes.elsewhere, lagging.names)
     columns = {table.name: table.columns for table in routes.tables}
     if unknown.upto < upto and unknown.upto <= fitting.upto:
         fitting = dataclasses.replace(fitting, upto=unknown.upto, is_obstructed=True)
@@ -186,13 +191,13 @@ def _planned(change_log: ChangeLog, content: ContentOf, at_work: Opened, upto: L
             raise
         obstacle = error if fitting.is_obstructed else None
     if fitting.upto < upto:
-        plan = _planned(change_log, content, at_work, fitting.upto)
+        plan = _planned(change_log, content, session, fitting.upto)
         # The way to the obstacle may be more than one window; then the next one finds it.
         return dataclasses.replace(plan, asked=upto, obstacle=None if plan.is_part else obstacle)
     summary = found.summary
     by_name = {table.name for table in routes.tables}.difference(renamed.values())
     return Plan(
-        at_work,
+        session,
         window,
         tuple(behind),
         lagging.relations,

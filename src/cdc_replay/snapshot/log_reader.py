@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cdc_replay.capture.capture_to import ensure_captured
+from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.commands.capture import captured_up_to
-from cdc_replay.config import Config
 from cdc_replay.errors import ChangeLogPruned
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
@@ -28,14 +28,14 @@ def history_of(header: LogHeader) -> str:
     return f"{header.system_identifier} {header.timeline} {header.slot} {header.start_lsn}"
 
 
-def read_log_of(config: Config, publisher: str) -> ReadLog:
+def log_reader_of(source: CaptureSource) -> ReadLog:
     """How a snapshot reads the publisher's log."""
 
     def read(window: Window, leaves: Sequence[RelationId]) -> LoggedChanges | None:
-        change_log = ChangeLog.open(config.publisher(publisher).change_log)
+        change_log = ChangeLog.open(source.change_log)
         if window.after < change_log.start_lsn:
             return None
-        captured_up_to(config, publisher, window.upto)
+        ensure_captured(source, window.upto)
         try:
             return _logged(ChangeLog.open(change_log.uri), window, leaves)
         except ChangeLogPruned:

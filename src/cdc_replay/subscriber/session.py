@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import SubscriberNotWritable, SubscriptionBusy
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -29,21 +28,16 @@ _TRIES_BESIDE_OTHERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SubscriptionSession:
     """A subscription that no other process can work on while this is open.
 
     `assumed` are tables, by oid, that a window advances which is being applied, each with that window's end.
     """
 
-    config: SubscriptionConfig
-    dsn: str
+    subscription: Subscription
+    dsn: str = field(repr=False)
     connection: Connection
     assumed: Mapping[int, Lsn] = field(default_factory=dict)
-
-    @property
-    def subscription(self) -> Subscription:
-        """What is subscribed to."""
-        return self.config.subscription
 
     def known_tables(self) -> tuple[KnownTable, ...]:
         """Its tables as the subscriber holds them; will hold them, where that is assumed."""
@@ -62,7 +56,7 @@ class Opened:
         """Whether a snapshot or refresh has found out which tables it has, be it none."""
         return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
 
-    def assuming(self, assumed: Mapping[int, Lsn]) -> Opened:
+    def assuming(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
         """As it is once the window that is being applied is applied."""
         return dataclasses.replace(self, assumed=assumed)
 
@@ -82,21 +76,19 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(
-    config: Config, name: str, purpose: str, *, writes: bool = True, installs: bool = True
-) -> Iterator[Opened]:
-    """Connect to the subscriber of `name` and hold its lock until the end.
+def open_session(
+    subscription: Subscription, dsn: str, purpose: str, *, writes: bool = True, installs: bool = True
+) -> Iterator[SubscriptionSession]:
+    """Connect to the subscriber of a subscription and hold the subscription's lock until the end.
 
     A process that works on the subscription now, such as a scheduled replay, is waited for. `installs`: the
     state schema is created where it is missing.
 
     Raises:
-        InvalidConfiguration: if there is no such subscription.
         SubscriberNotWritable: if it `writes` and the subscriber is read-only.
         SubscriptionBusy: if another process holds the lock for `PATIENCE_SECONDS`.
     """
-    subscription = config.subscription(name)
-    dsn = config.dsn_of(subscription)
+    name = subscription.name
     with connect(dsn, purpose=f"{purpose} {name}") as connection:
         if writes:
             _check_writable(connection, name)
@@ -104,18 +96,18 @@ def opened(
             state.install(connection)
         with contextlib.ExitStack() as stack:
             _wait_for_lock(stack, connection, name)
-            yield Opened(subscription, dsn, connection)
+            yield SubscriptionSession(subscription, dsn, connection)
 
 
 @contextlib.contextmanager
-def others_may_work(at_work: Opened) -> Iterator[None]:
+def release_lock(session: SubscriptionSession) -> Iterator[None]:
     """Let go of the subscription until the context ends; who works on it then is waited for."""
-    with state.unlocked(at_work.connection, at_work.subscription.name):
+    with state.unlocked(session.connection, session.subscription.name):
         yield
 
 
 @contextlib.contextmanager
-def exported_beside_others(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+def export_with_lock_released(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
     """A snapshot of the publisher; others may work on the subscription until it is there.
 
     It waits for all transactions that are open on the publisher (R1.35). The subscription may be behind its
@@ -125,35 +117,34 @@ def exported_beside_others(config: Config, at_work: Opened) -> Iterator[Exported
         PublisherNotReady, ServerUnavailable, MissingPrivilege: as `export_snapshot`.
     """
     with contextlib.ExitStack() as stack:
-        with others_may_work(at_work):
-            dsn = config.dsn_of(config.publisher(at_work.subscription.publisher))
-            exported = stack.enter_context(export_snapshot(dsn))
+        with release_lock(session):
+            exported = stack.enter_context(export_snapshot(publisher_dsn))
         yield exported
 
 
 @contextlib.contextmanager
-def exported_behind(config: Config, at_work: Opened) -> Iterator[ExportedSnapshot]:
+def export_after_applied(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
     """The same, at or behind the position of every table: where others go past it, it is taken anew."""
     for _ in range(_TRIES_BESIDE_OTHERS):
-        with exported_beside_others(config, at_work) as exported:
-            if max(at_work.ready_tables().values(), default=ZERO) <= exported.consistent_point:
+        with export_with_lock_released(publisher_dsn, session) as exported:
+            if max(session.ready_tables().values(), default=ZERO) <= exported.consistent_point:
                 yield exported
                 return
         log.info(
-            "subscription %s was replayed past the fence, which is taken anew", at_work.subscription.name
+            "subscription %s was replayed past the fence, which is taken anew", session.subscription.name
         )
-    with export_snapshot(config.dsn_of(config.publisher(at_work.subscription.publisher))) as exported:
+    with export_snapshot(publisher_dsn) as exported:
         yield exported
 
 
 @contextlib.contextmanager
-def copying(at_work: Opened) -> Iterator[None]:
+def copy_lock(session: SubscriptionSession) -> Iterator[None]:
     """One process at a time copies tables of a subscription, also where it lets others work on it.
 
     Raises:
         SubscriptionBusy: if another one does.
     """
-    with state.lock(at_work.connection, f"{at_work.subscription.name} (snapshot)"):
+    with state.lock(session.connection, f"{session.subscription.name} (snapshot)"):
         yield
 
 

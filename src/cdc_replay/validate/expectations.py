@@ -26,8 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.validate.gx import BatchExpectation, PandasExecutionEngine, TableMetricProvider, metric_value
-from cdc_replay.validate.verdict import CheckKind, DifferenceKind
+from cdc_replay.validate.verdict import CheckKind
 
 if TYPE_CHECKING:
     import pandas as pd

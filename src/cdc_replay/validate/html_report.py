@@ -13,8 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.private_files import make_folder
-from cdc_replay.validate.verdict import Check, DifferenceKind, TableVerdict, Verdict
+from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
 """The page of the last run, beside those of all runs."""

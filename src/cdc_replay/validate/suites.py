@@ -24,6 +24,7 @@ from typing import Final
 import pandas as pd
 
 from cdc_replay.compare.comparison import Comparison, NotCompared, ValidatedTable
+from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.validate.expectations import (
     SUMMARY,
     ComparisonExpectation,
@@ -33,7 +34,7 @@ from cdc_replay.validate.expectations import (
     ExpectRowsToSatisfyRowFilter,
 )
 from cdc_replay.validate.gx import ExpectationSuite, FailureSeverity
-from cdc_replay.validate.verdict import CheckKind, DifferenceKind
+from cdc_replay.validate.verdict import CheckKind
 
 EXPECTATIONS: Final[Mapping[CheckKind, type[ComparisonExpectation]]] = {
     expectation.kind: expectation

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 
@@ -22,27 +23,6 @@ class CheckKind(enum.Enum):
     CONTENT = "content"
     UNIQUE_KEY = "unique key"
     ROW_FILTER = "row filter"
-
-
-class DifferenceKind(enum.Enum):
-    """How a row differs between the sides."""
-
-    MISSING = "missing"
-    """The publisher has it, the subscriber has not."""
-    UNEXPECTED = "unexpected"
-    """The subscriber has it, the publisher has not, or outside of what it publishes."""
-    OUTSIDE_FILTER = "outside the present filter"
-    """As unexpected, and the row does not satisfy the filter: a changed filter removes nothing (R9.12)."""
-    DIFFERENT = "different"
-    """Both have the key, with other values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One differing row, by the values of its key."""
-
-    kind: DifferenceKind
-    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc_replay.capture.log_start import log_mark
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, MARKED_PUBLICATION, comment_text
+from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
     refresh_capture_publications,
@@ -31,6 +31,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.slot import slot_exists
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from embedded.postgres import Cluster
 from fixtures.captured import Captured
 from fixtures.postgres import Database, create_database

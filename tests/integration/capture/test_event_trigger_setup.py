@@ -10,7 +10,6 @@ import pytest
 from psycopg import sql
 
 from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, is_installed
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.setup import (
     SetupRequest,
     refresh_capture_publications,
@@ -24,6 +23,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.pgoutput.messages import LogicalMessage
 from cdc_replay.pgoutput.reader import decode
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.catalogs import catalog as some_catalog
 from fixtures.catalogs import table
 from fixtures.postgres import Database

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.postgres.peek import identifier_list
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from embedded.postgres import Cluster
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, create_database

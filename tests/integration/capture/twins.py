@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.capture.pull import CaptureSource, current_position
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.peek import PeekOptions, peek
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 

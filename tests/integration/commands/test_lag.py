@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from cdc_replay.commands.capture import capture
+from cdc_replay.commands.due_replays import due_replays
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
@@ -23,7 +24,6 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
 from cdc_replay.postgres.connection import connect_to_ask
 from cdc_replay.replay import lag
-from cdc_replay.replay.lag import due_replays
 from cdc_replay.subscriber import state
 from integration.commands.twin import Twin
 

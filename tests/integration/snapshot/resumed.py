@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.commands.opening import capture_source
 from cdc_replay.commands.setup import setup
 from cdc_replay.config import Config, load_config
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import CopiedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
-from cdc_replay.snapshot.log_reader import history_of, read_log_of
+from cdc_replay.snapshot.log_reader import history_of, log_reader_of
 from cdc_replay.snapshot.planning import SnapshotRequest, begin
 from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request
@@ -78,7 +79,7 @@ class ResumedCopy:
             chunk_bytes=CHUNK_BYTES,
             replace=self.replace,
             history=history_of(header),
-            read_log=read_log_of(self.config, "pub"),
+            read_log=log_reader_of(capture_source(self.config, "pub")),
         ) as request:
             yield request
 

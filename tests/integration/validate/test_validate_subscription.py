@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.table_state import Parked
-from cdc_replay.validate.verdict import CheckKind, DifferenceKind, TableVerdict, Verdict
+from cdc_replay.validate.verdict import CheckKind, TableVerdict, Verdict
 from integration.validate.bench import Bench
 
 ORDERS = "create table orders (id int primary key, region text, total numeric(10, 2), note text)"

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.json_form import catalog_to_json
-from cdc_replay.catalog.version_index import CatalogVersions
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc_replay.commands.setup import setup_request
+from cdc_replay.commands.opening import setup_request
 from cdc_replay.config import Timeouts, connection_from_environment, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
@@ -69,7 +69,7 @@ def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, MINIMAL.replace("./log", "./log\n    event_trigger: false")))
 
     assert not config.publisher("shop").event_trigger
-    assert not setup_request(config, config.publisher("shop")).event_trigger
+    assert not setup_request(config, "shop").event_trigger
 
 
 def test_the_example_file_is_valid() -> None:

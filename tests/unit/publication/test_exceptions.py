@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog
 from cdc_replay.model.relation import RelationId
 from cdc_replay.publication.capture_coverage import is_captured
-from cdc_replay.publication.capture_set import capture_set, root_set
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS, capture_set, root_set
 from cdc_replay.publication.resolve import resolve, synced_tables
 from fixtures.catalogs import catalog, excepted, listed, publication, table
 

@@ -9,8 +9,8 @@ from hashlib import md5
 import pytest
 
 from cdc_replay.compare.comparison import Tally, compare_rows
+from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.compare.digest import HashedRow
-from cdc_replay.validate.verdict import DifferenceKind
 
 MISSING, UNEXPECTED = DifferenceKind.MISSING, DifferenceKind.UNEXPECTED
 OUTSIDE, DIFFERENT = DifferenceKind.OUTSIDE_FILTER, DifferenceKind.DIFFERENT

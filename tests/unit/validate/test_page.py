@@ -8,10 +8,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+from cdc_replay.compare.difference import Difference, DifferenceKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.validate.html_report import LATEST, render, write_page
-from cdc_replay.validate.verdict import Check, CheckKind, Difference, DifferenceKind, TableVerdict, Verdict
+from cdc_replay.validate.verdict import Check, CheckKind, TableVerdict, Verdict
 
 NOW = dt.datetime(2013, 7, 1, 12, 30, tzinfo=dt.UTC)
 

@@ -20,9 +20,9 @@ from typing import Final
 
 from psycopg import sql
 
-from cdc_replay.capture.publications import CAPTURE_PUBLICATIONS, ROOT_PUBLICATIONS
+from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.model.publication import PublishAction
-from cdc_replay.publication.capture_set import CAUSES, ROOT_DEPTHS
+from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS, CAUSES, ROOT_DEPTHS
 
 _FOLLOW: Final = """
 declare

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Final
 from cdc_replay.catalog.ddl_change import REWRITE_PREFIX, parse_rewrite
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import PublisherConfig
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
@@ -53,19 +52,20 @@ _IDENTIFYING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
 class Unsent:
     """The rows of one routed window that enter without a value, and where its values may be."""
 
-    publisher: PublisherConfig
+    change_log: str
+    """Its URI."""
     routes: Routes
     found: Survey
 
     def in_window(self, changes: DataFrame, window: Window) -> History:
         """The window itself; `changes` may hold more than it."""
-        change_log = ChangeLog.open(self.publisher.change_log)
+        change_log = ChangeLog.open(self.change_log)
         inside = changes.where(changes["commit_lsn"] > window.after.value)
         return History(inside, self._leaves(change_log, window))
 
     def at_fence(self, session: SparkSession, fence: Fence, after: Lsn) -> History:
         """The log after `after` that has led to the fence, and the publisher there."""
-        change_log = ChangeLog.open(self.publisher.change_log)
+        change_log = ChangeLog.open(self.change_log)
         window = Window(after, fence.upto)
         changes = _seen_changes(session, change_log, window, fence)
         return History(changes, self._leaves(change_log, window), fence.snapshot)
@@ -76,7 +76,7 @@ class Unsent:
         A leaf whose rows can be followed after `after` only, as it was not captured before, or had another
         replica identity, is followed from there.
         """
-        change_log = ChangeLog.open(self.publisher.change_log)
+        change_log = ChangeLog.open(self.change_log)
         window = Window(change_log.start_lsn, fence.upto)
         late = {leaf.id: leaf for leaf in self._leaves(change_log, Window(after, fence.upto))}
         leaves = tuple(

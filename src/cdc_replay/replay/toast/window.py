@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.config import PublisherConfig
 from cdc_replay.errors import PublicationRefused, UnknownValue
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -64,11 +64,10 @@ Record: TypeAlias = Callable[[Plan, Callable[[], Mapping[str, int]]], BeforeComm
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PublisherAccess:
     """The publisher, as far as replay needs it beside the log."""
 
-    publisher: PublisherConfig
-    dsn: str
+    source: CaptureSource
     fences: Fences
     may_extend: bool = True
     """Whether a window may go further than it was asked to."""
@@ -82,27 +81,27 @@ class _Flow:
     changes: DataFrame
     found: Survey
 
-    def routed(self, source: Source, changes: DataFrame | None = None) -> Routed:
+    def routed(self, publisher: PublisherAccess, changes: DataFrame | None = None) -> Routed:
         """What the subscription sees of the window, or of `changes` in its place."""
         seen = self.changes if changes is None else changes
         origin = self.plan.opened.subscription.origin
-        return route(seen, self.plan.routes, origin=origin, publisher_dsn=source.dsn)
+        return route(seen, self.plan.routes, origin=origin, publisher_dsn=publisher.source.dsn)
 
 
-def apply_with_unsent(plan: Plan, found: Survey, source: Source, record: Record) -> None:
+def apply_with_unsent(plan: Plan, found: Survey, publisher: PublisherAccess, record: Record) -> None:
     """Apply the window with the values of the first history that has all of them.
 
     Raises:
         UnknownValue: if none has, and that is not accepted.
         CdcReplayError: as `apply_window`, and if a fence cannot be had.
     """
-    change_log = ChangeLog.open(source.publisher.change_log)
+    change_log = ChangeLog.open(publisher.source.change_log)
     changes = decode_window(spark_session("cdc-replay"), change_log, plan.window)
-    for tried, history, is_last in _histories(_Flow(plan, changes, found), source):
+    for tried, history, is_last in _histories(_Flow(plan, changes, found), publisher):
         entries = [(commit_lsn, seq) for _, commit_lsn, seq in tried.found.unsent]
         with find(history, entries) as values:
             failpoint("fill.after_read")
-            routed = tried.routed(source, values.put_into(tried.changes))
+            routed = tried.routed(publisher, values.put_into(tried.changes))
             tables, policy = tried.plan.routes.tables, tried.plan.opened.subscription.on_conflict
             net = net_changes(routed.changes, tried.found, tables, tried.plan.window, policy=policy)
             # A row that leaves again, or gets another value, does not need the one that was not sent.
@@ -198,23 +197,23 @@ def _published(subscription: Subscription, change_log: ChangeLog) -> frozenset[Q
         return frozenset()
 
 
-def _histories(flow: _Flow, source: Source) -> Iterator[tuple[_Flow, History, bool]]:
+def _histories(flow: _Flow, publisher: PublisherAccess) -> Iterator[tuple[_Flow, History, bool]]:
     """What to apply, where to look for its unsent values, and whether it is the last that can be tried."""
     window, session = flow.plan.window, flow.changes.sparkSession
-    unsent = Unsent(source.publisher, flow.plan.routes, flow.found)
+    unsent = Unsent(publisher.source.change_log, flow.plan.routes, flow.found)
     yield flow, unsent.in_window(flow.changes, window), False
-    fence = source.fences.of(window)
+    fence = publisher.fences.of(window)
     yield flow, unsent.at_fence(session, fence, window.after), False
-    if source.may_extend and fence.complete_upto > window.upto:
-        flow = _extended(flow, source, fence.complete_upto)
-        unsent = Unsent(source.publisher, flow.plan.routes, flow.found)
+    if publisher.may_extend and fence.complete_upto > window.upto:
+        flow = _extended(flow, publisher, fence.complete_upto)
+        unsent = Unsent(publisher.source.change_log, flow.plan.routes, flow.found)
         yield flow, unsent.at_fence(session, fence, window.after), False
     yield flow, unsent.at_fence_with_whole_log(session, fence, window.after), True
 
 
-def _extended(flow: _Flow, source: Source, upto: Lsn) -> _Flow:
+def _extended(flow: _Flow, publisher: PublisherAccess, upto: Lsn) -> _Flow:
     """The flow of the window, which goes up to `upto` instead."""
-    change_log = ChangeLog.open(source.publisher.change_log)
+    change_log = ChangeLog.open(publisher.source.change_log)
     content = functools.partial(content_of, change_log)
     plan = plan_window(change_log, content, flow.plan.opened, upto, may_be_cut=False)
     log.warning(
@@ -226,4 +225,4 @@ def _extended(flow: _Flow, source: Source, upto: Lsn) -> _Flow:
     )
     changes = decode_window(flow.changes.sparkSession, change_log, plan.window)
     extended = _Flow(plan, changes, Survey((), ()))
-    return _Flow(plan, changes, survey(extended.routed(source).changes))
+    return _Flow(plan, changes, survey(extended.routed(publisher).changes))

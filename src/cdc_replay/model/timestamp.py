@@ -7,7 +7,7 @@ import datetime as dt
 from cdc_replay.errors import InvalidConfiguration
 
 
-def moment_of(text: str) -> int:
+def parse_timestamp(text: str) -> int:
     """Microseconds since 1970; a timestamp without a zone is UTC.
 
     Raises:

@@ -1,0 +1,49 @@
+"""Which subscriptions of a publisher a replay should start for now: what the watch asks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Mapping
+
+import psycopg
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.config import Config, SubscriptionConfig
+from cdc_replay.errors import CdcReplayError
+from cdc_replay.postgres.answers import Answers
+from cdc_replay.postgres.connection import connect_to_ask
+from cdc_replay.replay.lag import Lag, lag_of, unanswered, utc_text
+
+logger = logging.getLogger(__name__)
+
+
+def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) -> Mapping[str, Lag]:
+    """Those of these subscriptions of one publisher for which a replay is due.
+
+    Raises:
+        CdcReplayError: if there is no change log, or it cannot be read.
+    """
+    ChangeLog.open(config.publisher(publisher).change_log)
+    questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in subscriptions}
+    with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
+        answered = answers.ask(questions)
+    due = {}
+    for name, answer in answered.items():
+        lag = answer.value if answer.error is None else unanswered(answer.error)
+        if lag is not None:
+            since = "" if lag.since is None else f" since {utc_text(lag.since)}"
+            logger.info("subscription %s is behind%s: %s", name, since, lag.reason)
+            if lag.is_replay_due:
+                due[name] = lag
+    return due
+
+
+def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
+    uri = config.publisher(subscription.subscription.publisher).change_log
+    dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
+    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
+        try:
+            return lag_of(connection, subscription.name, uri)
+        except (CdcReplayError, psycopg.Error) as error:
+            return Lag(str(error).strip())

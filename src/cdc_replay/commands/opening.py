@@ -1,0 +1,104 @@
+"""What the configuration names, as the values that stages take."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.capture.setup import SetupRequest
+from cdc_replay.config import Config
+from cdc_replay.errors import InvalidConfiguration
+from cdc_replay.snapshot.run import SnapshotOptions
+from cdc_replay.subscriber.session import SubscriptionSession, open_session
+
+
+def capture_source(config: Config, publisher: str) -> CaptureSource:
+    """Where the changes of a publisher are read and kept.
+
+    Raises:
+        InvalidConfiguration: if there is no such publisher, or its connection is not known.
+    """
+    configured = config.publisher(publisher)
+    return CaptureSource(
+        publisher=configured.name,
+        dsn=config.dsn_of(configured),
+        slot=configured.slot,
+        change_log=configured.change_log,
+        streaming=configured.streaming,
+        two_phase=configured.two_phase,
+        max_changes_per_pull=configured.max_changes_per_pull,
+        origin_none=config.wants_origin_none(configured.name),
+        max_retained_wal=configured.max_retained_wal,
+    )
+
+
+def common_source(config: Config, subscriptions: Sequence[str]) -> CaptureSource:
+    """That of the publisher of all these subscriptions.
+
+    Raises:
+        InvalidConfiguration: if there is none, or more than one.
+    """
+    names = {config.subscription(name).subscription.publisher for name in subscriptions}
+    if len(names) != 1:
+        raise InvalidConfiguration(
+            "the subscriptions must have one publisher",
+            detail=f"Given: {', '.join(subscriptions) or 'none'}; their publishers: "
+            f"{', '.join(sorted(names)) or 'none'}.",
+        )
+    return capture_source(config, names.pop())
+
+
+@contextlib.contextmanager
+def open_subscription(
+    config: Config, name: str, purpose: str, *, writes: bool = True, installs: bool = True
+) -> Iterator[SubscriptionSession]:
+    """A session for the configured subscription `name`.
+
+    Raises:
+        InvalidConfiguration: if there is no such subscription.
+        CdcReplayError: as `open_session`.
+    """
+    configured = config.subscription(name)
+    dsn = config.dsn_of(configured)
+    with open_session(configured.subscription, dsn, purpose, writes=writes, installs=installs) as session:
+        yield session
+
+
+def snapshot_options(config: Config, subscription: str) -> SnapshotOptions:
+    """How rows of a subscription are copied; others may work on it meanwhile.
+
+    Raises:
+        InvalidConfiguration: if there is no such subscription.
+    """
+    configured = config.subscription(subscription)
+    return SnapshotOptions(
+        release_lock=True,
+        chunk_bytes=configured.snapshot_chunk,
+        readers=configured.snapshot_readers,
+        bytes_per_second=configured.snapshot_rate,
+    )
+
+
+def setup_request(config: Config, publisher: str) -> SetupRequest:
+    """What the configuration wants of a publisher: the union of its subscriptions' publications.
+
+    Raises:
+        InvalidConfiguration: if there is no such publisher, or its connection is not known.
+    """
+    configured = config.publisher(publisher)
+    wanted = dict.fromkeys(
+        publication
+        for subscription in config.subscriptions_of(publisher)
+        for publication in subscription.subscription.publications
+    )
+    return SetupRequest(
+        publisher=publisher,
+        dsn=config.dsn_of(configured),
+        slot=configured.slot,
+        change_log=configured.change_log,
+        publications=tuple(wanted),
+        two_phase=configured.two_phase,
+        origin_none=config.wants_origin_none(publisher),
+        event_trigger=configured.event_trigger,
+    )

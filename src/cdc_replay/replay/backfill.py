@@ -1,0 +1,426 @@
+"""`backfill`: replay a past range of the log again.
+
+| into             | the range is               | and ends with                                              |
+|------------------|----------------------------|------------------------------------------------------------|
+| the subscriber   | repaired: every row that   | those rows as of the subscriber's applied LSN: a row is    |
+|                  | it touches is applied anew | never taken back in time                                   |
+| another database | applied as it was          | the state at its end, if the tables held the state at its  |
+|                  |                            | start; empty tables get the rows of the range              |
+
+A row that is already there is overwritten and counted as a conflict; a whole row that is missing is inserted.
+Values that were not sent (R4.6) are looked for as in a replay, but the range is never extended; where nobody
+has them, nothing is applied.
+A table without a key can go into another database only: its rows cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.changelog.header import LogHeader
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import InvalidConfiguration, InvalidLsn, SubscriberNotReady
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.frames import NetKind
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.publication import PublishAction
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import BackfillResult
+from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.model.timestamp import parse_timestamp
+from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
+from cdc_replay.replay.compact import (
+    Survey,
+    lacks_values,
+    net_changes,
+    repaired,
+    survey,
+    upserted,
+    without_marks,
+)
+from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.log_window import decode_window, definitions
+from cdc_replay.replay.publisher_fence import fences_of
+from cdc_replay.replay.route.routes import Route, Routes, Target, plan_routes
+from cdc_replay.replay.route.spark_router import Routed, route
+from cdc_replay.replay.table_rewrites import rewrites_in
+from cdc_replay.replay.toast import History, find
+from cdc_replay.replay.toast.sources import Unsent
+from cdc_replay.replay.toast.window import PublisherAccess
+from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
+from cdc_replay.spark.errors import translated_spark_errors
+from cdc_replay.spark.session import spark_session, tune_for
+from cdc_replay.subscriber import state
+from cdc_replay.subscriber.as_owner import has_rows
+from cdc_replay.subscriber.session import SubscriptionSession
+from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_SLOT_OF_LOG: Final = """
+    select from pg_replication_slots, pg_control_system()
+    where slot_name = %s and database = current_database() and system_identifier::text = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """Where the range goes; under the subscription's name its progress is kept meanwhile."""
+
+    subscription: Subscription
+    dsn: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A range to apply: what of the log to read, and the part of it whose rows are wanted.
+
+    A row of the tables in `whole` is inserted where an UPDATE has all of it and finds none.
+    """
+
+    change_log: ChangeLog
+    read: Window
+    wanted: Window
+    routes: Routes
+    whole: tuple[SubscribedTable, ...]
+    destination: _Destination
+    publisher: PublisherAccess
+    is_repair: bool
+
+
+def backfill_range(
+    source: CaptureSource,
+    session: SubscriptionSession,
+    wanted: Window,
+    *,
+    into: str | None = None,
+    dry_run: bool = False,
+) -> BackfillResult:
+    """Apply the transactions of a range again; with `dry_run` only count what would be applied.
+
+    Args:
+        source: the publisher.
+        session: the subscription, whose publications the range is seen through.
+        wanted: the range, which the log holds.
+        into: DSN of another database; default: the subscriber.
+        dry_run: read and compact the range, write nothing.
+
+    Raises:
+        InvalidConfiguration: if the range is not applied yet.
+        SubscriberNotReady: if a table or column is missing where the range goes.
+        UnknownValue: if a row of the range has a value that was not sent and that nobody has any more (R4.6).
+    """
+    began = time.monotonic()
+    change_log = ChangeLog.open(source.change_log)
+    is_repair = into is None
+    name = session.subscription.name
+    read = Window(wanted.after, _level_position(source, session, wanted)) if is_repair else wanted
+    with _destination(session, change_log, into) as destination, fences_of(source) as fences:
+        routes, targets = _routes(change_log, session, destination, read)
+        whole = _whole(routes, targets, destination, is_repair=is_repair)
+        publisher = PublisherAccess(source, fences)
+        work = _Work(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
+        with translated_spark_errors(f'backfill of subscription "{name}"'):
+            counts, applied = _apply(work, dry_run=dry_run)
+    summary = change_log.summary(wanted)
+    return BackfillResult(
+        subscription=name,
+        from_lsn=wanted.after,
+        to_lsn=wanted.upto,
+        seconds=time.monotonic() - began,
+        changes_read=summary.messages,
+        transactions=summary.transactions,
+        filtered_out=counts.get("filtered_out", 0),
+        updates_to_insert=counts.get("updates_to_insert", 0),
+        updates_to_delete=counts.get("updates_to_delete", 0),
+        applied=applied.counts,
+        conflicts=dict(applied.conflicts),
+        dry_run=dry_run,
+    )
+
+
+def range_of(change_log: ChangeLog, from_: str, to: str) -> Window:
+    """The range between two WAL positions or timestamps.
+
+    Raises:
+        InvalidConfiguration: if it is empty, or reaches beyond the log.
+        ChangeLogPruned: if the log does not reach back to its start any more.
+    """
+    # A time before the first transaction is before the log; of that, the later part may be pruned.
+    first = _position(change_log, from_, change_log.header.start_lsn)
+    window = Window(first, _position(change_log, to, change_log.start_lsn))
+    whole = Window(change_log.header.start_lsn, change_log.end_lsn)
+    if window.is_empty:
+        raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
+    change_log.check_holds(window)
+    if window.after < whole.after or window.upto > whole.upto:
+        raise InvalidConfiguration(
+            f"the range {window} is not in the change log", detail=f"The log holds {whole}."
+        )
+    return window
+
+
+def _position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
+    try:
+        return Lsn.parse(text)
+    except InvalidLsn:
+        moment = parse_timestamp(text)
+    whole = Window(change_log.start_lsn, change_log.end_lsn)
+    before = (each.commit_lsn for each in change_log.commits(whole) if each.commit_time <= moment)
+    return max(before, default=before_all)
+
+
+def _level_position(source: CaptureSource, session: SubscriptionSession, wanted: Window) -> Lsn:
+    """The position that all tables have reached, after a replay if they have reached different ones."""
+    reached = set(session.ready_tables().values())
+    if len(reached) > 1:
+        (result,) = replay_to(source, [session])
+        if result.error is not None:
+            raise SubscriberNotReady(
+                f'subscription "{session.subscription.name}" cannot be replayed', detail=result.error
+            )
+        reached = set(session.ready_tables().values())
+    if len(reached) > 1:
+        # A row of a table that was copied after the end of the log would be taken back in time.
+        raise SubscriberNotReady(
+            f'tables of subscription "{session.subscription.name}" are ahead of the change log',
+            detail=f"They have reached {', '.join(map(str, sorted(reached)))}.",
+            hint=f"Run `cdc-replay sync {session.subscription.name}` first.",
+        )
+    applied = min(reached, default=wanted.after)
+    if applied < wanted.upto:
+        raise InvalidConfiguration(
+            f"the range {wanted} is not applied yet",
+            detail=f'Subscription "{session.subscription.name}" is at {applied}.',
+            hint="Run `cdc-replay replay`: what is not applied yet needs no backfill.",
+        )
+    return applied
+
+
+@contextlib.contextmanager
+def _destination(
+    session: SubscriptionSession, change_log: ChangeLog, into: str | None
+) -> Iterator[_Destination]:
+    """The subscriber, or another database with a state of its own for as long as this takes."""
+    policy = dataclasses.replace(session.subscription, on_conflict=ConflictPolicy.OVERWRITE)
+    if into is None:
+        yield _Destination(policy, session.dsn)
+        return
+    name = f"{session.subscription.name} backfill"
+    with connect(into, purpose=f"backfill {session.subscription.name}") as connection:
+        if state.subscription_record(connection, session.subscription.name) is not None:
+            raise InvalidConfiguration(
+                f'the destination is the subscriber of subscription "{session.subscription.name}"',
+                hint="Leave out `--into` to repair it.",
+            )
+        identifier = change_log.header.system_identifier
+        if _is_publisher(connection, change_log.header):
+            raise InvalidConfiguration(
+                f'the destination is the publisher "{session.subscription.publisher}" itself',
+                detail="Its rows would be taken back in time, and that be captured for all subscriptions.",
+                hint="Give another database.",
+            )
+        state.install(connection)
+        with state.lock(connection, name):
+            database = change_log.header.database
+            state.remember_subscription(connection, name, identifier, policy.publications, database)
+            failpoint("backfill.after_state")
+            try:
+                yield _Destination(dataclasses.replace(policy, name=name), into)
+            finally:
+                state.remove_subscription(connection, name)
+
+
+def _is_publisher(connection: Connection, header: LogHeader) -> bool:
+    found = connection.execute(_SLOT_OF_LOG, (header.slot, header.system_identifier)).fetchall()
+    return bool(found)
+
+
+def _routes(
+    change_log: ChangeLog, session: SubscriptionSession, destination: _Destination, window: Window
+) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
+    """The routes of the range, and the tables that they lead to."""
+    defined = definitions(change_log, window)
+    _check_not_rewritten(change_log, session, window)
+    names = tuple(session.ready_tables())
+    with connect(destination.dsn, purpose=f"backfill {session.subscription.name}") as connection:
+        run_as_owner = session.subscription.run_as_owner
+        targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
+    wanted = {name: Target.of(targets.get(name), window.after) for name in names}
+    renamed = called_otherwise_before(change_log, window.after, names)
+    routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
+    check_targets({table.name: table.columns for table in routes.tables}, targets)
+    return routes, targets
+
+
+def _check_not_rewritten(change_log: ChangeLog, session: SubscriptionSession, window: Window) -> None:
+    rewrites = rewrites_in(change_log, window, change_log.summary(window))
+    tables = sorted(set(rewrites.published(session.subscription.publications)) & set(session.table_states()))
+    if tables:
+        raise SubscriberNotReady(
+            f"the publisher has rewritten {', '.join(map(str, tables))} in that range",
+            detail="A rewrite sends no changes, so that the log does not tell what became of the rows.",
+            hint="Choose a range that ends before it, or copy the tables again with"
+            f" `cdc-replay snapshot {session.subscription.name} --table`.",
+            rule="R11.9",
+        )
+
+
+def _whole(
+    routes: Routes,
+    targets: Mapping[QualifiedName, TargetTable],
+    destination: _Destination,
+    *,
+    is_repair: bool,
+) -> tuple[SubscribedTable, ...]:
+    """The tables where an UPDATE that was sent proves that the row is there, or that are to be filled.
+
+    Where UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
+    UPDATE that finds no row says nothing, as it says nothing natively (R3.5, R8.4).
+
+    Raises:
+        SubscriberNotReady: if a table that is to be repaired has no key.
+    """
+    keyless = [str(table.name) for table in routes.tables if not table.has_own_key]
+    if is_repair and keyless:
+        raise SubscriberNotReady(
+            f"rows without a key cannot be repaired: {', '.join(keyless)}",
+            hint="Copy these tables again with `cdc-replay snapshot --table`.",
+        )
+    unproven = {each.target.index for each in routes.routes if not _updates_prove_rows(each)}
+    if is_repair or not unproven:
+        return tuple(table for table in routes.tables if table.index not in unproven)
+    with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
+        return tuple(
+            table
+            for table in routes.tables
+            if table.index not in unproven or not has_rows(connection, targets[table.name])
+        )
+
+
+def _updates_prove_rows(item: Route) -> bool:
+    published = item.published
+    of_inserts = published.filters[PublishAction.INSERT]
+    is_as_wide = of_inserts is None or of_inserts == published.filters[PublishAction.UPDATE]
+    return PublishAction.INSERT in published.actions and is_as_wide
+
+
+def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+    """The routing's counts, and what was applied or, in a dry run, would be."""
+    if not work.routes.routes:
+        return {}, Applied()
+    spark = spark_session("cdc-replay")
+    tune_for(spark, work.change_log.summary(work.read).messages)
+    changes = decode_window(spark, work.change_log, work.read)
+    flow = _flow(work, changes)
+    if not flow.found.unsent or dry_run:
+        return _end(work, flow, dry_run=dry_run)
+    for history, is_last in _histories(work, changes, flow.found):
+        entries = [(commit_lsn, seq) for _, commit_lsn, seq in flow.found.unsent]
+        with find(history, entries) as values:
+            completed = _flow(work, values.put_into(changes))
+            if is_last or values.unknown == 0 or not lacks_values(completed.net):
+                return _end(work, completed, dry_run=False)
+    raise AssertionError("the last history is the last")
+
+
+def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple[History, bool]]:
+    """Where to look for values that were not sent, and whether it is the last place."""
+    unsent, spark = Unsent(work.change_log.uri, work.routes, found), changes.sparkSession
+    yield unsent.in_window(changes, work.read), False
+    fence = work.publisher.fences.of(work.read)
+    yield unsent.at_fence(spark, fence, work.read.after), False
+    yield unsent.at_fence_with_whole_log(spark, fence, work.read.after), True
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """The range as the destination must see it."""
+
+    routed: Routed
+    found: Survey
+    net: DataFrame
+
+
+def _flow(work: _Work, changes: DataFrame) -> _Flow:
+    subscription = work.destination.subscription
+    routed = route(changes, work.routes, origin=subscription.origin, publisher_dsn=work.publisher.source.dsn)
+    touched = _touched(routed.changes, work.wanted, work.read)
+    found = survey(touched)
+    net = net_changes(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
+    net = without_marks(net)
+    if work.is_repair:
+        net = repaired(net, _keys(touched), work.routes.tables, work.whole)
+    else:
+        net = upserted(net, work.whole)
+    return _Flow(routed, found, net)
+
+
+def _end(work: _Work, flow: _Flow, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+    truncations = flow.found.truncations
+    if dry_run:
+        applied = _counted(flow.net, len(truncations))
+        return flow.routed.counts.get, applied
+    destination = work.destination
+    request = ApplyRequest(destination.subscription, destination.dsn, work.routes.tables, work.read.upto)
+    applied = apply_window(flow.net, request, truncations)
+    return flow.routed.counts.get, applied
+
+
+def _touched(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
+    """The changes of all rows that the wanted part of the range touches, under whatever key they go on.
+
+    A TRUNCATE that comes later has emptied the table since: then everything after it belongs to the range.
+    """
+    if read == wanted:
+        return routed
+    later = F.col("commit_lsn") > wanted.upto.value
+    keys = _keys(routed.where(~later))
+    truncated = routed.where(later & (F.col("kind") == "T")).select("target").distinct()
+    while True:
+        found = _with_keys(routed, keys)
+        more = _keys(found)
+        if more.count() == keys.count():
+            break
+        keys = more.localCheckpoint()
+    emptied = F.broadcast(truncated.withColumnRenamed("target", "emptied"))
+    everything = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
+    others = found.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
+    return others.unionByName(everything)
+
+
+def _keys(changes: DataFrame) -> DataFrame:
+    """Every key, of old and new rows, that the changes name."""
+    both = F.explode(F.array_compact(F.array("search_key", "new_key")))
+    return changes.select("target", both.alias("key")).distinct()
+
+
+def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
+    """The changes that name one of the keys, and every TRUNCATE."""
+    known = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
+    same = (F.col("target") == F.col("known_target")) & (
+        (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))
+    )
+    rows = routed.where(F.col("kind") != "T").join(known, same, "left_semi")
+    return rows.unionByName(routed.where(F.col("kind") == "T"))
+
+
+def _counted(net: DataFrame, truncations: int) -> Applied:
+    counts = {row["kind"]: row["count"] for row in net.groupBy("kind").count().collect()}
+    return Applied(
+        insert=counts.get(NetKind.INSERT.value, 0),
+        update=counts.get(NetKind.UPDATE.value, 0),
+        delete=counts.get(NetKind.DELETE.value, 0),
+        truncate=truncations,
+    )

@@ -1,0 +1,103 @@
+"""Both sides of a subscription at one LSN, and how each of its tables can be judged there.
+
+A snapshot of the publisher is exported; its consistent point is the fence. The log is captured and replayed
+up to exactly that point while the subscription's lock is held. Others may go on with the subscription until
+the snapshot is there; if they pass it, it is exported again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_replay.capture.capture_to import ensure_captured
+from cdc_replay.capture.pull import CaptureSource
+from cdc_replay.catalog.reader import read_catalog
+from cdc_replay.compare.comparison import ValidatedTable
+from cdc_replay.compare.fence import Fence, open_fence
+from cdc_replay.errors import NotConsistent
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.publication import PublisherCatalog
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.publication.mirror import why_not_mirrored
+from cdc_replay.publication.resolve import synced_tables
+from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.table_rewrites import rewritten_tables
+from cdc_replay.subscriber.owners import Rights
+from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
+from cdc_replay.subscriber.tables import read_target_tables
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAtFence:
+    """Both sides at the fence, the tables to judge, and where the subscription was before."""
+
+    fence: Fence
+    tables: tuple[ValidatedTable, ...]
+    from_lsn: Lsn
+
+
+def open_at_fence(
+    source: CaptureSource, session: SubscriptionSession, stack: contextlib.ExitStack
+) -> OpenedAtFence:
+    """Bring the subscriber to a fence and open both sides there, for as long as `stack`.
+
+    Raises:
+        NotConsistent: if the subscriber could not be brought to the fence.
+    """
+    subscription = session.subscription.name
+    with export_after_applied(source.dsn, session) as exported:
+        fence_lsn = exported.consistent_point
+        ensure_captured(source, fence_lsn)
+        (replayed,) = replay_to(source, [session], fence_lsn, fence=exported)
+        if replayed.error is not None:
+            raise NotConsistent(
+                f'subscription "{subscription}" could not be replayed to the fence {fence_lsn}',
+                detail=replayed.error,
+            )
+        with import_snapshot(exported, purpose="catalog") as connection:
+            catalog = read_catalog(connection, fence_lsn)
+        tables = validated_tables(session, catalog, _notices(source, session, catalog))
+        has_tables_of_others = any(
+            table.target is not None and table.target.acting.rights is not Rights.OWN for table in tables
+        )
+        fence = stack.enter_context(
+            open_fence(exported, session.dsn, subscription, has_tables_of_others=has_tables_of_others)
+        )
+    return OpenedAtFence(fence, tables, replayed.from_lsn)
+
+
+def _notices(
+    source: CaptureSource, session: SubscriptionSession, catalog: PublisherCatalog
+) -> dict[QualifiedName, str]:
+    changed = changed_filters(session.connection, session.subscription, source.change_log, catalog)
+    notices = {table: drift.notice for table, drift in changed.items()}
+    for table, rewrite in rewritten_tables(session.connection, session.subscription.name).items():
+        notices[table] = "; ".join([*filter(None, [notices.get(table)]), rewrite.notice])
+    return notices
+
+
+def validated_tables(
+    session: SubscriptionSession, catalog: PublisherCatalog, notices: Mapping[QualifiedName, str]
+) -> tuple[ValidatedTable, ...]:
+    """The subscription's tables with how each of them can be judged.
+
+    One whose filter has changed is judged as any other: native keeps such rows too (R9.12), but they are not
+    what the publications say. It is told where they come from: `notices`, also of a rewrite (R11.9).
+    """
+    publications = session.subscription.publications
+    synced = {each.table.name: each for each in synced_tables(catalog, publications)}
+    # One that was dropped on the subscriber fails, whatever has its name now.
+    known = {each.name or each.recorded_name for each in session.known_tables()}
+    subscribed = {name: each for name, each in synced.items() if name in known}
+    run_as_owner = session.subscription.run_as_owner
+    targets = read_target_tables(session.connection, tuple(subscribed), run_as_owner=run_as_owner)
+    found = []
+    for name, each in subscribed.items():
+        reason = why_not_mirrored(catalog, publications, each)
+        notice = notices.get(name, "")
+        found.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
+    return tuple(found)
