@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
-from cdc_replay.airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, limited
 from cdc_replay.airflow.params import backfill_params, backfill_request
 from cdc_replay.config import load_config
 
@@ -31,6 +31,6 @@ for member in config.subscriptions.values():
             config=config,
             request=backfill_request,
         )
-        backfill >> AnnounceOperator(
+        backfill >> EmitAssetEventOperator(
             task_id="announce", subscription=member.name, unless=["into_conn_id", "dry_run"]
         )

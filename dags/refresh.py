@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from airflow.sdk import DAG
 
-from cdc_replay.airflow.operators import DEFAULT_ARGS, AnnounceOperator, SparkJobOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, limited
 from cdc_replay.airflow.params import refresh_params, refresh_request
 from cdc_replay.config import load_config
 
@@ -33,4 +33,4 @@ for member in config.subscriptions.values():
             config=config,
             request=refresh_request,
         )
-        refresh >> AnnounceOperator(task_id="announce", subscription=member.name, unless=["dry_run"])
+        refresh >> EmitAssetEventOperator(task_id="announce", subscription=member.name, unless=["dry_run"])

@@ -63,7 +63,7 @@ _UsageError: Final = typer.BadParameter.__mro__[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """What a command gives back to `main` or to `batch`."""
 
     result: dict[str, Json]
@@ -73,18 +73,18 @@ class Outcome:
     """What a person sees, where that is not the result in tables."""
 
 
-def _one(result: Result, *, as_json: bool) -> Outcome:
+def _one(result: Result, *, as_json: bool) -> CommandOutcome:
     form = result.to_dict()
     error = form.get("error")
-    return Outcome(form, as_json, str(error) if error else None)
+    return CommandOutcome(form, as_json, str(error) if error else None)
 
 
-def _several(results: Sequence[Result], *, as_json: bool) -> Outcome:
+def _several(results: Sequence[Result], *, as_json: bool) -> CommandOutcome:
     """One result as it is, several as a list; the outcome fails if one of them did."""
     forms = [result.to_dict() for result in results]
     errors = [f"{form['subscription']}: {error}" for form in forms if (error := _error_in(form))]
     whole: dict[str, Json] = forms[0] if len(forms) == 1 else {"results": list(forms)}
-    return Outcome(whole, as_json, "\n".join(errors) or None)
+    return CommandOutcome(whole, as_json, "\n".join(errors) or None)
 
 
 def _error_in(form: dict[str, Json]) -> Json:
@@ -149,7 +149,7 @@ def _setup(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""
     from cdc_replay.commands.setup import script_of, setup, subscriber_script
 
@@ -173,7 +173,7 @@ def _capture(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Pull slot changes into the change log."""
     from cdc_replay.commands.capture import capture
 
@@ -194,7 +194,7 @@ def _snapshot(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Copy the tables that need it, or the named ones again."""
     from cdc_replay.commands.snapshot import snapshot
 
@@ -218,7 +218,7 @@ def _replay(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Apply the change log to the subscribers."""
     from cdc_replay.commands.replay import replay
 
@@ -240,7 +240,7 @@ def _resume(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Go on with a parked subscription or table, with or without the transaction that it is parked before."""
     from cdc_replay.commands.resume import resume
 
@@ -257,7 +257,7 @@ def _sync(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Snapshot where needed, capture, replay."""
     from cdc_replay.commands.sync import sync
 
@@ -276,7 +276,7 @@ def _backfill(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Replay a past part of the change log again."""
     from cdc_replay.commands.backfill import backfill
 
@@ -307,7 +307,7 @@ def _refresh(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Read the publications again; copy new tables, forget dropped ones. Rows stay, without --reconcile."""
     from cdc_replay.commands.refresh import refresh
     from cdc_replay.model.results import RefreshResult
@@ -337,7 +337,7 @@ def _validate(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Prove that the subscriber is consistent, at one WAL position."""
     from cdc_replay.commands.validate import validate
 
@@ -350,7 +350,7 @@ def _explain(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Show per table what is published, how it is filtered and where the filter is evaluated."""
     from cdc_replay.commands.explain import explain
 
@@ -360,7 +360,7 @@ def _explain(
 @app.command("status")
 def _status(
     config: ConfigOption = None, log_level: LogLevelOption = "info", as_json: JsonOption = False
-) -> Outcome:
+) -> CommandOutcome:
     """Show slots, change logs and subscriptions."""
     from cdc_replay.commands.status import status
 
@@ -373,7 +373,7 @@ def _verify_log(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Read the whole change log: checksums, continuity, order, every message."""
     from cdc_replay.commands.verify_log import verify_log
 
@@ -401,7 +401,7 @@ def _prune(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Drop what no subscription needs any more and is older than `keep`, or than these options say."""
     from cdc_replay.commands.prune import prune
 
@@ -424,7 +424,7 @@ def _teardown(
     config: ConfigOption = None,
     log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Remove what setup or snapshot created, nothing else."""
     from cdc_replay.commands.teardown import teardown
 
@@ -468,11 +468,11 @@ def run_line(line: str, *, config: Path | None = None) -> tuple[dict[str, Json] 
     return (outcome.result, outcome.error) if outcome else ({}, None)
 
 
-def _invoke(arguments: Sequence[str]) -> Outcome | None:
+def _invoke(arguments: Sequence[str]) -> CommandOutcome | None:
     returned = typer.main.get_command(app).main(list(arguments), "cdc-replay", standalone_mode=False)
     if returned == _INTERRUPTED:
         raise KeyboardInterrupt
-    return returned if isinstance(returned, Outcome) else None
+    return returned if isinstance(returned, CommandOutcome) else None
 
 
 def _reason(error: BaseException) -> tuple[str, int] | None:
@@ -532,7 +532,7 @@ def _print_json(form: dict[str, Json]) -> None:
     sys.stdout.write(json.dumps(form, ensure_ascii=False) + "\n")
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: CommandOutcome) -> None:
     if outcome.as_json:
         _print_json(outcome.result)
         return

@@ -100,7 +100,7 @@ class SlotLost(CdcReplayError):
     """The replication slot cannot serve the changes that the log still needs."""
 
 
-class SlotGivenUp(SlotLost):
+class SlotDroppedOverLimit(SlotLost):
     """The slot retained more WAL than the configuration allows, and was dropped."""
 
 
@@ -142,7 +142,7 @@ class ChangeLogPruned(CdcReplayError):
     """What is asked for was in the change log and has been pruned."""
 
 
-class RetentionUnknown(CdcReplayError):
+class PruneLimitUnknown(CdcReplayError):
     """What a subscription still needs of the change log cannot be found out."""
 
     retry = Retry.LATER
@@ -176,7 +176,7 @@ class SubscriberLocked(CdcReplayError):
     retry = Retry.LATER
 
 
-class SubscriptionBusy(CdcReplayError):
+class SubscriptionInUse(CdcReplayError):
     """Another process is working on the subscription."""
 
     retry = Retry.LATER
@@ -201,7 +201,7 @@ class ApplyConflict(CdcReplayError):
     """A change cannot be applied to the subscriber and the policy is `error`."""
 
 
-class UnknownValue(CdcReplayError):
+class UnchangedToastLost(CdcReplayError):
     """A row enters the subscription with a value that was not sent, and nobody has it any more.
 
     `commit_lsn` is where the first such transaction was committed, where that is known.

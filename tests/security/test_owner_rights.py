@@ -13,7 +13,7 @@ from psycopg import sql
 from cdc_replay.errors import MissingPrivilege, TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.subscriber.apply_connection import connect_as_worker
+from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.staged_columns import check_types
@@ -91,7 +91,7 @@ def owner(subscriber: Database) -> Iterator[Stranger]:
 
 @pytest.fixture
 def worker(subscriber: Database) -> Iterator[Connection]:
-    with connect_as_worker(subscriber.dsn, purpose="apply") as connection:
+    with connect_as_apply_worker(subscriber.dsn, purpose="apply") as connection:
         connection.execute("set lock_timeout = '20s'")
         yield connection
 

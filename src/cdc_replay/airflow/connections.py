@@ -52,7 +52,7 @@ def libpq_uri(connection: Connection) -> str:
 
 
 @contextlib.contextmanager
-def exported(conn_ids: Iterable[str]) -> Iterator[None]:
+def connections_in_environment(conn_ids: Iterable[str]) -> Iterator[None]:
     """While open, this process and those it starts find the connections in their environment."""
     before = dict(os.environ)
     os.environ.update({f"AIRFLOW_CONN_{conn_id.upper()}": dsn(conn_id) for conn_id in conn_ids})

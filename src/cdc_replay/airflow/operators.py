@@ -47,7 +47,7 @@ from airflow.sdk.exceptions import (
 )
 
 from cdc_replay.airflow import assets
-from cdc_replay.airflow.connections import airflow_config, exported
+from cdc_replay.airflow.connections import airflow_config, connections_in_environment
 from cdc_replay.airflow.dag_ids import replay_dag
 from cdc_replay.airflow.links import REPORT, ValidationReportLink
 from cdc_replay.airflow.params import JobRequest, unknown_params
@@ -111,7 +111,7 @@ class ResultOutdated(CdcReplayError):
 
 
 @contextlib.contextmanager
-def hopeless_errors_fail_at_once() -> Iterator[None]:
+def fail_fast_on_permanent_error() -> Iterator[None]:
     """Spare the task its retries where the error's class says that they cannot help."""
     try:
         yield
@@ -122,7 +122,7 @@ def hopeless_errors_fail_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hopeless_exits_fail_at_once() -> Iterator[None]:
+def fail_fast_on_permanent_exit() -> Iterator[None]:
     """Spare the task its retries where the exit code of its Spark application says that they cannot help."""
     try:
         yield
@@ -141,7 +141,7 @@ class CommandOperator(BaseOperator):
         """Call the library."""
 
     def execute(self, context: Context) -> Json:
-        with private_umask(), hopeless_errors_fail_at_once():
+        with private_umask(), fail_fast_on_permanent_error():
             return self.run_command(airflow_config(), context)
 
     def on_kill(self) -> None:
@@ -313,7 +313,7 @@ class ValidateOperator(CommandOperator):
         return result.to_dict()
 
 
-class AnnounceOperator(BaseOperator):
+class EmitAssetEventOperator(BaseOperator):
     """Make an event of a subscription's asset, unless the run left the subscriber as it was.
 
     :param subscription: name of the subscription in the configuration
@@ -371,11 +371,14 @@ class SparkJobOperator(SparkSubmitOperator):
         # Not `context["params"]`: Airflow adds the whole configuration of the run to it.
         if unknown := unknown_params(context["dag_run"].conf, self.dag.params):
             raise AirflowFailException(f"unknown Params {unknown}: the DAG has {sorted(self.dag.params)}")
-        with private_umask(), hopeless_errors_fail_at_once():
+        with private_umask(), fail_fast_on_permanent_error():
             config = airflow_config()
             request = self.job_request(config, context)
             self.application_args = [f"--config={config.path}", *self.subscriptions, *request.arguments]
-            with exported(self._conn_ids(config) | request.conn_ids), hopeless_exits_fail_at_once():
+            with (
+                connections_in_environment(self._conn_ids(config) | request.conn_ids),
+                fail_fast_on_permanent_exit(),
+            ):
                 super().execute(context)
 
     def on_kill(self) -> None:

@@ -19,7 +19,7 @@ UInt64s: TypeAlias = npt.NDArray[np.uint64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
 
-def numbers(array: pa.Array) -> Int64s:
+def int_array(array: pa.Array) -> Int64s:
     """An array of integers, 0 for NULL."""
     found = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
     wide: Int64s = found.astype(np.int64, copy=False)
@@ -32,7 +32,7 @@ def booleans(array: pa.Array) -> Bools:
     return found
 
 
-def present(array: pa.Array) -> Bools:
+def is_valid(array: pa.Array) -> Bools:
     """Which elements are not NULL."""
     if not array.null_count:
         return np.ones(len(array), dtype=np.bool_)
@@ -49,7 +49,7 @@ def text_buffers(array: pa.Array) -> tuple[Int32s, Bytes]:
     return found[array.offset : array.offset + len(array) + 1], np.frombuffer(data, dtype=np.uint8)
 
 
-def characters(array: pa.Array) -> Bytes:
+def ascii_bytes(array: pa.Array) -> Bytes:
     """The bytes of all texts of an array, one after the other."""
     offsets, data = text_buffers(array)
     return data[offsets[0] : offsets[-1]]
@@ -66,14 +66,14 @@ def text_lists(offsets: Int32s, values: pa.Array, valid: Bools) -> pa.ListArray:
     return pa.Array.from_buffers(pa.list_(pa.string()), len(valid), buffers, children=[values])
 
 
-def texts(offsets: Int32s, data: Bytes, valid: Bools) -> pa.StringArray:
+def string_array(offsets: Int32s, data: Bytes, valid: Bools) -> pa.StringArray:
     """Texts: text `i` is `data[offsets[i]:offsets[i + 1]]`, NULL unless `valid[i]`."""
     return pa.StringArray.from_buffers(
         len(valid), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data)), bitmap(valid)
     )
 
 
-def running(counts: npt.NDArray[np.integer]) -> Int32s:
+def offsets_from_lengths(counts: npt.NDArray[np.integer]) -> Int32s:
     """Offsets of pieces of those lengths that follow each other."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba import types
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, UInt64s, present, running, text_buffers
+from cdc_replay.arrow.arrays import (
+    Bools,
+    Bytes,
+    Int32s,
+    Int64s,
+    UInt64s,
+    is_valid,
+    offsets_from_lengths,
+    text_buffers,
+)
 from cdc_replay.arrow.jit import compiled
 
 if TYPE_CHECKING:
@@ -37,7 +46,9 @@ def key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:
     widths = keys.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     offsets, data = text_buffers(elements)
     found = np.empty(len(targets), dtype=np.uint64)
-    _hash(np.ascontiguousarray(targets), running(widths), offsets, data, present(elements), found)
+    _hash(
+        np.ascontiguousarray(targets), offsets_from_lengths(widths), offsets, data, is_valid(elements), found
+    )
     return found.view(np.int64)
 
 

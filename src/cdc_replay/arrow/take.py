@@ -11,14 +11,21 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Int64s, present, running, text_buffers, text_lists, texts
+from cdc_replay.arrow.arrays import (
+    Int64s,
+    is_valid,
+    offsets_from_lengths,
+    string_array,
+    text_buffers,
+    text_lists,
+)
 
 _TEXTS: Final = pa.list_(pa.string())
 _MOST_BYTES: Final = 2**31 - 1
 """What 32-bit offsets reach."""
 
 
-def taken_rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
+def take_rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
     """The `rows` of a batch, in their order; as `batch.take`.
 
     Raises:
@@ -26,13 +33,12 @@ def taken_rows(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
     """
     places = pa.array(rows)
     columns = [
-        taken_lists(column, rows) if column.type == _TEXTS else column.take(places)
-        for column in batch.columns
+        take_lists(column, rows) if column.type == _TEXTS else column.take(places) for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def taken_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
+def take_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
     """The `rows` of lists of texts, in their order; as `lists.take`.
 
     Raises:
@@ -46,7 +52,7 @@ def taken_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
     size, count = int(sizes.sum()), int(counts.sum(dtype=np.int64))
     if max(size, count) > _MOST_BYTES:
         raise pa.ArrowInvalid(f"{size} bytes of {count} texts are too much for an array")
-    found_starts = running(counts)
+    found_starts = offsets_from_lengths(counts)
     found_offsets = np.zeros(count + 1, dtype=np.int32)
     found_data = np.empty(size, dtype=np.uint8)
     # Here, not at the top: the driver, which only plans, need not load or compile the kernel.
@@ -55,6 +61,6 @@ def taken_lists(lists: pa.ListArray, rows: Int64s) -> pa.ListArray:
     copy_texts(firsts, lasts, offsets, data, found_offsets, found_data)
     valid = np.ones(count, dtype=np.bool_)
     if values.null_count:
-        valid = present(values)[np.repeat(firsts - found_starts[:-1], counts) + np.arange(count)]
-    found = texts(found_offsets, found_data, valid)
-    return text_lists(found_starts, found, present(lists)[rows])
+        valid = is_valid(values)[np.repeat(firsts - found_starts[:-1], counts) + np.arange(count)]
+    found = string_array(found_offsets, found_data, valid)
+    return text_lists(found_starts, found, is_valid(lists)[rows])

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.message_batch import Chunk, Ints, places_in
+from cdc_replay.capture.message_batch import Ints, MessageBatch, places_in
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.postgres.connection import Connection
@@ -80,7 +80,7 @@ class LocalChanges:
         return bool(places_in(self.commits, np.array([end_lsn.value]))[1].all())
 
 
-def may_have_origins(connection: Connection) -> bool:
+def can_filter_origins(connection: Connection) -> bool:
     """Whether the server can tell changes with an origin apart, and may have any."""
     if connection.info.server_version < ORIGIN_OPTION_SINCE:
         return False
@@ -105,7 +105,7 @@ def read_local_changes(
     sent = peek(connection, only_local, upto_lsn=upto_lsn, upto_nchanges=upto_nchanges)
     with contextlib.closing(sent) as batches:
         for raw in batches:
-            kinds = Chunk.of(raw, in_stream=False).kinds
+            kinds = MessageBatch.of(raw, in_stream=False).kinds
             messages += len(kinds)
             changes.append(np.unique(raw.lsn[np.isin(kinds, _CHANGES)]))
             commits.append(raw.lsn[kinds == _COMMIT_PREPARED])

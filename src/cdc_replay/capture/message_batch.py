@@ -101,7 +101,7 @@ class RelationVersions:
         return versions[places]
 
 
-class Run(NamedTuple):
+class MessageRange(NamedTuple):
     """Messages `[start, stop)` of a chunk, all data, and the relation versions in force for them."""
 
     start: int
@@ -109,14 +109,14 @@ class Run(NamedTuple):
     relations: RelationVersions
 
 
-def _shapes(runs: Sequence[Run]) -> Iterator[tuple[RelationVersions, int]]:
+def _shapes(runs: Sequence[MessageRange]) -> Iterator[tuple[RelationVersions, int]]:
     for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
         together = list(same)
         yield together[0].relations, sum(run.stop - run.start for run in together)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class MessageBatch:
     """A batch of messages as columns; `data` has no transaction ids of streamed blocks any more."""
 
     lsn: Ints
@@ -126,7 +126,7 @@ class Chunk:
     data: pa.BinaryArray
 
     @classmethod
-    def of(cls, raw: RawMessages, *, in_stream: bool) -> Chunk:
+    def of(cls, raw: RawMessages, *, in_stream: bool) -> MessageBatch:
         """The messages of a peek; `in_stream` says that they start inside a streamed block.
 
         Raises:
@@ -151,10 +151,10 @@ class Chunk:
         )
         return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), cut, raw.data))
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> Chunk:
+    def where(self, kept: npt.NDArray[np.bool_]) -> MessageBatch:
         """The messages that are `kept`, in order."""
         data = self.data.filter(pa.array(kept))
-        return Chunk(self.lsn[kept], self.xid[kept], self.subxid[kept], self.kinds[kept], data)
+        return MessageBatch(self.lsn[kept], self.xid[kept], self.subxid[kept], self.kinds[kept], data)
 
     def controls(self) -> Ints:
         """The positions of the messages that are not data, in order."""
@@ -168,7 +168,7 @@ class Chunk:
         """Whether there are logical messages in `[start, stop)`."""
         return bool((self.kinds[start:stop] == _MESSAGE).any())
 
-    def body(self, runs: Sequence[Run]) -> pa.RecordBatch:
+    def body(self, runs: Sequence[MessageRange]) -> pa.RecordBatch:
         """The messages of `runs` as rows of `BODY_SCHEMA`.
 
         Raises:
@@ -206,7 +206,7 @@ class Chunk:
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
 
-class Stamp(NamedTuple):
+class TransactionStamp(NamedTuple):
     """What a transaction's end adds to each of its rows; `commit_time` is None outside of transactions."""
 
     commit_lsn: Lsn
@@ -215,7 +215,7 @@ class Stamp(NamedTuple):
     origin: str | None
 
 
-class Stamps(NamedTuple):
+class TransactionStamps(NamedTuple):
     """The stamps of transactions as columns."""
 
     commit_lsn: pa.Int64Array
@@ -224,7 +224,7 @@ class Stamps(NamedTuple):
     origin: pa.StringArray
 
     @classmethod
-    def of(cls, stamps: Sequence[Stamp]) -> Stamps:
+    def of(cls, stamps: Sequence[TransactionStamp]) -> TransactionStamps:
         """The same as columns."""
         return cls(
             pa.array([stamp.commit_lsn.value for stamp in stamps], pa.int64()),
@@ -235,7 +235,7 @@ class Stamps(NamedTuple):
 
 
 def log_rows(
-    body: pa.RecordBatch, stamps: Stamps, counts: Sequence[int] | Ints, first_seq: int = 0
+    body: pa.RecordBatch, stamps: TransactionStamps, counts: Sequence[int] | Ints, first_seq: int = 0
 ) -> pa.RecordBatch:
     """Rows of the log: whole transactions, one after another, of `counts` messages each.
 
@@ -253,15 +253,15 @@ def log_rows(
     return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
 
 
-def numbered(bodies: Iterator[pa.RecordBatch], stamp: Stamp) -> Iterator[pa.RecordBatch]:
+def number_rows(bodies: Iterator[pa.RecordBatch], stamp: TransactionStamp) -> Iterator[pa.RecordBatch]:
     """Rows of the log: one transaction, given in parts."""
-    seq, stamps = 0, Stamps.of([stamp])
+    seq, stamps = 0, TransactionStamps.of([stamp])
     for body in bodies:
         yield log_rows(body, stamps, [body.num_rows], seq)
         seq += body.num_rows
 
 
-def committed_later(batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
+def restamp_prepared(batch: pa.RecordBatch, stamp: TransactionStamp) -> pa.RecordBatch:
     """Rows that were kept at PREPARE, as of COMMIT PREPARED: only when they count changes."""
     commit_lsn = pa.repeat(pa.scalar(stamp.commit_lsn.value, pa.int64()), batch.num_rows)
     commit_time = pa.repeat(pa.scalar(stamp.commit_time, pa.int64()), batch.num_rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.message_batch import Chunk, RelationVersions, Run
+from cdc_replay.capture.message_batch import MessageBatch, MessageRange, RelationVersions
 from cdc_replay.capture.spool import Spool
 
 
@@ -24,7 +24,7 @@ class OpenTransaction:
     relations: RelationVersions
     """In force for what comes next."""
     origin: str | None = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[MessageRange] = field(default_factory=list)
     """Of the chunk at hand; what earlier chunks held is in `spool`."""
     spool: Spool = field(default_factory=Spool)
     aborted: set[int] = field(default_factory=set)
@@ -34,7 +34,7 @@ class OpenTransaction:
     tells_of_ddl: bool = False
     """It is streamed, and has messages of the publisher's event triggers."""
 
-    def spill(self, chunk: Chunk) -> None:
+    def spill(self, chunk: MessageBatch) -> None:
         """Take the rows of a chunk that is about to go."""
         if self.runs:
             self.spool.append(chunk.body(self.runs))

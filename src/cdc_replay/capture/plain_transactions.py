@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_replay.capture.message_batch import (
-    Chunk,
     Ints,
+    MessageBatch,
     RelationVersions,
-    Stamps,
+    TransactionStamps,
     big_endian,
     buffers,
     positions,
@@ -47,7 +47,7 @@ _LAST_YEARS: Final = 0x7F
 _COMMIT_TIME: Final = 1 + 1 + 8 + 8
 
 
-class Stretch(NamedTuple):
+class TransactionRun(NamedTuple):
     """Consecutive transactions of a chunk: where they begin and end in it, and what their ends say."""
 
     begins: Ints
@@ -71,19 +71,19 @@ class Stretch(NamedTuple):
         """How many messages each transaction has, without its first and its last."""
         return self.ends - self.begins - 1
 
-    def after(self, lsn: int) -> Stretch:
+    def after(self, lsn: int) -> TransactionRun:
         """The transactions that end behind `lsn`."""
         new = self.end_lsn > lsn
-        return Stretch(*(column[new] for column in self))
+        return TransactionRun(*(column[new] for column in self))
 
-    def body(self, chunk: Chunk, relations: RelationVersions) -> pa.RecordBatch:
-        """The messages of all transactions, as `Chunk.body`."""
+    def body(self, chunk: MessageBatch, relations: RelationVersions) -> pa.RecordBatch:
+        """The messages of all transactions, as `MessageBatch.body`."""
         places = positions(self.begins + 1, self.ends)
         return chunk.rows(places, [(relations, len(places))])
 
-    def stamps(self) -> Stamps:
+    def stamps(self) -> TransactionStamps:
         """What the transactions add to their rows."""
-        return Stamps(
+        return TransactionStamps(
             pa.array(self.end_lsn),
             pa.array(self.commit_time),
             pa.array(self.xid),
@@ -91,7 +91,7 @@ class Stretch(NamedTuple):
         )
 
 
-def parts(chunk: Chunk) -> Iterator[int | Stretch]:
+def parts(chunk: MessageBatch) -> Iterator[int | TransactionRun]:
     """The stretches of a chunk, and the positions of the control messages that are in none, in order."""
     controls = chunk.controls()
     firsts = _firsts(chunk, controls)
@@ -103,7 +103,7 @@ def parts(chunk: Chunk) -> Iterator[int | Stretch]:
     yield from controls[done:].tolist()
 
 
-def _firsts(chunk: Chunk, controls: Ints) -> Ints:
+def _firsts(chunk: MessageBatch, controls: Ints) -> Ints:
     """Which of the control messages are a well-formed B that a well-formed C follows."""
     content, offsets = buffers(chunk.data)
     starts, lengths = offsets[controls], offsets[controls + 1] - offsets[controls]
@@ -136,10 +136,10 @@ def _joined(controls: Ints, firsts: Ints) -> Iterator[tuple[int, int]]:
             yield int(begins[0]), int(begins[-1]) + _PAIR
 
 
-def _stretch(chunk: Chunk, begins: Ints, ends: Ints) -> Stretch:
+def _stretch(chunk: MessageBatch, begins: Ints, ends: Ints) -> TransactionRun:
     content, offsets = buffers(chunk.data)
     commits = offsets[ends]
-    return Stretch(
+    return TransactionRun(
         begins,
         ends,
         end_lsn=big_endian(content, commits + _END_LSN, 8),

@@ -34,20 +34,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cdc_replay.capture.change_origins import LocalChanges, may_have_origins, read_local_changes
-from cdc_replay.capture.ddl.catalog_tracker import Definitions
+from cdc_replay.capture.change_origins import LocalChanges, can_filter_origins, read_local_changes
+from cdc_replay.capture.ddl.catalog_tracker import CatalogTracker
 from cdc_replay.capture.ddl.event_triggers import EVENT_TRIGGERS, read_secret
 from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ownership import check_ownership
-from cdc_replay.capture.root_truncates import Range, SecondPeeks, add_roots
+from cdc_replay.capture.root_truncates import PullRange, RootPeeks, merge_root_truncates
 from cdc_replay.capture.slot_continuity import (
-    catch_up,
+    align_slot_and_log,
     check_continuity,
     check_no_gap,
     only_reader,
-    reachable,
+    reachable_lsn,
 )
-from cdc_replay.capture.transactions import Assembler, Tally
+from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.failpoints import failpoint
@@ -55,7 +55,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.peek import PeekOptions, RawMessages, peek
 from cdc_replay.postgres.slot import check_server, check_slot
-from cdc_replay.postgres.slot_feedback import confirm
+from cdc_replay.postgres.slot_feedback import send_slot_feedback
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 
 if TYPE_CHECKING:
@@ -139,14 +139,14 @@ def capture_changes(
         check_ownership(connection, EVENT_TRIGGERS)
         log = ChangeLog.open(source.change_log)
         status = check_continuity(connection, log, source.slot)
-        catch_up(connection, log, status)
+        align_slot_and_log(connection, log, status)
         log.remove_orphans()
         secret = read_secret(connection, source.slot)
-        definitions = Definitions(connection, log, is_exact=secret is not None)
-        target = reachable(connection, definitions.target(to_lsn))
+        definitions = CatalogTracker(connection, log, is_exact=secret is not None)
+        target = reachable_lsn(connection, definitions.target(to_lsn))
         puller = _Puller(source, connection, log, definitions, secret, two_phase=status.two_phase)
         first = log.end_lsn
-        total, pulls = Tally(), 0
+        total, pulls = CaptureCounts(), 0
         while log.end_lsn < target:
             total = total + puller.pull(target)
             pulls += 1
@@ -159,7 +159,7 @@ def capture_changes(
 def current_position(dsn: str) -> Lsn:
     """Where the publisher writes now, as far as a capture can read it: a fence for `capture_changes`."""
     with connect(dsn, purpose="position") as connection:
-        return reachable(connection, None)
+        return reachable_lsn(connection, None)
 
 
 class _Puller:
@@ -170,7 +170,7 @@ class _Puller:
         source: CaptureSource,
         connection: Connection,
         log: ChangeLog,
-        definitions: Definitions,
+        definitions: CatalogTracker,
         secret: bytes | None,
         *,
         two_phase: bool,
@@ -184,11 +184,11 @@ class _Puller:
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
         # After the target was chosen: an origin that is created later has no change before it.
-        self._with_origins = source.origin_none and may_have_origins(connection)
+        self._with_origins = source.origin_none and can_filter_origins(connection)
         self._local: LocalChanges | None = None
-        self._second_peeks = SecondPeeks(connection, log, source.slot, with_origins=self._with_origins)
+        self._second_peeks = RootPeeks(connection, log, source.slot, with_origins=self._with_origins)
 
-    def pull(self, target: Lsn) -> Tally:
+    def pull(self, target: Lsn) -> CaptureCounts:
         """One pull towards `target`, durable when it returns; it always moves the log's end.
 
         With streaming a peek may end before any transaction is complete (R1.24): it is then repeated with
@@ -211,7 +211,7 @@ class _Puller:
         restart = check_slot(self._connection, self._source.slot).restart_lsn or end
         return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * (end.value - restart.value)))
 
-    def _either_way(self, target: Lsn, limit: int) -> Tally | None:
+    def _either_way(self, target: Lsn, limit: int) -> CaptureCounts | None:
         """Try with streaming if that is wanted, and without where the server cannot decode otherwise.
 
         A table that was altered in a savepoint that was rolled back, and then again, cannot be decoded before
@@ -226,13 +226,13 @@ class _Puller:
             self._options = dataclasses.replace(self._options, streaming=False)
             return self._try(target, limit)
 
-    def _try(self, target: Lsn, limit: int) -> Tally | None:
+    def _try(self, target: Lsn, limit: int) -> CaptureCounts | None:
         began, after = time.monotonic(), self._log.end_lsn
         if (local := self._local_changes(target, limit)) is not None:
             target = min(target, local.upto)
         batches = peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit)
         messages = MessageFilter(self._secret)
-        assembler = Assembler(after, self._log.prepared, local, messages=messages)
+        assembler = TransactionAssembler(after, self._log.prepared, local, messages=messages)
         with contextlib.closing(batches), assembler:
             peeked = _Peeked(batches)
             segments = self._log.write(_rows(peeked, assembler))
@@ -241,12 +241,12 @@ class _Puller:
             end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
             if end <= after:
                 return None
-            defined = self._definitions.of_pull(
+            defined = self._definitions.catalogs_for_pull(
                 Window(after, end), assembler.catalog_messages, assembler.described
             )
-            pull = Range(after, end, defined.before, defined.now, defined.between)
+            pull = PullRange(after, end, defined.before, defined.now, defined.between)
             roots = self._second_peeks.roots(pull, assembler)
-            segments, more = add_roots(self._log, segments, roots)
+            segments, more = merge_root_truncates(self._log, segments, roots)
             failpoint("capture.after_roots")
             # Whoever moved the slot since the pull before has taken changes that this peek did not see.
             check_no_gap(self._connection, self._log, self._source.slot)
@@ -255,11 +255,13 @@ class _Puller:
             failpoint("capture.after_definitions")
             self._log.commit(segments, end)
             failpoint("capture.after_commit")
-            self._definitions.keep(defined)
+            self._definitions.commit_pull(defined)
             self._log.prepared.forget(assembler.resolved)
             self._second_peeks.forget(roots)
         source = self._source
-        confirm(self._connection, source.dsn, source.slot, end, publication=self._options.publications[0])
+        send_slot_feedback(
+            self._connection, source.dsn, source.slot, end, publication=self._options.publications[0]
+        )
         failpoint("capture.after_advance")
         _warn_of_refused(source.publisher, messages)
         tally = assembler.tally + more
@@ -317,6 +319,6 @@ class _Peeked:
             yield batch
 
 
-def _rows(peeked: _Peeked, assembler: Assembler) -> Iterator[pa.RecordBatch]:
+def _rows(peeked: _Peeked, assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     for messages in peeked:
         yield from assembler.feed(messages)

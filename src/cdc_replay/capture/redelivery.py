@@ -28,7 +28,7 @@ import numpy as np
 from cdc_replay.capture.message_batch import buffers, kinds_table
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.queries import LoggedCommit
+from cdc_replay.changelog.queries import CommittedTransaction
 from cdc_replay.errors import ChangeLogMismatch
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.pgoutput.messages import Commit, CommitPrepared
@@ -53,11 +53,11 @@ class _Sent:
     """What the server sent: `upto` is the end of the last transaction, or the log's end if that was all."""
 
     upto: Lsn
-    commits: dict[LoggedCommit, bool]
+    commits: dict[CommittedTransaction, bool]
     """Whether the transaction has changes for sure."""
 
 
-def compare(connection: Connection, log: ChangeLog, status: SlotStatus, *, move: bool) -> None:
+def compare_redelivery(connection: Connection, log: ChangeLog, status: SlotStatus, *, move: bool) -> None:
     """Compare what a slot that is behind its log sends up to the log's end, and `move` it there.
 
     Raises:
@@ -75,7 +75,7 @@ def compare(connection: Connection, log: ChangeLog, status: SlotStatus, *, move:
 
 def _send_again(connection: Connection, options: PeekOptions, log_end: Lsn, bound: int | None) -> _Sent:
     messages, last = 0, log_end
-    commits: dict[LoggedCommit, bool] = {}
+    commits: dict[CommittedTransaction, bool] = {}
     has_changes = False
     with contextlib.closing(peek(connection, options, upto_lsn=log_end, upto_nchanges=bound)) as batches:
         for raw in batches:
@@ -103,16 +103,16 @@ def _telling(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
         yield position, Kind(chr(kinds[position]))
 
 
-def _commit(raw: RawMessages, position: int) -> LoggedCommit | None:
+def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
     """The commit that the end of a transaction is, if it is one."""
     match decode(raw.data[position].as_py()):
         case Commit(commit_time=time) | CommitPrepared(commit_time=time):
-            return LoggedCommit(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
+            return CommittedTransaction(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
         case _:
             return None
 
 
-def _sent_of_roots(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[LoggedCommit]:
+def _sent_of_roots(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[CommittedTransaction]:
     """The transactions in which partitioned tables were truncated."""
     return frozenset(
         commit
@@ -128,7 +128,7 @@ def _compare(
     slot: str,
     window: Window,
     sent: _Sent,
-    sent_of_roots: Callable[[], frozenset[LoggedCommit]],
+    sent_of_roots: Callable[[], frozenset[CommittedTransaction]],
 ) -> None:
     # What has been pruned since cannot be compared.
     window = Window(min(max(window.after, log.start_lsn), window.upto), window.upto)
@@ -151,5 +151,5 @@ def _compare(
         )
 
 
-def _named(one: LoggedCommit) -> str:
+def _named(one: CommittedTransaction) -> str:
     return f"transaction {one.xid}, which commits at {one.commit_lsn}"

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 from cdc_replay.capture.change_origins import read_local_changes
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
-from cdc_replay.capture.transactions import Assembler, Tally
-from cdc_replay.capture.truncate_rows import RootsAdded, RootTruncate, truncates_in, united
+from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
+from cdc_replay.capture.truncate_rows import RootsAdded, RootTruncate, truncates_in, union_truncates
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import Segment
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Roots:
+class RootTruncates:
     """What second peeks found: the TRUNCATEs of partitioned tables, and the shapes of these by version.
 
     `resolved` are the prepared transactions that need not wait any more, by root publication.
@@ -59,7 +59,7 @@ class Roots:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PullRange:
     """The transactions of one pull, and the catalogs of before and after them; `before` may be unknown.
 
     `between` gives those of between the two, as far as they are known; they are many after many commands.
@@ -83,7 +83,7 @@ class Range:
         return (first, *self.between(), *last)
 
 
-class SecondPeeks:
+class RootPeeks:
     """Reads one publisher's slot with the root publications; `with_origins` tells their changes' origins."""
 
     def __init__(self, connection: Connection, log: ChangeLog, slot: str, *, with_origins: bool) -> None:
@@ -92,7 +92,7 @@ class SecondPeeks:
         self._slot = slot
         self._with_origins = with_origins
 
-    def roots(self, pull: Range, first: Assembler) -> Roots:
+    def roots(self, pull: PullRange, first: TransactionAssembler) -> RootTruncates:
         """What the second peeks of a pull say, none of them if `first` shows that there is nothing.
 
         Raises:
@@ -105,13 +105,13 @@ class SecondPeeks:
             if (may_name_roots and any(_members(catalog, name) for catalog in pull.ends))
             or self._waits(name, first.decided)
         ]
-        return Roots(
-            united(one for each in found for one in each.truncates),
+        return RootTruncates(
+            union_truncates(one for each in found for one in each.truncates),
             {version: relation for each in found for version, relation in each.relations.items()},
             {name: keys for each in found for name, keys in each.resolved.items()},
         )
 
-    def forget(self, roots: Roots) -> None:
+    def forget(self, roots: RootTruncates) -> None:
         """Remove what was kept of prepared transactions whose outcome is durable now."""
         for name, keys in roots.resolved.items():
             self._log.prepared_roots(name).forget(keys)
@@ -119,7 +119,7 @@ class SecondPeeks:
     def _waits(self, name: str, decided: Set[int]) -> bool:
         return bool(decided) and any(key.xid in decided for key in self._log.prepared_roots(name).waiting())
 
-    def _peek(self, name: str, pull: Range, known: Set[RelationId]) -> Roots:
+    def _peek(self, name: str, pull: PullRange, known: Set[RelationId]) -> RootTruncates:
         options = PeekOptions(self._slot, (name,), messages=False)
         local = None
         if self._with_origins:
@@ -127,7 +127,7 @@ class SecondPeeks:
         batches = peek(self._connection, options, upto_lsn=pull.upto, upto_nchanges=None)
         with (
             contextlib.closing(batches),
-            Assembler(pull.after, self._log.prepared_roots(name), local) as assembler,
+            TransactionAssembler(pull.after, self._log.prepared_roots(name), local) as assembler,
         ):
             truncates = tuple(
                 dataclasses.replace(one, relations=new)
@@ -141,26 +141,26 @@ class SecondPeeks:
             "peeked (%s, %s] again with publication %s: %d TRUNCATEs of partitioned tables",
             pull.after, pull.upto, name, len(truncates),
         )  # fmt: skip
-        return Roots(truncates, assembler.relations, {name: assembler.resolved})
+        return RootTruncates(truncates, assembler.relations, {name: assembler.resolved})
 
 
-def add_roots(
-    log: ChangeLog, segments: tuple[Segment, ...], roots: Roots
-) -> tuple[tuple[Segment, ...], Tally]:
+def merge_root_truncates(
+    log: ChangeLog, segments: tuple[Segment, ...], roots: RootTruncates
+) -> tuple[tuple[Segment, ...], CaptureCounts]:
     """The written segments with the TRUNCATEs of partitioned tables in them, and how much more that is.
 
     They are written anew, one row group at a time, and the old files are removed: a pull's rows stay in one
     file, in order, whatever it held.
     """
     if not roots.truncates:
-        return segments, Tally()
+        return segments, CaptureCounts()
     rows = RootsAdded(log.read(segments), roots.truncates)
     merged = log.write(rows)
     log.discard(segments)
-    return merged, Tally(rows.transactions, rows.messages)
+    return merged, CaptureCounts(rows.transactions, rows.messages)
 
 
-def names_a_partition(pull: Range, truncated: Set[RelationId]) -> bool:
+def names_a_partition(pull: PullRange, truncated: Set[RelationId]) -> bool:
     """Whether one of these relations is, or may have been, a partition below a member."""
     if pull.before is None or not truncated:
         return bool(truncated)
@@ -178,7 +178,7 @@ def _may_be_below_a_member(catalogs: Sequence[PublisherCatalog], relation: Relat
     )
 
 
-def has_unseen_root(pull: Range) -> bool:
+def has_unseen_root(pull: PullRange) -> bool:
     """Whether a member may have been truncated without a T on a leaf: it had no leaf at some time."""
     members = {table.id for catalog in pull.ends for table in _all_members(catalog)}
     if pull.before is None or not members:

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING
 from cdc_replay.capture.change_origins import ORIGIN_OPTION_SINCE
 from cdc_replay.capture.ddl.event_triggers import (
     EVENT_TRIGGERS,
-    execute_plan,
+    apply_plan,
+    emit_full_catalog,
     foreign_event_triggers,
     is_installed,
     plan_event_triggers,
     plan_removal,
     remove_event_triggers,
-    tell_everything,
 )
 from cdc_replay.capture.grants import plan_grants
 from cdc_replay.capture.log_start import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
@@ -230,7 +230,7 @@ def _event_triggers(
         plan = plan_event_triggers(connection, request.slot, request.publications)
     else:
         plan = plan_removal(connection, request.slot)
-    refused = None if dry_run else execute_plan(connection, plan)
+    refused = None if dry_run else apply_plan(connection, plan)
     if refused is None:
         return tuple(statement.as_string(connection) for statement in plan), ()
     warning = (
@@ -254,7 +254,7 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
+class _SetupPlan:
     """The statements that make what is missing of slot and mark, in order; `slot` is None if it is there."""
 
     unmark: tuple[sql.Composed, ...] = ()
@@ -266,23 +266,23 @@ class _Making:
         return (*self.unmark, *(() if self.slot is None else (self.slot,)), *self.mark)
 
 
-def _making(connection: Connection, request: SetupRequest, *, has_slot: bool) -> _Making:
+def _making(connection: Connection, request: SetupRequest, *, has_slot: bool) -> _SetupPlan:
     if not has_slot:
-        return _Making(
+        return _SetupPlan(
             plan_unmark(connection, request.slot),
             create_slot_statement(connection, request.slot, two_phase=request.two_phase),
             (plan_mark(request.slot),),
         )
     if log_mark(connection, request.slot) is not None:
-        return _Making()
+        return _SetupPlan()
     # A setup died before the mark, or the log is older than marks are.
     has_log = ChangeLog.exists(request.change_log)
     start = ChangeLog.open(request.change_log).header.start_lsn if has_log else None
-    return _Making(mark=(plan_mark(request.slot, start),))
+    return _SetupPlan(mark=(plan_mark(request.slot, start),))
 
 
 def _slot_and_log(
-    connection: Connection, request: SetupRequest, making: _Making
+    connection: Connection, request: SetupRequest, making: _SetupPlan
 ) -> tuple[Lsn, tuple[str, ...]]:
     """Create the slot and the log that are missing; where the log starts, and warnings."""
     slot_created = not slot_exists(connection, request.slot)
@@ -303,7 +303,7 @@ def _slot_and_log(
         start = check_unread(connection, request.slot, request.change_log)
     if is_installed(connection, request.slot):
         # Before there is a log: a setup that dies here is completed by the next one.
-        tell_everything(connection)
+        emit_full_catalog(connection)
     identity = system_identity(connection)
     header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start, identity.database)
     ChangeLog.create(request.change_log, header)

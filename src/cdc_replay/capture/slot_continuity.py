@@ -34,7 +34,7 @@ from typing import Final
 import psycopg
 
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
-from cdc_replay.capture.redelivery import compare
+from cdc_replay.capture.redelivery import compare_redelivery
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogMismatch, PublisherNotReady, SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn, Window
@@ -233,7 +233,7 @@ def _check_wal_end(connection: Connection, log: ChangeLog) -> None:
         )
 
 
-def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus) -> None:
+def align_slot_and_log(connection: Connection, log: ChangeLog, status: SlotStatus) -> None:
     """Bring slot and log together, after `check_continuity`.
 
     What a slot that is behind the log's end sends again must be what the log holds; then the slot is moved
@@ -245,7 +245,7 @@ def catch_up(connection: Connection, log: ChangeLog, status: SlotStatus) -> None
         ChangeLogMismatch: if the server sends other transactions than the log holds.
     """
     if status.confirmed_flush < log.end_lsn:
-        compare(connection, log, status, move=not _waits(log))
+        compare_redelivery(connection, log, status, move=not _waits(log))
     identity = system_identity(connection)
     header = dataclasses.replace(log.header, timeline=identity.timeline, database=identity.database)
     if header == log.header:
@@ -267,7 +267,7 @@ def _waits(log: ChangeLog) -> bool:
     return any(folder.waiting() for folder in folders)
 
 
-def reachable(connection: Connection, to_lsn: Lsn | None) -> Lsn:
+def reachable_lsn(connection: Connection, to_lsn: Lsn | None) -> Lsn:
     """The position to read up to: `to_lsn`, by default where the server writes now, as far as it is flushed.
 
     The slot functions see flushed WAL only (R1.21). A commit with synchronous_commit = off is visible

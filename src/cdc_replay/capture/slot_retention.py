@@ -24,7 +24,7 @@ from typing import Final
 
 from cdc_replay.capture.publications import owned_by
 from cdc_replay.capture.slot_continuity import only_reader
-from cdc_replay.errors import CdcReplayError, SlotGivenUp
+from cdc_replay.errors import CdcReplayError, SlotDroppedOverLimit
 from cdc_replay.model.size import size_in_words
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 from cdc_replay.postgres.open_transactions import log_running_transactions, oldest_transaction
@@ -58,7 +58,7 @@ def enforce_after_failure(limit: RetainedWalLimit, failure: CdcReplayError) -> N
     """
     try:
         _enforce(limit, lambda _connection, _status: f"The capture failed: {failure.message}.")
-    except SlotGivenUp as given_up:
+    except SlotDroppedOverLimit as given_up:
         raise given_up from failure
     except CdcReplayError as error:
         logger.warning("the WAL that slot %s retains is not known, or it is in use: %s", limit.slot, error)
@@ -114,9 +114,9 @@ def _is_exceeded(status: SlotStatus, limit: RetainedWalLimit) -> bool:
     return status.retained_wal_bytes is not None and status.retained_wal_bytes > limit.limit_bytes
 
 
-def _given_up(limit: RetainedWalLimit, status: SlotStatus, because: str) -> SlotGivenUp:
+def _given_up(limit: RetainedWalLimit, status: SlotStatus, because: str) -> SlotDroppedOverLimit:
     retained = size_in_words(status.retained_wal_bytes or 0)
-    return SlotGivenUp(
+    return SlotDroppedOverLimit(
         f'replication slot "{limit.slot}" retained {retained} of WAL and was dropped',
         detail=f"`max_retained_wal` of publisher {limit.publisher} is {size_in_words(limit.limit_bytes)}."
         f" {because} The slot was at {status.confirmed_flush} and retained WAL since {status.restart_lsn}.",

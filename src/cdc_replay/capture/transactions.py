@@ -38,17 +38,17 @@ from cdc_replay.capture.change_origins import UNNAMED, LocalChanges
 from cdc_replay.capture.ddl.message_code import MessageFilter
 from cdc_replay.capture.ddl.messages import CatalogMessage, catalog_messages
 from cdc_replay.capture.message_batch import (
-    Chunk,
+    MessageBatch,
+    MessageRange,
     RelationVersions,
-    Run,
-    Stamp,
-    Stamps,
-    committed_later,
+    TransactionStamp,
+    TransactionStamps,
     log_rows,
-    numbered,
+    number_rows,
+    restamp_prepared,
 )
 from cdc_replay.capture.open_transaction import OpenTransaction
-from cdc_replay.capture.plain_transactions import Stretch, parts
+from cdc_replay.capture.plain_transactions import TransactionRun, parts
 from cdc_replay.capture.spool import limit_memory
 from cdc_replay.capture.truncate_rows import truncated_in
 from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
@@ -71,26 +71,26 @@ _OUTSIDE: Final = frozenset(b"BSbcAprK")
 class _Committed:
     """A transaction that is complete: its rows are in `open`, or waited under `prepared`."""
 
-    stamp: Stamp
+    stamp: TransactionStamp
     open: OpenTransaction | None = None
     prepared: PreparedKey | None = None
 
 
 @dataclass(slots=True)
-class Tally:
+class CaptureCounts:
     """What went into the log; bytes are those of the messages."""
 
     transactions: int = 0
     messages: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: CaptureCounts) -> CaptureCounts:
+        return CaptureCounts(
             self.transactions + other.transactions, self.messages + other.messages, self.bytes + other.bytes
         )
 
 
-class Assembler:
+class TransactionAssembler:
     """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
 
     `after` is the end of the log; `prepared` is where prepared transactions wait; `local` tells the changes
@@ -120,7 +120,7 @@ class Assembler:
         """What DDL of committed transactions changed, as far as event triggers tell of it."""
         self.described: set[RelationId] = set()
         """The relations that committed transactions have changed, and others that were described to these."""
-        self.tally = Tally()
+        self.tally = CaptureCounts()
         self._after = after
         self._prepared = prepared
         self._local = local
@@ -131,7 +131,7 @@ class Assembler:
         self._in_stream = False
         self._streams: dict[int, OpenTransaction] = {}
         self._committed: list[_Committed] = []
-        self._chunk: Chunk
+        self._chunk: MessageBatch
 
     def __enter__(self) -> Self:
         return self
@@ -149,19 +149,19 @@ class Assembler:
             InvalidMessage: if the messages are not what pgoutput sends.
             DecodingFailed: if a streamed transaction can only be understood without streaming.
         """
-        self._chunk = chunk = self._messages.filtered(Chunk.of(raw, in_stream=self._in_stream))
+        self._chunk = chunk = self._messages.filtered(MessageBatch.of(raw, in_stream=self._in_stream))
         yield from self._counted(self._taken(chunk))
         for one in self._unfinished():
             one.spill(chunk)
         limit_memory(one.spool for one in self._unfinished())
 
-    def _taken(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    def _taken(self, chunk: MessageBatch) -> Iterator[pa.RecordBatch]:
         position = 0
         for part in parts(chunk):
-            start = part.start if isinstance(part, Stretch) else part
+            start = part.start if isinstance(part, TransactionRun) else part
             if start > position:
                 self._take_data(position, start)
-            if isinstance(part, Stretch):
+            if isinstance(part, TransactionRun):
                 yield from self._emitted()
                 yield from self._stretched(part)
                 position = part.stop
@@ -174,7 +174,7 @@ class Assembler:
 
     def _take_data(self, start: int, stop: int) -> None:
         if (one := self._open) is not None:
-            one.runs.append(Run(start, stop, one.relations))
+            one.runs.append(MessageRange(start, stop, one.relations))
             if self._in_stream and not one.tells_of_ddl:
                 one.tells_of_ddl = self._chunk.has_message(start, stop)
             return
@@ -191,7 +191,7 @@ class Assembler:
         message = decode(data, streaming_parallel=len(data) == _LONG_STREAM_ABORT)
         self._HANDLERS[type(message)](self, message)
 
-    def _stretched(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    def _stretched(self, stretch: TransactionRun) -> Iterator[pa.RecordBatch]:
         if self._open is not None:
             raise InvalidMessage(f"transaction {stretch.xid[0]} is inside another transaction", rule="R9.1")
         lsns = np.append(self.end_lsn.value, stretch.end_lsn)
@@ -277,7 +277,7 @@ class Assembler:
         if message.end_lsn > self._after:
             is_local = self._local is None or self._local.has_commit(message.end_lsn)
             origin = None if is_local else UNNAMED
-            stamp = Stamp(message.end_lsn, message.commit_time, message.xid, origin)
+            stamp = TransactionStamp(message.end_lsn, message.commit_time, message.xid, origin)
             self._committed.append(_Committed(stamp, prepared=key))
 
     def _rollback_prepared(self, message: m.RollbackPrepared) -> None:
@@ -285,7 +285,7 @@ class Assembler:
         self.decided.add(message.xid)
         self.resolved.append(PreparedKey(message.xid, message.prepare_end_lsn))
 
-    _HANDLERS: ClassVar[Mapping[type, Callable[[Assembler, Any], None]]] = {
+    _HANDLERS: ClassVar[Mapping[type, Callable[[TransactionAssembler, Any], None]]] = {
         m.Begin: _begin,
         m.Commit: _commit,
         m.Origin: _origin,
@@ -339,7 +339,7 @@ class Assembler:
         if end_lsn <= self._after:
             one.spool.close()
             return
-        self._committed.append(_Committed(Stamp(end_lsn, commit_time, one.xid, one.origin), one))
+        self._committed.append(_Committed(TransactionStamp(end_lsn, commit_time, one.xid, one.origin), one))
 
     def _keep(self, one: OpenTransaction, message: m.Prepare | m.StreamPrepare) -> None:
         # A transaction that was prepared before the slot had two_phase comes with its COMMIT PREPARED, under
@@ -347,9 +347,9 @@ class Assembler:
         _check_position(message.end_lsn)
         self.end_lsn = max(self.end_lsn, message.end_lsn)
         one.spill(self._chunk)
-        stamp = Stamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
+        stamp = TransactionStamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
         key = PreparedKey(one.xid, message.end_lsn)
-        if self._prepared.keep(key, map(self._finished, numbered(one.bodies(), stamp))):
+        if self._prepared.keep(key, map(self._finished, number_rows(one.bodies(), stamp))):
             self._waiting[one.xid] = key
 
     def _emitted(self) -> Iterator[pa.RecordBatch]:
@@ -370,16 +370,16 @@ class Assembler:
         if not runs:
             return
         counts = [sum(run.stop - run.start for run in one.open.runs) for one in plain if one.open]
-        stamps = Stamps.of([one.stamp for one in plain])
+        stamps = TransactionStamps.of([one.stamp for one in plain])
         yield self._finished(log_rows(self._chunk.body(runs), stamps, counts))
 
     def _alone(self, committed: _Committed) -> Iterator[pa.RecordBatch]:
         if committed.open is not None:
             committed.open.spill(self._chunk)
-            yield from map(self._finished, numbered(committed.open.bodies(), committed.stamp))
+            yield from map(self._finished, number_rows(committed.open.bodies(), committed.stamp))
         elif committed.prepared is not None:
             for batch in self._prepared.content(committed.prepared):
-                yield committed_later(batch, committed.stamp)
+                yield restamp_prepared(batch, committed.stamp)
 
     def _finished(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows that this peek has sent, as they are written or kept."""

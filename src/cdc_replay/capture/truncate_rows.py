@@ -91,7 +91,7 @@ def truncate_message(flags: TruncateFlag, relations: Sequence[RelationId]) -> by
     return struct.pack(f">cIB{len(relations)}I", b"T", len(relations), flags, *relations)
 
 
-def united(truncates: Iterable[RootTruncate]) -> tuple[RootTruncate, ...]:
+def union_truncates(truncates: Iterable[RootTruncate]) -> tuple[RootTruncate, ...]:
     """One per statement, in the order of the log, with the relations of all peeks."""
     found: dict[tuple[int, int], RootTruncate] = {}
     for one in truncates:

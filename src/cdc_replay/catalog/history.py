@@ -47,7 +47,7 @@ FOR_ALL: Final = ZERO
 """The owner of a version that is in force for every transaction: no commit ends there."""
 
 
-class Definition(Protocol):
+class CatalogEntry(Protocol):
     """A whole catalog as JSON, or, with an owner, what one command of that transaction changed."""
 
     @property
@@ -63,7 +63,7 @@ class Definition(Protocol):
         """The end of the commit of its transaction, None for a whole catalog."""
 
 
-class Version(NamedTuple):
+class CatalogVersion(NamedTuple):
     """From where a catalog is in force, and for whom: the end of a transaction's commit, or `FOR_ALL`."""
 
     owner: Lsn
@@ -73,7 +73,7 @@ class Version(NamedTuple):
 class CatalogHistory:
     """All versions of the publisher's catalog that are known."""
 
-    def __init__(self, definitions: Iterable[Definition]) -> None:
+    def __init__(self, definitions: Iterable[CatalogEntry]) -> None:
         ordered = sorted(definitions, key=lambda each: (_known_from(each), each.owner is None, each.from_lsn))
         self._definitions = ordered
         self._known_from = [_known_from(each) for each in ordered]
@@ -153,7 +153,7 @@ class CatalogHistory:
         """
         ordered = sorted(numbers)
         wanted = [self.versions[number] for number in ordered]
-        bases = _Walk(self._definitions, self._known_from, self._wholes)
+        bases = _GlobalReplay(self._definitions, self._known_from, self._wholes)
         base_of = {lsn: bases.up_to(lsn) for lsn in sorted({version.from_lsn for version in wanted})}
         own = _by_owner(self._definitions, {version.owner for version in wanted})
         found: dict[int, PublisherCatalog] = {}
@@ -165,11 +165,11 @@ class CatalogHistory:
         return found
 
 
-class _Walk:
+class _GlobalReplay:
     """The catalogs for all transactions, asked for in the order of their positions."""
 
     def __init__(
-        self, definitions: Sequence[Definition], known_from: Sequence[Lsn], wholes: Sequence[int]
+        self, definitions: Sequence[CatalogEntry], known_from: Sequence[Lsn], wholes: Sequence[int]
     ) -> None:
         self._definitions = definitions
         self._known_from = known_from
@@ -190,10 +190,10 @@ class _Walk:
 
 
 @dataclass(slots=True)
-class _Own:
+class _TransactionReplay:
     """What one transaction sees of its own deltas, asked for in the order of positions."""
 
-    deltas: list[Definition] = field(default_factory=list)
+    deltas: list[CatalogEntry] = field(default_factory=list)
     """In the order of their positions."""
     _base: PublisherCatalog | None = None
     _catalog: PublisherCatalog | None = None
@@ -210,7 +210,7 @@ class _Own:
         return self._catalog
 
 
-def _versions(ordered: Sequence[Definition]) -> Iterator[Version]:
+def _versions(ordered: Sequence[CatalogEntry]) -> Iterator[CatalogVersion]:
     """All versions in the order of their numbers; `ordered` by the position from which all are concerned."""
     known: list[Lsn] = []
     for position, together in itertools.groupby(ordered, key=_known_from):
@@ -219,30 +219,30 @@ def _versions(ordered: Sequence[Definition]) -> Iterator[Version]:
             # Until its commit the owner's changes also see what others commit (R9.10).
             others = known[bisect.bisect_right(known, own[0]) :]
             for from_lsn in sorted({*own, *others}):
-                yield Version(position, from_lsn)
+                yield CatalogVersion(position, from_lsn)
         known.append(position)
-        yield Version(FOR_ALL, position)
+        yield CatalogVersion(FOR_ALL, position)
 
 
-def _by_owner(definitions: Iterable[Definition], owners: Set[Lsn]) -> dict[Lsn, _Own]:
+def _by_owner(definitions: Iterable[CatalogEntry], owners: Set[Lsn]) -> dict[Lsn, _TransactionReplay]:
     """The deltas of these owners."""
-    found: dict[Lsn, _Own] = {}
+    found: dict[Lsn, _TransactionReplay] = {}
     for each in definitions:
         if each.owner is not None and each.owner in owners:
-            found.setdefault(each.owner, _Own()).deltas.append(each)
+            found.setdefault(each.owner, _TransactionReplay()).deltas.append(each)
     return found
 
 
-def _known_from(definition: Definition) -> Lsn:
+def _known_from(definition: CatalogEntry) -> Lsn:
     """Where it begins to be in force for all transactions."""
     return definition.from_lsn if definition.owner is None else definition.owner
 
 
-def _whole(definition: Definition) -> PublisherCatalog:
+def _whole(definition: CatalogEntry) -> PublisherCatalog:
     return catalog_from_json(definition.text)
 
 
-def _changed(catalog: PublisherCatalog, definition: Definition) -> PublisherCatalog:
+def _changed(catalog: PublisherCatalog, definition: CatalogEntry) -> PublisherCatalog:
     try:
         return apply_delta(catalog, parse_delta(definition.text))
     except InvalidMessage as error:

@@ -27,11 +27,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.delta.actions import AppTransaction
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.metadata_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
-    CatalogVersion,
+    CatalogRow,
     catalog_rows,
     catalogs_of,
     read_rows,
@@ -128,7 +129,7 @@ def _runs(segments: Iterable[Segment], limits: CompactionLimits) -> Iterator[tup
     yield tuple(held)
 
 
-def compact(table: DurableTable, start: Position, limits: CompactionLimits) -> Compacted:
+def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits) -> Compacted:
     """Merge what is worth it; each merge is one durable commit, which carries `start` on.
 
     Raises:
@@ -140,7 +141,7 @@ def compact(table: DurableTable, start: Position, limits: CompactionLimits) -> C
         try:
             merged = _merged(table.location, sources)
         except ChangeLogDamaged as error:
-            if not table.lacks_now(sources):
+            if not table.is_stale(sources):
                 raise
             raise ChangeLogConflict(
                 f'segments of the change log in "{table.location.uri}" are not there any more to be merged',
@@ -185,14 +186,14 @@ def compact_catalogs(table: DurableTable) -> Compacted:
     return _compact_side_table(table, CATALOG_SCHEMA, lambda rows: catalog_rows(catalogs_of(rows)))
 
 
-def replace_catalogs(table: DurableTable, versions: Sequence[CatalogVersion]) -> None:
+def replace_catalogs(table: DurableTable, versions: Sequence[CatalogRow]) -> None:
     """Write the catalogs anew, with these only.
 
     Raises:
         ChangeLogConflict: if another process replaces or merges them.
     """
     added = [write_rows(table, CATALOG_SCHEMA, catalog_rows(versions))] if versions else []
-    table.replace(table.segments(), added, Position(_SIDE_TABLE_APPLICATION, table.version + 1))
+    table.replace(table.segments(), added, AppTransaction(_SIDE_TABLE_APPLICATION, table.version + 1))
 
 
 def _compact_side_table(
@@ -202,7 +203,7 @@ def _compact_side_table(
     if len(files) < SIDE_TABLE_FILES:
         return Compacted()
     whole = write_rows(table, schema, current(read_rows(table, schema)))
-    table.replace(files, [whole], Position(_SIDE_TABLE_APPLICATION, table.version + 1))
+    table.replace(files, [whole], AppTransaction(_SIDE_TABLE_APPLICATION, table.version + 1))
     return Compacted(len(files), 1, whole.size_bytes)
 
 

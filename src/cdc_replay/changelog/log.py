@@ -30,12 +30,13 @@ from cdc_replay.changelog.compaction import (
     delete_removed,
     replace_catalogs,
 )
-from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.delta.actions import AppTransaction
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.metadata_tables import (
     CATALOG_SCHEMA,
     RELATION_SCHEMA,
-    CatalogVersion,
+    CatalogRow,
     KnownRelations,
     append_rows,
     catalog_rows,
@@ -49,13 +50,13 @@ from cdc_replay.changelog.orphans import folders_without_log, remove_folders, re
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
 from cdc_replay.changelog.queries import (
-    LoggedCommit,
+    CommittedTransaction,
     LoggedDefinitions,
     LoggedMessage,
     LogSummary,
     SentChanges,
     end_before,
-    end_without,
+    last_lsn_without,
     log_summary,
     logged_commits,
     logged_definitions,
@@ -72,7 +73,13 @@ from cdc_replay.changelog.segment import (
     plan_row_groups,
     read_row_group,
 )
-from cdc_replay.changelog.storage import Location, check_put_if_absent, close_to_others, reading, writing
+from cdc_replay.changelog.storage import (
+    Location,
+    check_put_if_absent,
+    close_to_others,
+    storage_read_errors,
+    storage_write_errors,
+)
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing, ChangeLogPruned
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import Relation
@@ -112,7 +119,7 @@ class ChangeLog:
             )
         # The side tables first: with the table of changes there, the log exists and is complete. Side tables
         # of a creation that died in between are empty, so they are as good as new ones.
-        with writing(uri):
+        with storage_write_errors(uri):
             check_put_if_absent(location)
             for name, schema in (("relations", RELATION_SCHEMA), ("catalogs", CATALOG_SCHEMA)):
                 if not DurableTable.exists(location / name):
@@ -121,7 +128,7 @@ class ChangeLog:
                 location / "changes",
                 LOG_SCHEMA,
                 configuration=header.to_configuration(),
-                position=Position(header.slot, header.start_lsn.value),
+                position=AppTransaction(header.slot, header.start_lsn.value),
             )
             close_to_others(location)
         return cls(location, changes, header)
@@ -133,7 +140,7 @@ class ChangeLog:
         Raises:
             ChangeLogUnavailable: if that cannot be found out.
         """
-        with reading(uri):
+        with storage_read_errors(uri):
             return DurableTable.exists(Location.of(uri) / "changes")
 
     @classmethod
@@ -151,7 +158,7 @@ class ChangeLog:
                 hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             )
         location = Location.of(uri)
-        with reading(uri):
+        with storage_read_errors(uri):
             close_to_others(location)
         changes = DurableTable.open(location / "changes")
         header = LogHeader.of_configuration(uri, changes.configuration)
@@ -167,7 +174,7 @@ class ChangeLog:
         Raises:
             ChangeLogNotWritable: if something cannot be deleted; the same call goes on with it.
         """
-        with writing(uri):
+        with storage_write_errors(uri):
             return remove_folders(Location.of(uri))
 
     @property
@@ -210,7 +217,7 @@ class ChangeLog:
             ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
         """
         name = f"{self.end_lsn.file_name}-{uuid.uuid4().hex}.parquet"
-        with writing(self.uri), SegmentWriter(self._location / "changes", name) as writer:
+        with storage_write_errors(self.uri), SegmentWriter(self._location / "changes", name) as writer:
             for batch in regrouped(batches):
                 writer.write(batch)
         return () if writer.segment is None else (writer.segment,)
@@ -231,7 +238,7 @@ class ChangeLog:
         Raises:
             ChangeLogNotWritable: if one cannot be deleted.
         """
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             for segment in segments:
                 file = self._location / "changes" / segment.name
                 file.filesystem.delete_file(file.path)
@@ -247,8 +254,8 @@ class ChangeLog:
             ChangeLogConflict: if another writer has committed since this object saw the log.
             ChangeLogNotWritable: if the commit cannot be written.
         """
-        with writing(self.uri):
-            self._changes.commit(segments, Position(self.header.slot, end_lsn.value))
+        with storage_write_errors(self.uri):
+            self._changes.commit(segments, AppTransaction(self.header.slot, end_lsn.value))
 
     def record(self, header: LogHeader) -> None:
         """Record, durably, of whom what comes next is, who has all that the log holds.
@@ -259,7 +266,7 @@ class ChangeLog:
             ChangeLogConflict: if another writer has committed since this object saw the log.
             ChangeLogNotWritable: if the commit cannot be written.
         """
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             self._changes.configure(header.to_configuration())
         self.header = header
 
@@ -270,18 +277,18 @@ class ChangeLog:
         table = self._relations()
         known = relations_of(read_rows(table, RELATION_SCHEMA))
         new = [relation for version, relation in relations.items() if version not in known]
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             append_rows(table, RELATION_SCHEMA, relation_rows(new))
 
-    def add_catalogs(self, versions: Sequence[CatalogVersion]) -> None:
+    def add_catalogs(self, versions: Sequence[CatalogRow]) -> None:
         """Add catalogs; for an owner and a `from_lsn` that have one, the one that was read later counts."""
         if not versions:
             return
         table = self._catalogs()
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             append_rows(table, CATALOG_SCHEMA, catalog_rows(versions))
 
-    def forget_catalogs_behind_end(self) -> tuple[CatalogVersion, ...]:
+    def drop_uncommitted_catalogs(self) -> tuple[CatalogRow, ...]:
         """Remove what a pull has left that died before its commit; returns all that stays, in order.
 
         It would be written again, unless the server has become another one meanwhile that never had it.
@@ -296,7 +303,7 @@ class ChangeLog:
             # The catalog of now would be taken for that of all changes which are there.
             check_first_catalog(self.uri, None, self.header.start_lsn)
         if len(known) < len(versions):
-            with writing(self.uri):
+            with storage_write_errors(self.uri):
                 replace_catalogs(self._catalogs(), known)
         return known
 
@@ -308,7 +315,7 @@ class ChangeLog:
         """
         return KnownRelations(self.uri, relations_of(read_rows(self._relations(), RELATION_SCHEMA)))
 
-    def catalogs(self) -> tuple[CatalogVersion, ...]:
+    def catalogs(self) -> tuple[CatalogRow, ...]:
         """The publisher's catalogs in the order in which they came into force for all transactions.
 
         Raises:
@@ -330,15 +337,15 @@ class ChangeLog:
             group for segment in self._changes.segments(window) for group in self._row_groups(segment, window)
         )
 
-    def first_cut(self, window: Window, rows: int) -> Lsn:
+    def split_lsn(self, window: Window, rows: int) -> Lsn:
         """Where to cut `window` first so that no part has many more than `rows` messages; else its end.
 
         Windows that begin at different places have their cuts at the same ones. A segment is never cut.
         """
-        inside = (end for end in self._changes.ends_every(rows) if end > window.after.value)
+        inside = (end for end in self._changes.split_points(rows) if end > window.after.value)
         return min(window.upto, Lsn(next(inside, window.upto.value)))
 
-    def commits(self, window: Window) -> Iterator[LoggedCommit]:
+    def commits(self, window: Window) -> Iterator[CommittedTransaction]:
         """The transactions of `window` in commit order; a message outside of any is none (R9.13).
 
         Raises:
@@ -346,7 +353,7 @@ class ChangeLog:
         """
         return logged_commits(self.segments(window), window)
 
-    def first_commit(self, window: Window) -> LoggedCommit | None:
+    def first_commit(self, window: Window) -> CommittedTransaction | None:
         """The first transaction of `window`; reads no further than to it.
 
         Raises:
@@ -396,13 +403,13 @@ class ChangeLog:
         """
         return logged_messages(self.segments(window), window, prefix)
 
-    def end_without(self, window: Window, versions: Set[int]) -> Lsn:
+    def last_lsn_without(self, window: Window, versions: Set[int]) -> Lsn:
         """Up to where `window` can be applied without a change of these relation versions.
 
         Raises:
             ChangeLogDamaged: as for `segments`.
         """
-        return end_without(self.segments(window), window, versions)
+        return last_lsn_without(self.segments(window), window, versions)
 
     def end_before(self, window: Window, sent: SentChanges, catalogs: CatalogVersions) -> Lsn:
         """Up to where `window` can be applied without one of these changes.
@@ -441,7 +448,7 @@ class ChangeLog:
         """
         if not segments:
             return 0
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             return prune(self._changes, self.header.slot, segments, keep_files=keep_files)
 
     def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> Compacted:
@@ -455,8 +462,8 @@ class ChangeLog:
             ChangeLogConflict: if another process prunes or compacts the log.
             ChangeLogNotWritable: if a file cannot be written.
         """
-        start = Position(start_application(self.header.slot), self.start_lsn.value)
-        with writing(self.uri):
+        start = AppTransaction(start_application(self.header.slot), self.start_lsn.value)
+        with storage_write_errors(self.uri):
             done = compact(self._changes, start, limits)
             done += compact_relations(self._relations()) + compact_catalogs(self._catalogs())
             if done.removed:
@@ -469,7 +476,7 @@ class ChangeLog:
         Raises:
             ChangeLogNotWritable: if one cannot be deleted.
         """
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             tables = (self._changes, self._relations(), self._catalogs())
             return sum(delete_removed(table, older_than_hours=older_than_hours) for table in tables)
 
@@ -481,7 +488,7 @@ class ChangeLog:
         Raises:
             ChangeLogNotWritable: if one cannot be deleted.
         """
-        with writing(self.uri):
+        with storage_write_errors(self.uri):
             return remove_orphans(self._location, self._changes, self.end_lsn)
 
     def _relations(self) -> DurableTable:

@@ -55,7 +55,7 @@ triggers."""
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogVersion:
+class CatalogRow:
     """What is known of the publisher's definitions from a position on (R9.10).
 
     Without `owner` the text is a whole catalog, in force from `from_lsn` on; `read_lsn` is the publisher's
@@ -142,7 +142,7 @@ def relations_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
     }
 
 
-def catalog_rows(versions: Iterable[CatalogVersion]) -> list[dict[str, Any]]:
+def catalog_rows(versions: Iterable[CatalogRow]) -> list[dict[str, Any]]:
     """Rows of `CATALOG_SCHEMA`."""
     return [
         {
@@ -155,14 +155,14 @@ def catalog_rows(versions: Iterable[CatalogVersion]) -> list[dict[str, Any]]:
     ]
 
 
-def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogVersion, ...]:
+def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
     """The catalogs of such rows in the order in which all transactions see them.
 
     One per owner and `from_lsn`: the one that was read last.
     """
     last = {(row["owner"], row["from_lsn"]): row for row in sorted(rows, key=lambda row: row["read_lsn"])}
     versions = (
-        CatalogVersion(
+        CatalogRow(
             Lsn(row["from_lsn"]),
             Lsn(row["read_lsn"]),
             row["catalog"],

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from cdc_replay.changelog.segment import SegmentWriter, plan_row_groups, read_row_group
-from cdc_replay.changelog.storage import PARTIAL, Location, delete_files, make_folder, sync_folder, writing
+from cdc_replay.changelog.storage import (
+    PARTIAL,
+    Location,
+    delete_files,
+    make_folder,
+    storage_write_errors,
+    sync_folder,
+)
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 
 if TYPE_CHECKING:
@@ -58,7 +65,7 @@ class PreparedTransactions:
         Raises:
             ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
         """
-        with writing(self._folder.uri):
+        with storage_write_errors(self._folder.uri):
             make_folder(self._folder)
             with SegmentWriter(self._folder, key.file_name) as writer:
                 for batch in batches:
@@ -80,7 +87,7 @@ class PreparedTransactions:
         Raises:
             ChangeLogNotWritable: if a file cannot be removed.
         """
-        with writing(self._folder.uri):
+        with storage_write_errors(self._folder.uri):
             if delete_files(self._folder, [key.file_name for key in keys]):
                 sync_folder(self._folder)
 

@@ -19,7 +19,8 @@ from typing import Final
 
 import pyarrow.compute as pc
 
-from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.delta.actions import AppTransaction
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.segment import Segment, plan_row_groups, read_columns
 from cdc_replay.changelog.storage import delete_files
 from cdc_replay.failpoints import failpoint
@@ -85,6 +86,6 @@ def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_f
         ChangeLogConflict: if another process prunes or compacts the log.
     """
     start = max(segment.max_commit_lsn for segment in segments)
-    table.replace(segments, (), Position(start_application(slot), start))
+    table.replace(segments, (), AppTransaction(start_application(slot), start))
     failpoint("prune.after_commit")
     return 0 if keep_files else delete_files(table.location, [segment.name for segment in segments])

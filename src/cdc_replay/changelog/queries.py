@@ -39,7 +39,7 @@ class LoggedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedCommit:
+class CommittedTransaction:
     """A transaction of the log; `commit_time` is microseconds since 1970-01-01 UTC (R9.14)."""
 
     commit_lsn: Lsn
@@ -66,7 +66,7 @@ class LoggedDefinitions:
         yield from self.truncates
 
 
-def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[LoggedCommit]:
+def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[CommittedTransaction]:
     """The transactions of `window` in these row groups, in their order.
 
     Raises:
@@ -75,7 +75,7 @@ def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[Logge
     for group in groups:
         table = read_columns(group, ("commit_lsn", "commit_time", "xid", "seq"), window)
         for row in table.filter(_first_messages(table)).to_pylist():
-            yield LoggedCommit(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
+            yield CommittedTransaction(Lsn(row["commit_lsn"]), row["commit_time"], row["xid"])
 
 
 def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
@@ -136,7 +136,7 @@ def _are_logical(table: pa.Table) -> pa.ChunkedArray:
     return pc.equal(table["kind"], MessageType.MESSAGE.value)
 
 
-def end_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) -> Lsn:
+def last_lsn_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) -> Lsn:
     """Up to where `window` can be applied without a change of these relation versions.
 
     That is the end of the transaction before the first one with such a change; `window.after` if there is
@@ -174,7 +174,7 @@ class SentChanges:
 def end_before(
     groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
 ) -> Lsn:
-    """As `end_without`, up to where there is none of these changes.
+    """As `last_lsn_without`, up to where there is none of these changes.
 
     Raises:
         ChangeLogDamaged: as for `read_columns`.

@@ -21,7 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_replay.changelog.storage import PARTIAL, Location, give_name, make_file, reading, sync_file
+from cdc_replay.changelog.storage import (
+    PARTIAL,
+    Location,
+    make_file,
+    publish_file,
+    storage_read_errors,
+    sync_file,
+)
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.frames import LOG
 from cdc_replay.model.lsn import Window
@@ -132,7 +139,7 @@ class SegmentWriter:
         size = self._file.filesystem.get_file_info(self._file.path).size
         if self._file != self._target:
             sync_file(self._file)
-            give_name(self._file, self._target)
+            publish_file(self._file, self._target)
         return Segment(self._target.name, size, self._rows, self._first, self._last)
 
     def _open(self) -> pq.ParquetWriter:
@@ -243,7 +250,7 @@ def fault(file: Location, row_group: int | None, error: Exception) -> ChangeLogD
     Raises:
         ChangeLogUnavailable: if the store does not answer; then nothing is known of the segment.
     """
-    with reading(file.uri):
+    with storage_read_errors(file.uri):
         file.filesystem.get_file_info(file.path)
     return damaged(file.uri, row_group, error)
 

@@ -13,8 +13,8 @@ a name that no reader regards (`PARTIAL`), flushed, given its name, and then its
 | the folder is flushed       | the whole file                                                        |
 
 A name never shows a part of its content, so a reader needs no recovery. What a process finds by its name may
-still be lost while the process that wrote it is between the last two steps, or was killed there: `settle`
-flushes the folder before anything is built upon what was found.
+still be lost while the process that wrote it is between the last two steps, or was killed there:
+`sync_visible_files` flushes the folder before anything is built upon what was found.
 
 What a store needs to be reached comes from the environment: the variables that its own tools read, see
 docs/change-log.md. It is handed to the three libraries that read and write (pyarrow, deltalake, obstore) here
@@ -173,13 +173,13 @@ def replace(file: Location, content: bytes) -> None:
     partial = file.parent / f"{PARTIAL}{uuid.uuid4().hex}.{file.name}"
     try:
         _write(Path(partial.path), content)
-        give_name(partial, file)
+        publish_file(partial, file)
     except OSError:
         _discard(Path(partial.path))
         raise
 
 
-def give_name(partial: Location, file: Location) -> None:
+def publish_file(partial: Location, file: Location) -> None:
     """Give a local file, whose content is flushed, its name, durably."""
     Path(partial.path).replace(file.path)
     _flush(file.parent.path)
@@ -226,7 +226,7 @@ def sync_folder(location: Location) -> None:
         _flush(location.path)
 
 
-def settle(folder: Location) -> None:
+def sync_visible_files(folder: Location) -> None:
     """Make sure that the files which a folder shows will still be there after a power loss.
 
     Raises:
@@ -246,7 +246,7 @@ def make_folder(location: Location) -> None:
     folder = Path(location.path)
     private_files.make_folder(folder)
     for above in folder.parents:
-        settle(Location(str(above), location.filesystem, str(above)))
+        sync_visible_files(Location(str(above), location.filesystem, str(above)))
 
 
 def make_file(location: Location) -> None:
@@ -265,7 +265,7 @@ def close_to_others(location: Location) -> None:
 
 
 @contextlib.contextmanager
-def writing(uri: str) -> Iterator[None]:
+def storage_write_errors(uri: str) -> Iterator[None]:
     """Raise what the operating system or the object store says about writing to `uri` as an error of ours.
 
     Raises:
@@ -283,7 +283,7 @@ def writing(uri: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(uri: str) -> Iterator[None]:
+def storage_read_errors(uri: str) -> Iterator[None]:
     """Raise what the operating system or the object store says about reading `uri` as an error of ours.
 
     Raises:

@@ -37,7 +37,7 @@ from cdc_replay.changelog.segment import (
 )
 from cdc_replay.changelog.storage import Location
 from cdc_replay.changelog.verify_commits import check_changes, verified_table
-from cdc_replay.changelog.verify_rows import Found, RowOrder, RowReader
+from cdc_replay.changelog.verify_rows import RowGroupSummary, RowOrder, RowReader
 from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
@@ -111,10 +111,12 @@ def _verify_segments(
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, read: Callable[[Segment], tuple[Found, ...]], segments: Iterable[Segment]
-) -> Iterator[tuple[Segment, Future[tuple[Found, ...]]]]:
+    pool: ThreadPoolExecutor,
+    read: Callable[[Segment], tuple[RowGroupSummary, ...]],
+    segments: Iterable[Segment],
+) -> Iterator[tuple[Segment, Future[tuple[RowGroupSummary, ...]]]]:
     """The segments in order, while the next few are being read."""
-    pending: collections.deque[tuple[Segment, Future[tuple[Found, ...]]]] = collections.deque()
+    pending: collections.deque[tuple[Segment, Future[tuple[RowGroupSummary, ...]]]] = collections.deque()
     for segment in segments:
         pending.append((segment, pool.submit(read, segment)))
         if len(pending) > 2 * THREADS:
@@ -123,18 +125,18 @@ def _ahead(
 
 
 def _unless_gone(
-    changes: DurableTable, segment: Segment, future: Future[tuple[Found, ...]]
-) -> tuple[Found, ...]:
+    changes: DurableTable, segment: Segment, future: Future[tuple[RowGroupSummary, ...]]
+) -> tuple[RowGroupSummary, ...]:
     """What was read of a segment; nothing if it cannot be read because a prune has deleted it by now."""
     try:
         return future.result()
     except ChangeLogDamaged:
-        if not changes.lacks_now([segment]):
+        if not changes.is_stale([segment]):
             raise
         return ()
 
 
-def _read_segment(folder: Location, reader: RowReader, segment: Segment) -> tuple[Found, ...]:
+def _read_segment(folder: Location, reader: RowReader, segment: Segment) -> tuple[RowGroupSummary, ...]:
     """The content of a segment, which is what was committed. Runs in a thread of its own."""
     file = folder / segment.name
     size = file.filesystem.get_file_info(file.path).size
@@ -164,7 +166,7 @@ def _check_name(file: Location, segment: Segment) -> None:
         raise _fault(file, problem)
 
 
-def _read_row_group(reader: RowReader, group: RowGroup, limits: tuple[int, int] | None) -> Found:
+def _read_row_group(reader: RowReader, group: RowGroup, limits: tuple[int, int] | None) -> RowGroupSummary:
     found = reader.read(group)
     content = int(found.commit_lsns.min()), int(found.commit_lsns.max())
     if limits is not None and limits != content:

@@ -33,7 +33,7 @@ _BEFORE_ALL: Final = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RowGroupSummary:
     """What is in a row group, as far as order and number matter; bytes are those of the messages."""
 
     group: RowGroup
@@ -55,7 +55,7 @@ class RowReader:
         """A reader that knows these relations by version."""
         return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
 
-    def read(self, group: RowGroup) -> Found:
+    def read(self, group: RowGroup) -> RowGroupSummary:
         """What is in the row group, once every message of it has been decoded.
 
         Raises:
@@ -77,7 +77,7 @@ class RowReader:
                 rule=error.rule,
             ) from error
         begins = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
-        return Found(
+        return RowGroupSummary(
             group,
             batch["commit_lsn"].to_numpy(),
             batch["seq"].to_numpy(),
@@ -108,7 +108,7 @@ class RowOrder:
 
     last: tuple[int, int] = _BEFORE_ALL
 
-    def take(self, segment: Iterable[Found]) -> None:
+    def take(self, segment: Iterable[RowGroupSummary]) -> None:
         """Check that the rows of a segment come next, one by one.
 
         Raises:
@@ -117,7 +117,7 @@ class RowOrder:
         for found in segment:
             self._follow(found)
 
-    def _follow(self, found: Found) -> None:
+    def _follow(self, found: RowGroupSummary) -> None:
         lsns = np.concatenate(([self.last[0]], found.commit_lsns))
         seqs = np.concatenate(([self.last[1]], found.seqs))
         is_same = lsns[1:] == lsns[:-1]

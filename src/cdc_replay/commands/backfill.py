@@ -6,7 +6,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.opening import capture_source, open_subscription
 from cdc_replay.config import Config
 from cdc_replay.model.results import BackfillResult
-from cdc_replay.replay.backfill import backfill_range, range_of
+from cdc_replay.replay.backfill import backfill_range, parse_range
 
 
 def backfill(
@@ -33,7 +33,7 @@ def backfill(
         CdcReplayError: as `backfill_range`.
     """
     source = capture_source(config, config.subscription(subscription).subscription.publisher)
-    wanted = range_of(ChangeLog.open(source.change_log), start, end)
+    wanted = parse_range(ChangeLog.open(source.change_log), start, end)
     writes = into is None and not dry_run
     with open_subscription(config, subscription, "backfill", writes=writes) as session:
         return backfill_range(source, session, wanted, into=into, dry_run=dry_run)

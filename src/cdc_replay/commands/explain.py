@@ -17,11 +17,11 @@ from cdc_replay.model.publication import PublishAction, PublisherCatalog, RowFil
 from cdc_replay.model.results import Result
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.postgres.connection import connect
-from cdc_replay.publication.capture_coverage import not_captured
+from cdc_replay.publication.capture_coverage import uncaptured_leaves
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import PublishedRelation, resolve, synced_tables
 from cdc_replay.publication.restrictions import check_publications, warnings_for
-from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.table_rewrites import rewritten_tables
 
 BY_POSITION: Final = "exact by position: the publisher has the event triggers"
@@ -97,7 +97,7 @@ def explain(config: Config, subscription: str) -> ExplainResult:
 
 
 def _not_captured(catalog: PublisherCatalog, subscription: Subscription) -> tuple[str, ...]:
-    missing = not_captured(catalog, subscription, synced_tables(catalog, subscription.publications))
+    missing = uncaptured_leaves(catalog, subscription, synced_tables(catalog, subscription.publications))
     if not missing:
         return ()
     return (f"not captured: {', '.join(missing)}; run `cdc-replay setup {subscription.publisher}` [R2.3]",)
@@ -110,7 +110,7 @@ def _changed(config: Config, subscription: str, catalog: PublisherCatalog) -> tu
     try:
         with connect(config.dsn_of(found), purpose=f"explain {subscription}") as connection:
             rewritten = rewritten_tables(connection, subscription)
-            changed = changed_filters(connection, found.subscription, change_log, catalog)
+            changed = definition_drifts(connection, found.subscription, change_log, catalog)
     except ChangeLogMissing:
         return ()
     except CdcReplayError as error:

@@ -38,13 +38,13 @@ from cdc_replay.errors import (
     ChangeLogDamaged,
     InvalidConfiguration,
     InvalidLsn,
-    RetentionUnknown,
-    SubscriptionBusy,
+    PruneLimitUnknown,
+    SubscriptionInUse,
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
-from cdc_replay.model.timestamp import moment_text, parse_timestamp
+from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.state import KnownTable
@@ -52,11 +52,11 @@ from cdc_replay.subscriber.state import KnownTable
 if TYPE_CHECKING:
     from cdc_replay.changelog.segment import Segment
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class LogRequirement:
     """What a subscription still needs: what commits after `lsn`."""
 
     subscription: str
@@ -81,7 +81,7 @@ class _Retention:
         """Somebody has said what is kept."""
         return self.before is not None or self.keep_hours is not None
 
-    def limit(self, publisher: PublisherConfig, needed: Lsn) -> _Limit:
+    def limit(self, publisher: PublisherConfig, needed: Lsn) -> PruneLimit:
         """Up to where may be pruned of what is not `needed`."""
         upto, moments = needed, []
         hours = self.keep_hours
@@ -93,12 +93,12 @@ class _Retention:
             try:
                 upto = min(needed, Lsn.parse(self.before))
             except InvalidLsn:
-                moments.append(parse_timestamp(self.before))
-        return _Limit(upto, min(moments, default=None))
+                moments.append(parse_timestamp_us(self.before))
+        return PruneLimit(upto, min(moments, default=None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Limit:
+class PruneLimit:
     """Up to where may be pruned: by position, and by time in microseconds since 1970."""
 
     upto: Lsn
@@ -110,11 +110,11 @@ class _Plan:
     """What would go, and who still needs what of the log."""
 
     change_log: ChangeLog
-    needs: tuple[Need, ...]
+    needs: tuple[LogRequirement, ...]
     segments: tuple[Segment, ...]
 
     @property
-    def neediest(self) -> Need | None:
+    def neediest(self) -> LogRequirement | None:
         """The subscription that needs most."""
         return min(self.needs, key=lambda need: need.lsn, default=None)
 
@@ -223,12 +223,12 @@ def _times(change_log: ChangeLog, segments: Sequence[Segment]) -> tuple[str | No
     # Where nobody needs to know the times, a segment that cannot be read may go.
     with contextlib.suppress(ChangeLogDamaged):
         if (times := change_log.commit_times(segments)) is not None:
-            return moment_text(times[0]), moment_text(times[1])
+            return timestamp_text(times[0]), timestamp_text(times[1])
     return None, None
 
 
 def _log(what: str, result: PruneResult) -> None:
-    log.info(
+    logger.info(
         "%s the change log of %s (%s, %s]: %d segments, %d messages, %d bytes, committed from %s to %s;"
         " needed from %s by %s",
         what, result.publisher, result.from_lsn, result.to_lsn,
@@ -237,7 +237,7 @@ def _log(what: str, result: PruneResult) -> None:
     )  # fmt: skip
 
 
-def _needs(config: Config, publisher: PublisherConfig, change_log: ChangeLog) -> tuple[Need, ...]:
+def _needs(config: Config, publisher: PublisherConfig, change_log: ChangeLog) -> tuple[LogRequirement, ...]:
     subscriptions = config.subscriptions.values()
     return tuple(
         _need(config, found, change_log)
@@ -246,7 +246,7 @@ def _needs(config: Config, publisher: PublisherConfig, change_log: ChangeLog) ->
     )
 
 
-def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> Need:
+def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> LogRequirement:
     name = found.name
     try:
         with connect(config.dsn_of(found), purpose=f"prune {name}") as connection:
@@ -254,21 +254,21 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> N
             _check_publisher(connection, name, change_log)
             is_busy = _is_busy(connection, name)
             states = _holding(state.known_tables(connection, name))
-    except RetentionUnknown:
+    except PruneLimitUnknown:
         raise
     except (CdcReplayError, psycopg.Error) as error:
-        raise RetentionUnknown(
+        raise PruneLimitUnknown(
             f'subscription "{name}" cannot be asked what it still needs, so nothing is pruned',
             detail=str(error).strip(),
             hint="Bring its subscriber back, or take the subscription out of the configuration.",
         ) from error
     if is_busy and (not states or any(isinstance(each, Pending) for each in states)):
-        raise RetentionUnknown(
+        raise PruneLimitUnknown(
             f'subscription "{name}" may be about to copy tables, so nothing is pruned',
             detail="A job of it runs, and it has tables that wait for their snapshot.",
             hint="Run the command again when the job has ended.",
         )
-    return Need(name, _needed_lsn(name, states, change_log), is_busy)
+    return LogRequirement(name, _needed_lsn(name, states, change_log), is_busy)
 
 
 def _holding(known: Iterable[KnownTable]) -> list[TableState]:
@@ -284,7 +284,7 @@ def _check_publisher(connection: Connection, name: str, change_log: ChangeLog) -
     try:
         state.check_publisher(connection, name, header.system_identifier, header.database)
     except AnotherPublisher as error:
-        raise RetentionUnknown(
+        raise PruneLimitUnknown(
             f"{error.message}, so nothing is pruned", detail=error.detail, hint="Correct the configuration."
         ) from error
 
@@ -293,7 +293,7 @@ def _is_busy(connection: Connection, name: str) -> bool:
     try:
         with state.lock(connection, name):
             return False
-    except SubscriptionBusy:
+    except SubscriptionInUse:
         return True
 
 
@@ -306,7 +306,7 @@ def _needed_lsn(name: str, states: Iterable[TableState], change_log: ChangeLog) 
             case Pending():
                 continue
     if behind := [lsn for lsn in reached if lsn < change_log.start_lsn]:
-        log.warning(
+        logger.warning(
             "%d tables of subscription %s end before the change log starts: they need a snapshot",
             len(behind),
             name,

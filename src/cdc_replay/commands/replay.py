@@ -13,7 +13,7 @@ from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
-from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,6 @@ def replay(
             except (CdcReplayError, psycopg.Error) as error:
                 logger.warning("subscription %s is left out: %s", name, error)
                 results[name] = ReplayResult(name, Lsn(0), Lsn(0), 0.0).failed_with(error)
-        replayed = replay_to(source, sessions, to_lsn)
+        replayed = replay_sessions(source, sessions, to_lsn)
         results |= {result.subscription: result for result in replayed}
     return tuple(results[name] for name in subscriptions)

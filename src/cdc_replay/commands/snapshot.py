@@ -10,7 +10,7 @@ from cdc_replay.config import Config
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SnapshotResult
 from cdc_replay.replay.rewritten_values import compare_marked_tables
-from cdc_replay.snapshot.run import Progress, copy_subscription
+from cdc_replay.snapshot.run import Progress, snapshot_session
 
 
 def snapshot(
@@ -25,12 +25,12 @@ def snapshot(
     Of a table that the publisher has rewritten the values are compared (R11.9).
 
     Raises:
-        CdcReplayError: as `copy_subscription`.
+        CdcReplayError: as `snapshot_session`.
     """
     options = dataclasses.replace(
         snapshot_options(config, subscription), tables=tuple(dict.fromkeys(tables)), progress=progress
     )
     with open_subscription(config, subscription, "snapshot") as session:
         source = capture_source(config, session.subscription.publisher)
-        copied = copy_subscription(source, session, options)
+        copied = snapshot_session(source, session, options)
         return dataclasses.replace(copied, compared=compare_marked_tables(source, session))

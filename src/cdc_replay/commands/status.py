@@ -23,8 +23,8 @@ from cdc_replay.model.table_state import Ready, describe
 from cdc_replay.postgres.answers import Answer, Answers
 from cdc_replay.postgres.connection import Connection, connect, connect_to_ask
 from cdc_replay.postgres.slot import slot_status
-from cdc_replay.publication.capture_coverage import left_out
-from cdc_replay.replay.definition_drift import changed_filters
+from cdc_replay.publication.capture_coverage import capture_warnings
+from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.table_rewrites import rewritten_tables
@@ -369,7 +369,7 @@ def _notices(
     notices = {table: each.notice for table, each in rewritten_tables(connection, subscription.name).items()}
     # The publisher's line says what is wrong with its log.
     with contextlib.suppress(CdcReplayError):
-        for table, changed in changed_filters(connection, subscription, change_log).items():
+        for table, changed in definition_drifts(connection, subscription, change_log).items():
             notices[table] = "; ".join([*filter(None, [notices.get(table)]), changed.notice])
     return notices
 
@@ -382,7 +382,7 @@ def _left_out(config: Config, found: SubscriptionConfig, tables: Collection[Qual
         catalog = catalog_history(change_log).at(change_log.end_lsn)
     except CdcReplayError:
         return None  # the publisher's line says what is wrong with its log
-    return "; ".join(left_out(catalog, subscription, tables)) or None
+    return "; ".join(capture_warnings(catalog, subscription, tables)) or None
 
 
 def _in_words(result: Mapping[str, object]) -> str:

@@ -31,10 +31,10 @@ from cdc_replay.model.results import CaptureResult, ReplayResult, SnapshotResult
 from cdc_replay.model.table_state import Parked
 from cdc_replay.replay.capture_and_replay import capture_and_replay
 from cdc_replay.replay.rewritten_values import compare_marked, warn_of_failure
-from cdc_replay.snapshot.run import copy_subscription, snapshot_lsn
+from cdc_replay.snapshot.run import snapshot_lsn, snapshot_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ROUNDS: Final = 5
 """A table that parks for a copy again and again is left to the next sync after that many."""
@@ -82,7 +82,7 @@ class _Syncing:
 
     def fail(self, name: str, error: Exception) -> None:
         """Note what stops that subscription, and no other."""
-        log.warning("subscription %s: %s", name, error)
+        logger.warning("subscription %s: %s", name, error)
         self.failures.setdefault(name, error)
 
     def round(self, sessions: Sequence[SubscriptionSession]) -> bool:
@@ -160,7 +160,7 @@ class _Syncing:
         if name in self.failures:
             return SnapshotResult.nothing(name)
         try:
-            return copy_subscription(
+            return snapshot_session(
                 self.source,
                 each,
                 dataclasses.replace(snapshot_options(self.config, name), release_lock=False),

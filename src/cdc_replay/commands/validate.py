@@ -26,7 +26,7 @@ from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def validate(config: Config, subscription: str) -> ValidateResult:
     dsn = config.dsn_of(config.subscription(subscription))
     with connect(dsn, purpose=f"validate {subscription}") as connection:
         state.record_result(connection, subscription, "validate", result.to_dict())
-    log.info(
+    logger.info(
         "subscription %s: %s at %s, %d tables, %.2f s",
         subscription,
         "consistent" if verdict.success else "NOT consistent",

@@ -15,7 +15,7 @@ from cdc_replay.config import Config
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
 from cdc_replay.model.results import VerifyLogResult
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 10
 
@@ -42,7 +42,7 @@ def verify_log(config: Config, publisher: str, *, progress: verify.Progress | No
         bytes=verified.bytes,
         prepared=verified.prepared,
     )
-    log.info(
+    logger.info(
         "verified the change log of %s (%s, %s]: %d segments, %d transactions, %d messages, %d bytes, %.2f s",
         publisher, result.from_lsn, result.to_lsn, result.segments, result.transactions, result.messages,
         result.bytes, result.seconds,
@@ -63,7 +63,7 @@ class _Reporter:
             self._progress(done, total)
         if time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
-            log.info("verifying the change log of %s: %d of %d bytes", self._publisher, done, total)
+            logger.info("verifying the change log of %s: %d of %d bytes", self._publisher, done, total)
 
 
 def _check_catalogs(change_log: ChangeLog) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from psycopg import sql
 
-from cdc_replay.compare.digest import Side, hash_of
+from cdc_replay.compare.digest import TableSide, hash_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Unequal:
+class UnequalBuckets:
     """The buckets whose rows differ, of `rows` rows about; `bytes` of digests were read to find them."""
 
     buckets: Buckets
@@ -103,19 +103,19 @@ def bucket_of(key_hash: sql.Composable, bits: int) -> sql.Composed:
     return sql.SQL("('x' || left({}, 8))::bit(32)::bit({})::int").format(key_hash, sql.Literal(bits))
 
 
-def unequal_buckets(publisher: Side, subscriber: Side) -> Unequal:
+def unequal_buckets(publisher: TableSide, subscriber: TableSide) -> UnequalBuckets:
     """The buckets in which the two sides do not have the same rows, as small as is worth finding."""
     found = _level(publisher, subscriber, None, FIRST_BITS)
     while more := found.split_bits:
         split = _level(publisher, subscriber, found.buckets, found.buckets.bits + more)
         helps = split.rows < found.rows / 2
-        found = Unequal(split.buckets, split.rows, found.bytes + split.bytes)
+        found = UnequalBuckets(split.buckets, split.rows, found.bytes + split.bytes)
         if not helps:
             break
     return found
 
 
-def _level(publisher: Side, subscriber: Side, within: Buckets | None, bits: int) -> Unequal:
+def _level(publisher: TableSide, subscriber: TableSide, within: Buckets | None, bits: int) -> UnequalBuckets:
     size = 0
 
     def count(length: int) -> None:
@@ -129,12 +129,12 @@ def _level(publisher: Side, subscriber: Side, within: Buckets | None, bits: int)
         unequal = list(differing(here, there))
     logger.debug("%d buckets differ by %d bits, %d bytes of digests", len(unequal), bits, size)
     numbers = tuple(number for number, _ in unequal)
-    return Unequal(Buckets(bits, numbers), sum(rows for _, rows in unequal), size)
+    return UnequalBuckets(Buckets(bits, numbers), sum(rows for _, rows in unequal), size)
 
 
 @contextlib.contextmanager
 def _digests(
-    side: Side, within: Buckets | None, bits: int, count: Callable[[int], None]
+    side: TableSide, within: Buckets | None, bits: int, count: Callable[[int], None]
 ) -> Iterator[Iterator[BucketDigest]]:
     rows = side if within is None else _restricted(side, within)
     bucket = bucket_of(sql.Identifier("hashed", "key_hash"), bits)
@@ -152,7 +152,7 @@ def _digests(
         yield read()
 
 
-def _restricted(side: Side, within: Buckets) -> Side:
+def _restricted(side: TableSide, within: Buckets) -> TableSide:
     """The side's rows of some buckets: of the others only the key is hashed."""
     key = sql.SQL(", ").join(map(sql.Identifier, side.key or side.columns))
     columns = sql.SQL(", ").join(map(sql.Identifier, side.columns))

@@ -32,15 +32,15 @@ import psycopg
 
 from cdc_replay.compare import digest
 from cdc_replay.compare.difference import Difference, DifferenceKind
-from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, Side
-from cdc_replay.compare.fence import Fence
+from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, TableSide
+from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.subscriber.apply_connection import own_time_zone
+from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.tables import TargetTable, missing_columns
 
@@ -175,7 +175,9 @@ class NotCompared:
     reason: str
 
 
-def compare_table(fence: Fence, validated: ValidatedTable, listed_keys: int) -> Comparison | NotCompared:
+def compare_table(
+    fence: ComparisonFence, validated: ValidatedTable, listed_keys: int
+) -> Comparison | NotCompared:
     """Compare one table; `listed_keys` differences of each kind are kept.
 
     An error that concerns only this table is an outcome, so that the other tables are still compared.
@@ -212,7 +214,11 @@ def _reason(error: Exception) -> str:
 
 
 def _compare(
-    fence: Fence, session: TargetSession, validated: ValidatedTable, target: TargetTable, listed_keys: int
+    fence: ComparisonFence,
+    session: TargetSession,
+    validated: ValidatedTable,
+    target: TargetTable,
+    listed_keys: int,
 ) -> Comparison:
     synced = validated.table
     hold(fence.publisher, [PlannedTable.of(synced.table)])
@@ -233,26 +239,32 @@ def _compare(
 
 
 def _sides(
-    fence: Fence, synced: SyncedTable, target: TargetTable, key: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[Side, Side]:
-    converted = digest.conversions(synced.table, target, columns, own_time_zone(fence.subscriber))
+    fence: ComparisonFence,
+    synced: SyncedTable,
+    target: TargetTable,
+    key: tuple[str, ...],
+    columns: tuple[str, ...],
+) -> tuple[TableSide, TableSide]:
+    converted = digest.conversions(synced.table, target, columns, database_time_zone(fence.subscriber))
     passes = printed_filters(fence.publisher, synced.table, synced.filters)
     here = digest.publisher_rows(synced.table, columns, passes, converted)
     # The filter may read columns that are not compared; a column of the same name that is not published is
     # not one.
     there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
     of_publisher, of_subscriber = digest.named_sides(synced.table.name)
-    publisher = Side(fence.publisher, here, key, columns, table=of_publisher)
-    return publisher, Side(fence.subscriber, there, key, columns, table=of_subscriber)
+    publisher = TableSide(fence.publisher, here, key, columns, table=of_publisher)
+    return publisher, TableSide(fence.subscriber, there, key, columns, table=of_subscriber)
 
 
-def _with_filter(subscriber: Side, fence: Fence, synced: SyncedTable) -> tuple[Side, str | None]:
+def _with_filter(
+    subscriber: TableSide, fence: ComparisonFence, synced: SyncedTable
+) -> tuple[TableSide, str | None]:
     """The side with what the row filter shuts out, or why its server cannot tell."""
     outside, unknown = digest.outside_there(subscriber, fence.publisher, synced)
     return dataclasses.replace(subscriber, outside=outside), unknown
 
 
-def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketComparison, ...]:
+def _compare_buckets(publisher: TableSide, subscriber: TableSide) -> tuple[BucketComparison, ...]:
     with ThreadPoolExecutor(1) as other:
         future = other.submit(digest.bucket_digests, publisher)
         there = digest.bucket_digests(subscriber)
@@ -264,7 +276,7 @@ def _compare_buckets(publisher: Side, subscriber: Side) -> tuple[BucketCompariso
 
 
 def _list_differences(
-    publisher: Side, subscriber: Side, buckets: Sequence[BucketComparison], listed_keys: int
+    publisher: TableSide, subscriber: TableSide, buckets: Sequence[BucketComparison], listed_keys: int
 ) -> Tally:
     tally = Tally(listed_keys)
     unequal = [bucket for bucket in buckets if not bucket.is_equal]
@@ -342,14 +354,14 @@ def show_key(key: Sequence[str], values: Sequence[str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(key, values, strict=True))
 
 
-def _duplicates(subscriber: Side, listed_keys: int) -> Duplicates:
+def _duplicates(subscriber: TableSide, listed_keys: int) -> Duplicates:
     count, first = digest.duplicate_keys(subscriber, listed_keys)
     return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
 
 
 def _outside(
     validated: ValidatedTable,
-    subscriber: Side,
+    subscriber: TableSide,
     buckets: Sequence[BucketComparison],
     unknown: str | None,
     listed_keys: int,

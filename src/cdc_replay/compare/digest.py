@@ -103,7 +103,7 @@ ROWS_OUTSIDE_FILTER: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class TableSide:
     """How one server reads its half of a table.
 
     `rows` is a query with exactly the compared columns, under the publisher's names. `outside` is a boolean
@@ -217,7 +217,7 @@ def outside_filter(passes: sql.Composable) -> sql.Composed:
 
 
 def outside_there(
-    side: Side, publisher: Connection, synced: SyncedTable
+    side: TableSide, publisher: Connection, synced: SyncedTable
 ) -> tuple[sql.Composed | None, str | None]:
     """What is true of the subscriber's rows that the filters shut out; None, and why, where it cannot tell.
 
@@ -282,7 +282,7 @@ def hash_of(values: sql.Composable) -> sql.Composed:
     return sql.SQL("md5(convert_to(row({})::text, 'UTF8'))").format(values)
 
 
-def bucket_digests(side: Side) -> dict[int, BucketDigest]:
+def bucket_digests(side: TableSide) -> dict[int, BucketDigest]:
     """The digest of each bucket that has rows, by bucket number."""
     query = sql.SQL(BUCKET_DIGESTS).format(hashed=side.hashed())
     with side.reading():
@@ -292,7 +292,7 @@ def bucket_digests(side: Side) -> dict[int, BucketDigest]:
         }
 
 
-def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
+def rows_of_buckets(side: TableSide, buckets: Sequence[int]) -> Iterator[HashedRow]:
     """The rows of some buckets, by hash of the key, then of the row; read through a cursor."""
     query = sql.SQL(ROWS_OF_BUCKETS).format(hashed=side.hashed(), buckets=sql.Literal(list(buckets)))
     columns = "key_hash text, row_hash text, count bigint, shown text[], outside boolean"
@@ -300,7 +300,7 @@ def rows_of_buckets(side: Side, buckets: Sequence[int]) -> Iterator[HashedRow]:
         yield HashedRow(key_hash, row_hash, count, tuple(shown), outside)
 
 
-def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
+def duplicate_keys(side: TableSide, limit: int) -> tuple[int, list[tuple[str, ...]]]:
     """How many keys occur more than once, and the values of the first of them.
 
     Equal is what the server's own operator says, so that an index on the key can answer.
@@ -313,7 +313,7 @@ def duplicate_keys(side: Side, limit: int) -> tuple[int, list[tuple[str, ...]]]:
     return total, [tuple(shown) for _, shown in found]
 
 
-def rows_outside_filter(side: Side, limit: int) -> list[tuple[str, ...]]:
+def rows_outside_filter(side: TableSide, limit: int) -> list[tuple[str, ...]]:
     """The key values of the first rows that the filter shuts out."""
     query = sql.SQL(ROWS_OUTSIDE_FILTER).format(hashed=side.hashed(), limit=sql.Literal(limit))
     return [tuple(shown) for (shown,) in side.reader.query(query)]

@@ -31,7 +31,7 @@ from cdc_replay.subscriber.state import table_states
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class ComparisonFence:
     """A repeatable-read transaction on each side, both as of `lsn`.
 
     `states` are the states of the subscription's tables, as the subscriber's transaction sees them.
@@ -56,7 +56,7 @@ class Fence:
 @contextlib.contextmanager
 def open_fence(
     snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: str, *, has_tables_of_others: bool = False
-) -> Iterator[Fence]:
+) -> Iterator[ComparisonFence]:
     """Open both sides at the snapshot's consistent point; they are closed with the context.
 
     Where the subscriber `has_tables_of_others`, what reads them as their owner is made there, and undone.
@@ -76,7 +76,9 @@ def open_fence(
         # A policy must not hide rows from the comparison: the server refuses such a read instead. So it does
         # on the publisher's side.
         subscriber.execute("set local row_security = off")
-        yield Fence(snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription))
+        yield ComparisonFence(
+            snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription)
+        )
 
 
 def _open_subscriber(dsn: str, purpose: str, *, read_only: bool) -> Connection:

@@ -25,10 +25,10 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.compare.digest import LONGEST_KEY, from_table, hash_of
-from cdc_replay.compare.staging import Pair, Staged, comparing, names, temporary
+from cdc_replay.compare.staging import StagedRows, TablePair, comparing, names, temporary
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
-from cdc_replay.subscriber.apply_connection import comparable_texts
+from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.staged_columns import collate
 from cdc_replay.subscriber.tables import TargetColumn
@@ -204,7 +204,7 @@ class Preview:
     delete: Foreseen = Foreseen()
 
 
-def merge(connection: Connection, session: TargetSession, staged: Staged) -> Merged:
+def merge(connection: Connection, session: TargetSession, staged: StagedRows) -> Merged:
     """Make the target hold the staged rows in their buckets; it is locked against other writers.
 
     Raises:
@@ -217,7 +217,7 @@ def merge(connection: Connection, session: TargetSession, staged: Staged) -> Mer
         return merging.run()
 
 
-def preview(connection: Connection, staged: Staged) -> Preview:
+def preview(connection: Connection, staged: StagedRows) -> Preview:
     """What `merge` would do, in a transaction of its own that writes nothing but temporary tables.
 
     Raises:
@@ -259,7 +259,7 @@ class MergedValues:
 def merge_values(
     connection: Connection,
     session: TargetSession,
-    staged: Staged,
+    staged: StagedRows,
     unpublished: sql.Identifier | None,
     *,
     moves: bool,
@@ -279,7 +279,7 @@ def merge_values(
 
 @contextlib.contextmanager
 def _merging(
-    connection: Connection, session: TargetSession, staged: Staged, table: sql.Identifier
+    connection: Connection, session: TargetSession, staged: StagedRows, table: sql.Identifier
 ) -> Iterator[_Merge]:
     if not session.is_of_owner:
         yield _Merge(connection, session, staged, table, table)
@@ -294,17 +294,17 @@ def _merging(
 class _Merge:
     connection: Connection
     session: TargetSession
-    staged: Staged
+    staged: StagedRows
     table: sql.Identifier
     typed: sql.Identifier
     """What is staged, as values of the target's types."""
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> TablePair:
         return self.staged.pair
 
     def run(self) -> Merged:
-        with comparable_texts(self.connection):
+        with pinned_text_formats(self.connection):
             self._compare(self.pair.outside or sql.SQL("false"), _PAIRS)
         deleted = self._run(_DELETE, is_deleted=self._filled(_IS_DELETED))
         updated = self._update()
@@ -313,7 +313,7 @@ class _Merge:
         return Merged(inserted, updated, deleted)
 
     def preview(self) -> Preview:
-        with comparable_texts(self.connection):
+        with pinned_text_formats(self.connection):
             self._compare(self.pair.outside or sql.SQL("false"), _PAIRS)
             return Preview(*(self._foreseen(rows) for rows in (_INSERTED_ROWS, _UPDATED_ROWS, _DELETED_ROWS)))
 
@@ -341,7 +341,7 @@ class _Merge:
 
     def run_values(self, unpublished: sql.Identifier | None, *, moves: bool) -> MergedValues:
         """Update the rows that both sides have, if it `moves` any, and count those of one side."""
-        with comparable_texts(self.connection):
+        with pinned_text_formats(self.connection):
             self._compare(sql.SQL("false"), _PAIRS_OF_ONE)
             surplus = self._count(_COUNT_SURPLUS)
             taken_out = 0 if unpublished is None else self._taken_out(unpublished)

@@ -43,7 +43,7 @@ from cdc_replay.model.table_state import Pending
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.copy_definitions import Brought, brought
+from cdc_replay.subscriber.copy_definitions import CopyDefinition, read_copy_definitions
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
 
@@ -214,8 +214,8 @@ class _Other:
         return tuple(dict.fromkeys((*record.publications, *configured.publications)))
 
     @property
-    def _brought(self) -> Brought | None:
-        return brought(self.session.connection, self.feed.name).get(self.feed.table)
+    def _brought(self) -> CopyDefinition | None:
+        return read_copy_definitions(self.session.connection, self.feed.name).get(self.feed.table)
 
     @property
     def _state(self) -> object:

@@ -23,10 +23,10 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from cdc_replay.compare.buckets import Unequal, unequal_buckets
-from cdc_replay.compare.digest import Side
+from cdc_replay.compare.buckets import UnequalBuckets, unequal_buckets
+from cdc_replay.compare.digest import TableSide
 from cdc_replay.compare.merge import Merged, MergedValues, Preview, merge, merge_values, preview
-from cdc_replay.compare.staging import Pair, Staged, comparing, stage, stage_unpublished_keys
+from cdc_replay.compare.staging import StagedRows, TablePair, comparing, stage, stage_unpublished_keys
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -37,14 +37,18 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.subscriber.apply_connection import comparable_texts, connect_as_worker, set_lock_timeout
+from cdc_replay.subscriber.apply_connection import (
+    connect_as_apply_worker,
+    pinned_text_formats,
+    set_lock_timeout,
+)
 from cdc_replay.subscriber.as_owner import TargetSessions, act_on, named
-from cdc_replay.subscriber.replication_origin import under_origin
+from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import TargetTable, check_names, check_targets, read_target_tables
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,14 @@ def reconcile_tables(
     """
     with (
         contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
+        contextlib.closing(
+            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
+        ) as subscriber,
     ):
         work = _compared(request, publisher, subscriber)
         publisher.rollback()
         failpoint("reconcile.after_staging")
-        with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
+        with _lock_errors(request), replication_origin(subscriber, request.subscription, request.lsn):
             targets = [each.staged.pair.target for each in work]
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, targets) as sessions:
@@ -144,7 +150,9 @@ def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
     """
     with (
         contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
+        contextlib.closing(
+            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
+        ) as subscriber,
     ):
         work = _compared(request, publisher, subscriber)
         publisher.rollback()
@@ -183,14 +191,16 @@ def compare_values(
     """
     with (
         contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(connect_as_worker(request.subscriber_dsn, purpose=request.purpose)) as subscriber,
+        contextlib.closing(
+            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
+        ) as subscriber,
     ):
         (work,) = _compared(request, publisher, subscriber)
         with comparing(work.staged.pair.name):
             unpublished = stage_unpublished_keys(work.staged, 0, publisher, subscriber)
         publisher.rollback()
         failpoint("reconcile.after_staging")
-        with _lock_errors(request), under_origin(subscriber, request.subscription, request.lsn):
+        with _lock_errors(request), replication_origin(subscriber, request.subscription, request.lsn):
             target = work.staged.pair.target
             targets = [target] if moves and work.staged.buckets.numbers else []
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
@@ -212,7 +222,7 @@ def compare_values(
 class _Work:
     """What there is to merge into one table, and what finding it took."""
 
-    staged: Staged
+    staged: StagedRows
     bytes: int
     seconds: float
 
@@ -227,23 +237,25 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
     work = []
     for number, synced in enumerate(request.tables):
         began = time.monotonic()
-        log.info("subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn)
+        logger.info(
+            "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn
+        )
         hold(publisher, [PlannedTable.of(synced.table)])
         target = targets[synced.table.name]
         with (
             comparing(synced.table.name),
-            comparable_texts(subscriber),
+            pinned_text_formats(subscriber),
             subscriber.transaction(),
             act_on(subscriber, [target], only_reads=True) as sessions,
         ):
             session = sessions.of(target)
-            pair = Pair.of(synced, target, publisher, subscriber, session)
+            pair = TablePair.of(synced, target, publisher, subscriber, session)
             pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
             pair, unequal = _unequal(pair, publisher, pair.subscriber(subscriber, session))
         failpoint("reconcile.after_digests")
         staged = stage(pair, number, unequal.buckets, publisher, subscriber)
         work.append(_Work(staged, unequal.bytes + staged.bytes, time.monotonic() - began))
-        log.info(
+        logger.info(
             "subscription %s: %s compared (%d of %d): %d buckets differ, %d rows of them read, %d bytes",
             *(request.subscription, pair.name, number + 1, len(request.tables)),
             *(len(unequal.buckets.numbers), staged.rows, work[-1].bytes),
@@ -251,7 +263,9 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
     return work
 
 
-def _unequal(pair: Pair, publisher: Connection, subscriber: Side) -> tuple[Pair, Unequal]:
+def _unequal(
+    pair: TablePair, publisher: Connection, subscriber: TableSide
+) -> tuple[TablePair, UnequalBuckets]:
     """The buckets that differ. A filter that fails on a row of the subscriber is not asked there."""
     if pair.outside is not None:
         # Savepoints: the imported snapshot must survive.
@@ -284,7 +298,7 @@ def _merged(
     done = ReconciledTable(
         name, merged.insert, merged.update, merged.delete, work.staged.rows, work.bytes, seconds
     )
-    log.info(
+    logger.info(
         "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
         *(request.subscription, name, done.insert, done.update, done.delete, done.seconds),
     )

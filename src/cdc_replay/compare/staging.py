@@ -16,21 +16,21 @@ from psycopg import sql
 
 from cdc_replay.compare import digest
 from cdc_replay.compare.buckets import Buckets
-from cdc_replay.compare.digest import Side
+from cdc_replay.compare.digest import TableSide
 from cdc_replay.errors import CdcReplayError, InvalidFilter
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.subscriber.apply_connection import own_time_zone
+from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TablePair:
     """A published table and its target; rows belong together by `key`, empty where there is none.
 
     `passes` is true of the publisher's rows that the row filters let through, None where there are none;
@@ -55,7 +55,7 @@ class Pair:
         publisher: Connection,
         subscriber: Connection,
         session: TargetSession,
-    ) -> Pair:
+    ) -> TablePair:
         """The pair; the target has all the published columns.
 
         Raises:
@@ -63,7 +63,7 @@ class Pair:
         """
         key = digest.common_key(synced.table, target, synced.columns)
         passes = printed_filters(publisher, synced.table, synced.filters)
-        pair = cls(synced, target, key, own_time_zone(subscriber), passes)
+        pair = cls(synced, target, key, database_time_zone(subscriber), passes)
         outside, _ = digest.outside_there(pair.subscriber(subscriber, session), publisher, synced)
         return dataclasses.replace(pair, outside=outside)
 
@@ -82,20 +82,20 @@ class Pair:
         """What decides about a row's bucket: its key, or all of it."""
         return self.key or self.columns
 
-    def publisher(self, connection: Connection) -> Side:
+    def publisher(self, connection: Connection) -> TableSide:
         """The rows that the target should hold."""
         rows = digest.publisher_rows(self.synced.table, self.columns, self.passes, self._converted)
         of_publisher, _ = digest.named_sides(self.synced.table.name)
-        return Side(connection, rows, self.key, self.columns, table=of_publisher)
+        return TableSide(connection, rows, self.key, self.columns, table=of_publisher)
 
-    def subscriber(self, connection: Connection, session: TargetSession) -> Side:
+    def subscriber(self, connection: Connection, session: TargetSession) -> TableSide:
         """The rows that it holds, without those that are known to be outside of the filter."""
         rows = digest.subscriber_rows(self.name, self.columns, is_partitioned=self.target.is_partitioned)
         if self.outside is not None:
             inside = "select {} from ({}) as rows where not ({})"
             rows = sql.SQL(inside).format(names(self.columns), rows, self.outside)
         _, of_subscriber = digest.named_sides(self.name)
-        return Side(connection, rows, self.key, self.columns, session=session, table=of_subscriber)
+        return TableSide(connection, rows, self.key, self.columns, session=session, table=of_subscriber)
 
     def rows_of(self, buckets: Buckets) -> sql.Composed:
         """The publisher's rows in these buckets, with the values as they are there."""
@@ -122,10 +122,10 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedRows:
     """A pair whose rows in `buckets` are staged in temporary table `table`; None: there is nothing to do."""
 
-    pair: Pair
+    pair: TablePair
     buckets: Buckets
     table: sql.Identifier | None
     rows: int
@@ -153,26 +153,28 @@ class Staged:
         return view
 
 
-def stage(pair: Pair, number: int, buckets: Buckets, publisher: Connection, subscriber: Connection) -> Staged:
+def stage(
+    pair: TablePair, number: int, buckets: Buckets, publisher: Connection, subscriber: Connection
+) -> StagedRows:
     """Bring the publisher's rows of the buckets; `number` tells the session's temporary tables apart.
 
     Raises:
         CdcReplayError: as `copy_across`.
     """
     if not buckets.numbers and pair.outside is None:
-        return Staged(pair, buckets, None, 0, 0)
+        return StagedRows(pair, buckets, None, 0, 0)
     table = _create(subscriber, f"reconcile_{number}", pair.target, pair.columns)
     if not buckets.numbers:
-        return Staged(pair, buckets, table, 0, 0)
+        return StagedRows(pair, buckets, table, 0, 0)
     copied: Copied = copy_across(
         publisher, [pair.rows_of(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
     )
     subscriber.execute(sql.SQL("analyze {}").format(table))
-    return Staged(pair, buckets, table, copied.rows, copied.bytes)
+    return StagedRows(pair, buckets, table, copied.rows, copied.bytes)
 
 
 def stage_unpublished_keys(
-    staged: Staged, number: int, publisher: Connection, subscriber: Connection
+    staged: StagedRows, number: int, publisher: Connection, subscriber: Connection
 ) -> sql.Identifier | None:
     """Bring the keys of the rows of the same buckets that the publisher has and does not publish.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.constant_folding import LENGTH_CASTS, folded
+from cdc_replay.filters.constant_folding import LENGTH_CASTS, fold_constants
 from cdc_replay.filters.datum import PrintedFilter
 from cdc_replay.filters.expression import (
     Bool,
@@ -30,7 +30,7 @@ from cdc_replay.filters.expression import (
 )
 from cdc_replay.filters.node_text import attnums_in, read_node
 from cdc_replay.filters.node_tree import parse
-from cdc_replay.filters.unsupported import reason_for_server
+from cdc_replay.filters.unsupported import unsupported_reason
 from cdc_replay.model.publication import Generated, RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName
 
@@ -72,10 +72,10 @@ def compile_filter(row_filter: RowFilter, table: Table) -> CompiledFilter:
     Raises:
         InvalidFilter: if the stored tree is not one, or reads a column that the table does not have.
     """
-    return compile_any((row_filter,), table)
+    return compile_or((row_filter,), table)
 
 
-def compile_any(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter:
+def compile_or(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter:
     """How to evaluate the OR of the filters that several publications have for `table` (R3.5).
 
     PostgreSQL evaluates them from left to right and stops at the first that is TRUE, so that an error in a
@@ -90,7 +90,7 @@ def compile_any(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilte
     columns = _columns_read(expression, table)
     because = _reason(expression, columns, shown(row_filters))
     if because is None:
-        return SparkFilter(folded(expression), columns)
+        return SparkFilter(fold_constants(expression), columns)
     return ServerFilter(
         filters=tuple(row_filters),
         columns=_with_generation(columns, table),
@@ -130,7 +130,7 @@ def _reason(stored: Expression, columns: tuple[TableColumn, ...], printed: str) 
         return f'column "{generated[0]}" is generated: its value is not sent, but computed again'
     if not all(map(PrintedFilter(printed).holds, _written_constants(stored))):
         return "constants are stored in a form that this software does not read"
-    return reason_for_server(folded(stored))
+    return unsupported_reason(fold_constants(stored))
 
 
 def _written_constants(expression: Expression) -> Iterator[Constant]:

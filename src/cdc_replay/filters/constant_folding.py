@@ -40,13 +40,13 @@ Value: TypeAlias = bool | int | float | str
 Fold: TypeAlias = Callable[..., Value | None]
 
 
-def folded(expression: Expression) -> Expression:
+def fold_constants(expression: Expression) -> Expression:
     """The expression without casts of constants."""
     match expression:
         case Column() | Constant() | Unmodelled():
             return expression
         case Relabel(argument, source, target):
-            return _relabelled(folded(argument), source, target)
+            return _relabelled(fold_constants(argument), source, target)
         case Function(function, arguments):
             return _called(function, _all(arguments))
         case _:
@@ -56,14 +56,14 @@ def folded(expression: Expression) -> Expression:
 def _with_folded_parts(expression: Expression) -> Expression:
     match expression:
         case NullTest() | TruthTest() | Collate():
-            return dataclasses.replace(expression, argument=folded(expression.argument))
+            return dataclasses.replace(expression, argument=fold_constants(expression.argument))
         case ArrayComparison(left=left, array=array):
-            return dataclasses.replace(expression, left=folded(left), array=folded(array))
+            return dataclasses.replace(expression, left=fold_constants(left), array=fold_constants(array))
         case Array(elements):
             return Array(_all(elements))
         case Case(branches, otherwise):
-            pairs = tuple((folded(when), folded(then)) for when, then in branches)
-            return Case(pairs, folded(otherwise))
+            pairs = tuple((fold_constants(when), fold_constants(then)) for when, then in branches)
+            return Case(pairs, fold_constants(otherwise))
         case Bool() | Coalesce() | Distinct() | Extreme() | NullIf() | Operator():
             return dataclasses.replace(expression, arguments=_all(expression.arguments))
         case _:
@@ -71,7 +71,7 @@ def _with_folded_parts(expression: Expression) -> Expression:
 
 
 def _all(expressions: tuple[Expression, ...]) -> tuple[Expression, ...]:
-    return tuple(folded(each) for each in expressions)
+    return tuple(fold_constants(each) for each in expressions)
 
 
 def _relabelled(argument: Expression, source: int, target: int) -> Expression:

@@ -54,7 +54,7 @@ def range_of(expression: Expression) -> Range | None:
             return None
 
 
-def fits(expression: Expression) -> bool:
+def cannot_overflow(expression: Expression) -> bool:
     """Whether the result of integer arithmetic, or of a cast, fits its type for all values."""
     if not isinstance(expression, Operator | Function):
         return False

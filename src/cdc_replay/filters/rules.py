@@ -34,7 +34,7 @@ from cdc_replay.filters.expression import (
     Relabel,
     Type,
 )
-from cdc_replay.filters.integer_ranges import fits, range_of
+from cdc_replay.filters.integer_ranges import cannot_overflow, range_of
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS, Signature
 
 Compute: TypeAlias = Callable[..., Any]
@@ -149,7 +149,7 @@ def _may_divide_by_zero(_: Expression, arguments: tuple[Expression, ...], _colla
 
 
 def _may_overflow(expression: Expression, _: tuple[Expression, ...], _collation: int) -> str | None:
-    return None if fits(expression) else "overflow is an error in PostgreSQL"
+    return None if cannot_overflow(expression) else "overflow is an error in PostgreSQL"
 
 
 def _may_fail_to_divide(

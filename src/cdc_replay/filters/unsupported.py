@@ -39,7 +39,7 @@ MAX_NODES: Final = 10_000
 """Spark plans a larger expression longer than PostgreSQL evaluates it for many rows."""
 
 
-def reason_for_server(expression: Expression) -> str | None:
+def unsupported_reason(expression: Expression) -> str | None:
     """Why PostgreSQL must evaluate `expression`, outermost reason first; None if Spark is exact."""
     if _nodes_in_spark(expression) > MAX_NODES:
         return "it is too large to be planned by Spark"

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-Key: TypeAlias = tuple[str | None, ...]
+KeyText: TypeAlias = tuple[str | None, ...]
 """Values of the columns by which a row is found, as text."""
 
-Slot: TypeAlias = tuple[int, Key]
+TableKey: TypeAlias = tuple[int, KeyText]
 """A table, by a number, and one of its keys."""
 
 
-def linked(moves: Iterable[tuple[Slot, Slot]]) -> Iterator[tuple[int, Key, int]]:
+def linked(moves: Iterable[tuple[TableKey, TableKey]]) -> Iterator[tuple[int, KeyText, int]]:
     """Every slot of `moves` with the number of its lineage: equal where slots are linked (union-find)."""
-    parents: dict[Slot, Slot] = {}
+    parents: dict[TableKey, TableKey] = {}
 
-    def root(slot: Slot) -> Slot:
+    def root(slot: TableKey) -> TableKey:
         parents.setdefault(slot, slot)
         while (parent := parents[slot]) != slot:
             parents[slot] = slot = parents[parent]
@@ -28,7 +28,7 @@ def linked(moves: Iterable[tuple[Slot, Slot]]) -> Iterator[tuple[int, Key, int]]
 
     for old, new in moves:
         parents[root(old)] = root(new)
-    numbers: dict[Slot, int] = {}
+    numbers: dict[TableKey, int] = {}
     for slot in list(parents):
         number = numbers.setdefault(root(slot), len(numbers))
         yield *slot, number

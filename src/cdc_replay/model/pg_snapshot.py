@@ -9,7 +9,7 @@ _XIDS: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PgSnapshot:
     """`pg_current_snapshot()`: transaction ids of 64 bits."""
 
     xmin: int

@@ -7,7 +7,7 @@ import datetime as dt
 from cdc_replay.errors import InvalidConfiguration
 
 
-def parse_timestamp(text: str) -> int:
+def parse_timestamp_us(text: str) -> int:
     """Microseconds since 1970; a timestamp without a zone is UTC.
 
     Raises:
@@ -24,6 +24,6 @@ def parse_timestamp(text: str) -> int:
     return round(aware.timestamp() * 1_000_000)
 
 
-def moment_text(microseconds: int) -> str:
+def timestamp_text(microseconds: int) -> str:
     """The timestamp of microseconds since 1970, to the second."""
     return dt.datetime.fromtimestamp(microseconds // 1_000_000, dt.UTC).isoformat()

@@ -21,7 +21,7 @@ from typing import Final, Never
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, numbers, text_buffers
+from cdc_replay.arrow.arrays import Bools, Bytes, Int32s, Int64s, bitmap, int_array, text_buffers
 from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.frames import CHANGES, ChangeKind
@@ -194,7 +194,7 @@ class _LogBatch:
 
     def numbers(self, name: str) -> Int64s:
         """A column of integers, 0 for NULL."""
-        return numbers(self.log.column(name))
+        return int_array(self.log.column(name))
 
     def taken(self, rows: Int64s) -> dict[str, pa.Array]:
         """What LOG and CHANGES have in common, of `rows`."""

@@ -43,7 +43,7 @@ Progress = Callable[[int], None]
 """Called with the number of bytes of every block that was sent."""
 
 
-class Pace:
+class RateLimiter:
     """Lets a copy move no more than so many bytes per second, on the average since it began.
 
     The one that sends waits, so the server that is read from waits as well: nothing gathers in between.

@@ -18,7 +18,7 @@ from typing import Final
 
 import psycopg
 
-from cdc_replay.model.pg_snapshot import Snapshot
+from cdc_replay.model.pg_snapshot import PgSnapshot
 from cdc_replay.postgres.connection import connect, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
 
@@ -29,11 +29,11 @@ _EXPORT: Final = "select pg_export_snapshot(), pg_current_snapshot()::text"
 class PresentSnapshot(SharedSnapshot):
     """What another connection needs to read the database as it was a moment ago, and what it sees then."""
 
-    transactions: Snapshot
+    transactions: PgSnapshot
 
 
 @contextlib.contextmanager
-def export_present(dsn: str) -> Iterator[PresentSnapshot]:
+def export_current_snapshot(dsn: str) -> Iterator[PresentSnapshot]:
     """Export a snapshot of the database as it is now, for as long as the context is open.
 
     Raises:
@@ -45,4 +45,4 @@ def export_present(dsn: str) -> Iterator[PresentSnapshot]:
         connection.autocommit = False
         with translated_errors("cannot export a snapshot"):
             ((name, transactions),) = connection.execute(_EXPORT).fetchall()
-        yield PresentSnapshot(dsn, name, Snapshot.parse(transactions))
+        yield PresentSnapshot(dsn, name, PgSnapshot.parse(transactions))

@@ -41,7 +41,7 @@ _WAIT: Final = 0
 _COPY_IS_OVER: Final = -1
 
 
-def confirm(connection: Connection, dsn: str, slot: str, upto: Lsn, *, publication: str) -> None:
+def send_slot_feedback(connection: Connection, dsn: str, slot: str, upto: Lsn, *, publication: str) -> None:
     """Tell the slot that everything before `upto` is durable elsewhere (R1.29).
 
     A walsender has to name a publication; nothing of it is sent.

@@ -20,7 +20,7 @@ def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) 
     return publication is not None and publishes(publication, table, catalog.ancestors(table.id))
 
 
-def not_captured(
+def uncaptured_leaves(
     catalog: PublisherCatalog, subscription: Subscription, tables: Iterable[SyncedTable]
 ) -> list[str]:
     """The leaves of these tables of which no capture publication carries a published action, with it."""
@@ -34,7 +34,7 @@ def not_captured(
     )
 
 
-def left_out(
+def capture_warnings(
     catalog: PublisherCatalog, subscription: Subscription, tables: Collection[QualifiedName]
 ) -> Iterator[str]:
     """Why changes of `tables`, those of the subscription, do not come to it: one sentence each."""
@@ -42,7 +42,9 @@ def left_out(
         yield f'publication "{name}" does not exist: what only it publishes does not arrive [R1.19]'
     try:
         synced = synced_tables(catalog, subscription.publications)
-        missing = not_captured(catalog, subscription, (each for each in synced if each.table.name in tables))
+        missing = uncaptured_leaves(
+            catalog, subscription, (each for each in synced if each.table.name in tables)
+        )
     except PublicationRefused:
         return  # replay says why
     if missing:

@@ -35,26 +35,26 @@ from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import BackfillResult
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
-from cdc_replay.model.timestamp import parse_timestamp
+from cdc_replay.model.timestamp import parse_timestamp_us
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
 from cdc_replay.replay.compact import (
-    Survey,
-    lacks_values,
-    net_changes,
-    repaired,
-    survey,
-    upserted,
+    WindowFacts,
+    as_repair,
+    as_upsert,
+    fold_frame,
+    has_missing_values,
+    scan_window,
     without_marks,
 )
-from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.log_window import decode_window, definitions
-from cdc_replay.replay.publisher_fence import fences_of
+from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.route.routes import Route, Routes, Target, plan_routes
 from cdc_replay.replay.route.spark_router import Routed, route
 from cdc_replay.replay.table_rewrites import rewrites_in
-from cdc_replay.replay.toast import History, find
-from cdc_replay.replay.toast.sources import Unsent
+from cdc_replay.replay.toast import ChangeHistory, resolve_values
+from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.toast.window import PublisherAccess
 from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
 from cdc_replay.spark.errors import translated_spark_errors
@@ -83,7 +83,7 @@ class _Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _BackfillRange:
     """A range to apply: what of the log to read, and the part of it whose rows are wanted.
 
     A row of the tables in `whole` is inserted where an UPDATE has all of it and finds none.
@@ -125,12 +125,12 @@ def backfill_range(
     change_log = ChangeLog.open(source.change_log)
     is_repair = into is None
     name = session.subscription.name
-    read = Window(wanted.after, _level_position(source, session, wanted)) if is_repair else wanted
-    with _destination(session, change_log, into) as destination, fences_of(source) as fences:
+    read = Window(wanted.after, _common_applied_lsn(source, session, wanted)) if is_repair else wanted
+    with _destination(session, change_log, into) as destination, open_fences(source) as fences:
         routes, targets = _routes(change_log, session, destination, read)
-        whole = _whole(routes, targets, destination, is_repair=is_repair)
+        whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
         publisher = PublisherAccess(source, fences)
-        work = _Work(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
+        work = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
         with translated_spark_errors(f'backfill of subscription "{name}"'):
             counts, applied = _apply(work, dry_run=dry_run)
     summary = change_log.summary(wanted)
@@ -150,7 +150,7 @@ def backfill_range(
     )
 
 
-def range_of(change_log: ChangeLog, from_: str, to: str) -> Window:
+def parse_range(change_log: ChangeLog, from_: str, to: str) -> Window:
     """The range between two WAL positions or timestamps.
 
     Raises:
@@ -175,17 +175,17 @@ def _position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
     try:
         return Lsn.parse(text)
     except InvalidLsn:
-        moment = parse_timestamp(text)
+        moment = parse_timestamp_us(text)
     whole = Window(change_log.start_lsn, change_log.end_lsn)
     before = (each.commit_lsn for each in change_log.commits(whole) if each.commit_time <= moment)
     return max(before, default=before_all)
 
 
-def _level_position(source: CaptureSource, session: SubscriptionSession, wanted: Window) -> Lsn:
+def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wanted: Window) -> Lsn:
     """The position that all tables have reached, after a replay if they have reached different ones."""
     reached = set(session.ready_tables().values())
     if len(reached) > 1:
-        (result,) = replay_to(source, [session])
+        (result,) = replay_sessions(source, [session])
         if result.error is not None:
             raise SubscriberNotReady(
                 f'subscription "{session.subscription.name}" cannot be replayed', detail=result.error
@@ -277,7 +277,7 @@ def _check_not_rewritten(change_log: ChangeLog, session: SubscriptionSession, wi
         )
 
 
-def _whole(
+def _tables_to_upsert(
     routes: Routes,
     targets: Mapping[QualifiedName, TargetTable],
     destination: _Destination,
@@ -316,7 +316,7 @@ def _updates_prove_rows(item: Route) -> bool:
     return PublishAction.INSERT in published.actions and is_as_wide
 
 
-def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+def _apply(work: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     """The routing's counts, and what was applied or, in a dry run, would be."""
     if not work.routes.routes:
         return {}, Applied()
@@ -328,16 +328,18 @@ def _apply(work: _Work, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
         return _end(work, flow, dry_run=dry_run)
     for history, is_last in _histories(work, changes, flow.found):
         entries = [(commit_lsn, seq) for _, commit_lsn, seq in flow.found.unsent]
-        with find(history, entries) as values:
-            completed = _flow(work, values.put_into(changes))
-            if is_last or values.unknown == 0 or not lacks_values(completed.net):
+        with resolve_values(history, entries) as values:
+            completed = _flow(work, values.merge_into(changes))
+            if is_last or values.unknown == 0 or not has_missing_values(completed.net):
                 return _end(work, completed, dry_run=False)
     raise AssertionError("the last history is the last")
 
 
-def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple[History, bool]]:
+def _histories(
+    work: _BackfillRange, changes: DataFrame, found: WindowFacts
+) -> Iterator[tuple[ChangeHistory, bool]]:
     """Where to look for values that were not sent, and whether it is the last place."""
-    unsent, spark = Unsent(work.change_log.uri, work.routes, found), changes.sparkSession
+    unsent, spark = ToastSources(work.change_log.uri, work.routes, found), changes.sparkSession
     yield unsent.in_window(changes, work.read), False
     fence = work.publisher.fences.of(work.read)
     yield unsent.at_fence(spark, fence, work.read.after), False
@@ -345,29 +347,29 @@ def _histories(work: _Work, changes: DataFrame, found: Survey) -> Iterator[tuple
 
 
 @dataclass(frozen=True, slots=True)
-class _Flow:
+class _RoutedRange:
     """The range as the destination must see it."""
 
     routed: Routed
-    found: Survey
+    found: WindowFacts
     net: DataFrame
 
 
-def _flow(work: _Work, changes: DataFrame) -> _Flow:
+def _flow(work: _BackfillRange, changes: DataFrame) -> _RoutedRange:
     subscription = work.destination.subscription
     routed = route(changes, work.routes, origin=subscription.origin, publisher_dsn=work.publisher.source.dsn)
-    touched = _touched(routed.changes, work.wanted, work.read)
-    found = survey(touched)
-    net = net_changes(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
+    touched = _changes_of_touched_rows(routed.changes, work.wanted, work.read)
+    found = scan_window(touched)
+    net = fold_frame(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
     net = without_marks(net)
     if work.is_repair:
-        net = repaired(net, _keys(touched), work.routes.tables, work.whole)
+        net = as_repair(net, _keys(touched), work.routes.tables, work.whole)
     else:
-        net = upserted(net, work.whole)
-    return _Flow(routed, found, net)
+        net = as_upsert(net, work.whole)
+    return _RoutedRange(routed, found, net)
 
 
-def _end(work: _Work, flow: _Flow, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+def _end(work: _BackfillRange, flow: _RoutedRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     truncations = flow.found.truncations
     if dry_run:
         applied = _counted(flow.net, len(truncations))
@@ -378,7 +380,7 @@ def _end(work: _Work, flow: _Flow, *, dry_run: bool) -> tuple[dict[str, int], Ap
     return flow.routed.counts.get, applied
 
 
-def _touched(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
+def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
     """The changes of all rows that the wanted part of the range touches, under whatever key they go on.
 
     A TRUNCATE that comes later has emptied the table since: then everything after it belongs to the range.

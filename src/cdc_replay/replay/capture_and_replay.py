@@ -17,7 +17,7 @@ from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.results import CaptureResult, ReplayResult
-from cdc_replay.replay.engine import replay_through
+from cdc_replay.replay.engine import replay_up_to_each
 from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
@@ -25,12 +25,12 @@ BACKLOG_BYTES: Final = 16 << 20
 """Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
 
 
-class _Stopped(Exception):
+class _CaptureCancelled(Exception):
     """Nobody waits for the capture any more."""
 
 
 @dataclass(slots=True)
-class _Progress:
+class _LogGrowth:
     """How far the log reaches, told by the capture's thread."""
 
     end: Lsn = ZERO
@@ -45,7 +45,7 @@ class _Progress:
             self.end = end
             self._changed.notify()
             if self.is_stopped:
-                raise _Stopped
+                raise _CaptureCancelled
 
     def finish(self, capture: Future[CaptureResult]) -> None:
         """The capture has ended, one way or the other."""
@@ -85,14 +85,14 @@ def capture_and_replay(
     Raises:
         CdcReplayError: from the capture. What it had captured by then is applied.
     """
-    progress = _Progress()
+    progress = _LogGrowth()
     with ThreadPoolExecutor(1, thread_name_prefix=f"capture {source.publisher}") as threads:
         capture = threads.submit(ensure_captured, source, upto, progress=progress.tell)
         capture.add_done_callback(progress.finish)
         try:
             if upto.value - ChangeLog.open(source.change_log).end_lsn.value > BACKLOG_BYTES:
                 spark_session("cdc-replay")
-            replayed = replay_through(source, sessions, progress.ends(upto))
+            replayed = replay_up_to_each(source, sessions, progress.ends(upto))
         except BaseException:
             progress.stop()
             raise

@@ -25,11 +25,16 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.subscriber import state
-from cdc_replay.subscriber.copy_definitions import Brought, Definition, brought, remember_brought
+from cdc_replay.subscriber.copy_definitions import (
+    CopyDefinition,
+    Definition,
+    read_copy_definitions,
+    remember_brought,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedFilter:
+class DefinitionDrift:
     """A table that may hold rows outside the present filter, or lack rows inside it.
 
     `lsn` is when its rows were brought.
@@ -58,7 +63,7 @@ def definition_of(table: SyncedTable) -> Definition:
     return Definition(filters, frozenset(table.columns))
 
 
-def remember_definitions(
+def record_copy_definitions(
     connection: Connection, subscription: str, lsn: Lsn, tables: Iterable[SyncedTable]
 ) -> None:
     """Record that the tables' rows are those of `lsn`, by the definitions that `tables` have.
@@ -70,12 +75,12 @@ def remember_definitions(
         state.forget_rewrite(connection, subscription, table.table.name)
 
 
-def changed_filters(
+def definition_drifts(
     connection: Connection,
     subscription: Subscription,
     change_log: str,
     present: PublisherCatalog | None = None,
-) -> dict[QualifiedName, ChangedFilter]:
+) -> dict[QualifiedName, DefinitionDrift]:
     """The ready tables whose definition was another one at any time since their rows were brought, by name.
 
     `present` is the publisher's catalog as of now, where the caller has it; else the log's last one counts.
@@ -86,24 +91,24 @@ def changed_filters(
     states = state.table_states(connection, subscription.name)
     known = {
         name: each
-        for name, each in brought(connection, subscription.name).items()
+        for name, each in read_copy_definitions(connection, subscription.name).items()
         if isinstance(states.get(name), Ready)
     }
     since = _in_force_since({each.lsn for each in known.values()}, change_log) if known else {}
     last = () if present is None else (present,)
     in_force = {
-        lsn: [_InForce(catalog, _synced(subscription, catalog)) for catalog in (*catalogs, *last)]
+        lsn: [_CatalogTables(catalog, _synced(subscription, catalog)) for catalog in (*catalogs, *last)]
         for lsn, catalogs in since.items()
     }
     return {
-        name: ChangedFilter(name, subscription.name, each.lsn)
+        name: DefinitionDrift(name, subscription.name, each.lsn)
         for name, each in known.items()
         if _differs(name, each, in_force[each.lsn])
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _InForce:
+class _CatalogTables:
     """A catalog, and the tables that the subscription has under it, by name."""
 
     catalog: PublisherCatalog
@@ -119,7 +124,7 @@ def _in_force_since(positions: Iterable[Lsn], change_log: str) -> Mapping[Lsn, t
     }
 
 
-def _differs(name: QualifiedName, known: Brought, in_force: Sequence[_InForce]) -> bool:
+def _differs(name: QualifiedName, known: CopyDefinition, in_force: Sequence[_CatalogTables]) -> bool:
     """Whether rows may be outside or missing, or lack values; `in_force` is in order, the last is of now."""
     found = [each.tables[name] for each in in_force if name in each.tables]
     if not found:

@@ -33,19 +33,19 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
-from cdc_replay.publication.capture_coverage import left_out
+from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.log_window import catalog_history
-from cdc_replay.replay.parking import Attempt, Outcome, settled
+from cdc_replay.replay.parking import Attempt, ReplayOutcome, apply_in_halves
 from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed
-from cdc_replay.replay.publisher_fence import fences_of
+from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.toast.window import PublisherAccess
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import SubscriptionSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-def replay_to(
+def replay_sessions(
     source: CaptureSource,
     sessions: Sequence[SubscriptionSession],
     to_lsn: Lsn | None = None,
@@ -66,10 +66,10 @@ def replay_to(
             f'the change log of publisher "{source.publisher}" ends at {change_log.end_lsn}, before {upto}',
             hint=f"Run `cdc-replay capture {source.publisher}` first.",
         )
-    return replay_through(source, sessions, [upto], fence=fence)
+    return replay_up_to_each(source, sessions, [upto], fence=fence)
 
 
-def replay_through(
+def replay_up_to_each(
     source: CaptureSource,
     sessions: Sequence[SubscriptionSession],
     ends: Iterable[Lsn],
@@ -80,13 +80,13 @@ def replay_through(
 
     The caller holds the subscriptions' locks. One whose window fails is left out of the ends after it.
     """
-    results = _Results()
+    results = _ReplayResults()
     with Pipeline(functools.partial(_open_publisher, source, fence)) as pipeline:
-        work: _Work | None = None
+        work: _ReplayUpTo | None = None
         for upto in ends:
-            work = _Work(pipeline.open_publisher, ChangeLog.open(source.change_log), upto)
+            work = _ReplayUpTo(pipeline.open_publisher, ChangeLog.open(source.change_log), upto)
             for session in results.going_on(sessions):
-                results.add(session, work.bound(session) or work.past_parking(session))
+                results.add(session, work.bound(session) or work.retry_parked_transaction(session))
             replaying = results.going_on(sessions)
             pipeline.advance(work.change_log, replaying, upto)
             for session in replaying:
@@ -103,7 +103,9 @@ def replay_through(
     return found
 
 
-def _try_again(work: _Work, subscriptions: Sequence[SubscriptionSession], results: _Results) -> None:
+def _try_again(
+    work: _ReplayUpTo, subscriptions: Sequence[SubscriptionSession], results: _ReplayResults
+) -> None:
     """Try again what subscriptions are parked before, until none of those that share a database gets further.
 
     A row that goes from the filter of one to that of another is deleted by the one and inserted by the
@@ -124,18 +126,18 @@ def _try_again(work: _Work, subscriptions: Sequence[SubscriptionSession], result
 def _warn_of_what_is_left_out(change_log: ChangeLog, subscriptions: Iterable[SubscriptionSession]) -> None:
     catalog = catalog_history(change_log).at(change_log.end_lsn)
     for each in subscriptions:
-        for sentence in left_out(catalog, each.subscription, each.table_states()):
-            log.warning("subscription %s: %s", each.subscription.name, sentence)
+        for sentence in capture_warnings(catalog, each.subscription, each.table_states()):
+            logger.warning("subscription %s: %s", each.subscription.name, sentence)
 
 
 @contextlib.contextmanager
 def _open_publisher(source: CaptureSource, fence: ExportedSnapshot | None) -> Iterator[PublisherAccess]:
-    with fences_of(source, fence) as fences:
+    with open_fences(source, fence) as fences:
         yield PublisherAccess(source, fences)
 
 
 @dataclass(slots=True)
-class _Results:
+class _ReplayResults:
     """What each subscription has come to so far."""
 
     _found: dict[str, ReplayResult] = field(default_factory=dict)
@@ -154,7 +156,7 @@ class _Results:
         """Those that are parked before a transaction."""
         return [each for each in subscriptions if each.subscription.name in self._parked]
 
-    def add(self, session: SubscriptionSession, outcome: Outcome) -> None:
+    def add(self, session: SubscriptionSession, outcome: ReplayOutcome) -> None:
         """What came next, if anything did."""
         if not outcome.windows:
             return
@@ -166,14 +168,14 @@ class _Results:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ReplayUpTo:
     """What the windows up to one position have in common."""
 
     open_publisher: OpenPublisher
     change_log: ChangeLog
     upto: Lsn
 
-    def bound(self, session: SubscriptionSession) -> Outcome | None:
+    def bound(self, session: SubscriptionSession) -> ReplayOutcome | None:
         """The failure, where the subscriber's rows do not come from the database that the log is of."""
         began, header = time.monotonic(), self.change_log.header
         try:
@@ -184,29 +186,29 @@ class _Work:
             return failed(session, Window(self.upto, self.upto), began, error)
         return None
 
-    def past_parking(self, session: SubscriptionSession) -> Outcome:
+    def retry_parked_transaction(self, session: SubscriptionSession) -> ReplayOutcome:
         """Try again what the subscription is parked before, as far as that is reached."""
         began = time.monotonic()
         name = session.subscription.name
         try:
             record = state.subscription_record(session.connection, name)
             if record is None or record.parked_at is None:
-                return Outcome()
+                return ReplayOutcome()
             if record.parked_transaction is None:
                 # An earlier version has parked it for an unsent value; the next window finds its transaction.
                 state.unpark(session.connection, name)
-                return Outcome()
+                return ReplayOutcome()
             # Before it everything is applied.
             end = min(record.parked_transaction, self.upto)
-            outcome = settled(session, [end], self._attempt(session))
+            outcome = apply_in_halves(session, [end], self._attempt(session))
             if outcome.error is None and end == record.parked_transaction:
                 state.unpark(session.connection, name)
-                log.info("subscription %s is past transaction %s, and parked no more", name, end)
+                logger.info("subscription %s is past transaction %s, and parked no more", name, end)
         except (CdcReplayError, psycopg.Error) as error:
             return failed(session, Window(self.upto, self.upto), began, error)
         return outcome
 
-    def again(self, session: SubscriptionSession) -> Outcome:
+    def again(self, session: SubscriptionSession) -> ReplayOutcome:
         """Try all that is left of a parked subscription: at once, where a row that came and went is none."""
         began = time.monotonic()
         name = session.subscription.name
@@ -216,29 +218,29 @@ class _Work:
                 outcome = self.settled(session, pipeline.taken(session))
             if outcome.error is None:
                 state.unpark(session.connection, name)
-                log.info("subscription %s has everything up to %s, and is parked no more", name, self.upto)
+                logger.info("subscription %s has everything up to %s, and is parked no more", name, self.upto)
         except (CdcReplayError, psycopg.Error) as error:
             return failed(session, Window(self.upto, self.upto), began, error)
         return outcome
 
-    def settled(self, session: SubscriptionSession, outcome: Outcome) -> Outcome:
+    def settled(self, session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayOutcome:
         """The outcome, or, where a window was refused, what applying its parts comes to."""
         if not outcome.is_refused:
             return outcome
         began = time.monotonic()
         try:
             ends = self._ends(session)
-            log.info(
+            logger.info(
                 "subscription %s: the window is refused; its %d transactions are tried in parts: %s",
                 *(session.subscription.name, len(ends), outcome.error),
             )
-            rest = settled(session, ends, self._attempt(session), outcome)
+            rest = apply_in_halves(session, ends, self._attempt(session), outcome)
         except (CdcReplayError, psycopg.Error) as error:
             rest = failed(session, Window(self.upto, self.upto), began, error)
         return outcome.followed_by(rest)
 
     def _attempt(self, session: SubscriptionSession) -> Attempt:
-        def attempt(end: Lsn) -> Outcome:
+        def attempt(end: Lsn) -> ReplayOutcome:
             with Pipeline(self._not_extending) as pipeline:
                 pipeline.advance(self.change_log, [session], end)
                 return pipeline.taken(session)
@@ -258,7 +260,7 @@ class _Work:
         return ends if ends and ends[-1] == self.upto else [*ends, self.upto]
 
 
-def _reported(session: SubscriptionSession, outcome: Outcome) -> ReplayResult:
+def _reported(session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayResult:
     """The result; if it is a failure it is recorded where `status` and Airflow read it.
 
     Not where the subscription is another deployment's.
@@ -267,7 +269,7 @@ def _reported(session: SubscriptionSession, outcome: Outcome) -> ReplayResult:
     if outcome.failed is not None:
         name = session.subscription.name
         window = Window(outcome.failed.from_lsn, outcome.failed.to_lsn)
-        log.warning("subscription %s: window %s was not applied: %s", name, window, outcome.error)
+        logger.warning("subscription %s: window %s was not applied: %s", name, window, outcome.error)
         if not isinstance(outcome.error, AnotherPublisher):
             with contextlib.suppress(psycopg.Error):
                 state.record_result(session.connection, name, "replay", result.to_dict())

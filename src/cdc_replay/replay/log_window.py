@@ -15,18 +15,20 @@ from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.replay.decode import LogReader
-from cdc_replay.replay.route.routes import Defined
+from cdc_replay.replay.route.routes import VersionedRelation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def definitions(change_log: ChangeLog, window: Window) -> tuple[Defined, ...]:
-    """As `definitions_and_summary`, without the summary."""
-    return definitions_and_summary(change_log, window)[0]
+def definitions(change_log: ChangeLog, window: Window) -> tuple[VersionedRelation, ...]:
+    """As `read_definitions_and_summary`, without the summary."""
+    return read_definitions_and_summary(change_log, window)[0]
 
 
-def definitions_and_summary(change_log: ChangeLog, window: Window) -> tuple[tuple[Defined, ...], LogSummary]:
+def read_definitions_and_summary(
+    change_log: ChangeLog, window: Window
+) -> tuple[tuple[VersionedRelation, ...], LogSummary]:
     """The relation versions that changes in the window have, each under the catalogs in force for them.
 
     In the order of the catalogs' numbers. A TRUNCATE has no relation version (R1.1): where nothing else of
@@ -37,7 +39,7 @@ def definitions_and_summary(change_log: ChangeLog, window: Window) -> tuple[tupl
     catalogs = _Catalogs(history, window, history.numbered({number for _, number in found.all}))
     known = change_log.relations()
     changes = [
-        Defined(known[version], number, catalogs.of(known[version].id, number))
+        VersionedRelation(known[version], number, catalogs.of(known[version].id, number))
         for version, number in sorted(found.changes)
     ]
     taken = {(each.relation.id, each.catalog_version) for each in changes}
@@ -75,12 +77,12 @@ class _Catalogs:
 
 def _truncates(
     truncates: Iterable[tuple[RelationId, int]], known: Iterable[Relation], catalogs: _Catalogs
-) -> Iterator[Defined]:
+) -> Iterator[VersionedRelation]:
     last = {relation.id: relation for relation in known}
     for relation, number in truncates:
         if relation in last:
             catalog = catalogs.of(relation, number)
-            yield Defined(_as_in(catalog, last[relation]), number, catalog)
+            yield VersionedRelation(_as_in(catalog, last[relation]), number, catalog)
 
 
 def _as_in(catalog: PublisherCatalog, relation: Relation) -> Relation:

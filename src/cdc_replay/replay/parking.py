@@ -48,7 +48,7 @@ from cdc_replay.errors import (
     SubscriberNotReady,
     SubscriptionParked,
     TargetMismatch,
-    UnknownValue,
+    UnchangedToastLost,
 )
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -56,15 +56,15 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.subscription import FailurePolicy
 from cdc_replay.model.table_state import Parked
-from cdc_replay.replay.window_plan import Plan
+from cdc_replay.replay.window_plan import WindowPlan
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import SubscriptionSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """What replaying a subscription has come to: windows that were applied, and one that was not, if any.
 
     Of that one, `error` says why; without a `plan` it was not even begun.
@@ -73,7 +73,7 @@ class Outcome:
     applied: tuple[ReplayResult, ...] = ()
     failed: ReplayResult | None = None
     error: Exception | None = None
-    plan: Plan | None = None
+    plan: WindowPlan | None = None
     parked: tuple[str, ...] = ()
     """Tables that were parked on the way."""
 
@@ -88,10 +88,10 @@ class Outcome:
         whole = functools.reduce(ReplayResult.followed_by, self.windows)
         return dataclasses.replace(whole, parked=(*whole.parked, *self.parked))
 
-    def followed_by(self, later: Outcome) -> Outcome:
+    def followed_by(self, later: ReplayOutcome) -> ReplayOutcome:
         """Windows that were applied, and what came after them."""
         windows, parked = (*self.applied, *later.applied), (*self.parked, *later.parked)
-        return Outcome(windows, later.failed, later.error, later.plan, parked)
+        return ReplayOutcome(windows, later.failed, later.error, later.plan, parked)
 
     @property
     def is_refused(self) -> bool:
@@ -100,7 +100,7 @@ class Outcome:
         Or it lacks a value that nobody has (R4.6). None of it changes while both stay as they are.
         """
         match self.error:
-            case ApplyConflict() | TargetMismatch() | PublicationRefused() | UnknownValue():
+            case ApplyConflict() | TargetMismatch() | PublicationRefused() | UnchangedToastLost():
                 return True
             case SubscriberNotReady() | InvalidFilter():
                 # Of a change: its row cannot be found, or its filter fails. Before a plan, of something else.
@@ -122,25 +122,25 @@ class Outcome:
         return names.pop() if len(names) == 1 else None
 
 
-Attempt: TypeAlias = Callable[[Lsn], Outcome]
+Attempt: TypeAlias = Callable[[Lsn], ReplayOutcome]
 """Applies the subscription's next window, up to the given position."""
 
 
-def settled(
-    session: SubscriptionSession, ends: Sequence[Lsn], attempt: Attempt, refused: Outcome | None = None
-) -> Outcome:
+def apply_in_halves(
+    session: SubscriptionSession, ends: Sequence[Lsn], attempt: Attempt, refused: ReplayOutcome | None = None
+) -> ReplayOutcome:
     """Apply what can be applied of the transactions that end at `ends`; park what refuses the rest.
 
     `refused` is what the window of all of them has come to, if it was tried.
     """
-    settling = _Settling(session, ends, attempt)
+    settling = _Bisection(session, ends, attempt)
     if refused is not None and not settling.goes_on(refused, len(ends)):
         return settling.stopped(refused)
     return settling.run()
 
 
 @dataclass(slots=True)
-class _Settling:
+class _Bisection:
     session: SubscriptionSession
     ends: Sequence[Lsn]
     attempt: Attempt
@@ -150,10 +150,10 @@ class _Settling:
     """The first so many of all are not applied together, if that is known."""
     applied: list[ReplayResult] = field(default_factory=list)
     parked: list[str] = field(default_factory=list)
-    unknown: tuple[int, Outcome] | None = None
+    unknown: tuple[int, ReplayOutcome] | None = None
     """How many transactions come before the one that lacks a value, and what it has come to."""
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayOutcome:
         """Go on until everything is applied or something stands in the way."""
         while self.done < len(self.ends):
             if self.unknown is not None and self.done >= self.unknown[0]:
@@ -171,7 +171,7 @@ class _Settling:
                 self.bad = None
             if outcome.error is not None and not self.goes_on(outcome, upto):
                 return self.stopped(outcome)
-        return Outcome(tuple(self.applied), parked=tuple(self.parked))
+        return ReplayOutcome(tuple(self.applied), parked=tuple(self.parked))
 
     def _size(self) -> int:
         """How many transactions to try next."""
@@ -180,9 +180,12 @@ class _Settling:
             return end - self.done
         return max(1, (self.bad - self.done) // 2)
 
-    def goes_on(self, outcome: Outcome, bad: int) -> bool:
+    def goes_on(self, outcome: ReplayOutcome, bad: int) -> bool:
         """Take up that the first `bad` transactions were not applied; whether something is left to try."""
-        if isinstance(outcome.error, UnknownValue) and (lacking := outcome.error.commit_lsn) is not None:
+        if (
+            isinstance(outcome.error, UnchangedToastLost)
+            and (lacking := outcome.error.commit_lsn) is not None
+        ):
             self.bad = None
             self.unknown = sum(end.value < lacking for end in self.ends), outcome
             return True
@@ -192,7 +195,7 @@ class _Settling:
         self.bad = None
         return outcome.is_refused and self._park_table(outcome, self.ends[self.done])
 
-    def stopped(self, outcome: Outcome) -> Outcome:
+    def stopped(self, outcome: ReplayOutcome) -> ReplayOutcome:
         """What it comes to where nothing is left to try; the subscription is parked if it was refused."""
         error, failed = outcome.error, outcome.failed
         name = self.session.subscription.name
@@ -202,14 +205,14 @@ class _Settling:
             self._park(str(outcome.error), transaction)
         if failed is not None and error is not None:
             failed = failed.failed_with(error)
-        return Outcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
+        return ReplayOutcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
     def _park(self, reason: str, transaction: Lsn) -> None:
         at = self.session.position() or self.ends[self.done]
         state.park(self.session.connection, self.session.subscription.name, at, reason, transaction)
         failpoint("parking.after_park")
 
-    def _park_table(self, outcome: Outcome, transaction: Lsn) -> bool:
+    def _park_table(self, outcome: ReplayOutcome, transaction: Lsn) -> bool:
         """Park the table that the error is about, where the configuration says so; whether it is done."""
         table, subscription = outcome.table, self.session.subscription
         applied = None if table is None else self.session.ready_tables().get(table)
@@ -219,7 +222,7 @@ class _Settling:
         state.set_table_state(self.session.connection, subscription.name, table, found)
         failpoint("parking.after_park")
         self.parked.append(str(table))
-        log.warning(
+        logger.warning(
             "subscription %s: table %s is parked at %s, the others go on: %s%s",
             *(subscription.name, table, applied, outcome.error),
             "" if _names_its_transaction(outcome.error) else _remedy(subscription.name, table, transaction),
@@ -227,7 +230,7 @@ class _Settling:
         return True
 
 
-def _end(outcome: Outcome) -> Lsn | None:
+def _end(outcome: ReplayOutcome) -> Lsn | None:
     return outcome.applied[-1].to_lsn if outcome.applied else None
 
 
@@ -249,7 +252,7 @@ def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) 
 
 def _names_its_transaction(reason: Exception | None) -> bool:
     """Whether the reason itself says what to do about its transaction."""
-    return isinstance(reason, UnknownValue) and reason.commit_lsn is not None
+    return isinstance(reason, UnchangedToastLost) and reason.commit_lsn is not None
 
 
 def _remedy(subscription: str, table: QualifiedName, transaction: Lsn) -> str:

@@ -36,16 +36,22 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.results import ReplayResult, first_keys
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.replay.apply.session import Applied, BeforeCommit, OpenWindow, advance_only, opened_window
-from cdc_replay.replay.parking import Outcome
-from cdc_replay.replay.routing_groups import StagedWindow, request_of, staged_windows
-from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, Record, apply_with_unsent
-from cdc_replay.replay.window_plan import Content, ContentOf, Plan, content_of, plan_window
+from cdc_replay.replay.apply.session import (
+    Applied,
+    ApplySession,
+    BeforeCommit,
+    advance_only,
+    open_apply_session,
+)
+from cdc_replay.replay.parking import ReplayOutcome
+from cdc_replay.replay.routing_groups import StagingResult, request_of, stage_windows
+from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, RecordResult, apply_with_toast
+from cdc_replay.replay.window_plan import ReadContent, WindowContent, WindowPlan, plan_window, read_content
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import SubscriptionSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MERGES_AT_ONCE: Final = 4
 """Subscribers that are merged into at the same time; the work is theirs."""
@@ -63,10 +69,10 @@ OpenPublisher: TypeAlias = Callable[[], contextlib.AbstractContextManager[Publis
 class _Merging:
     """A window that is being merged; closing it drops what is staged."""
 
-    plan: Plan
-    window: OpenWindow
+    plan: WindowPlan
+    window: ApplySession
     closing: contextlib.ExitStack
-    outcome: Future[Outcome]
+    outcome: Future[ReplayOutcome]
 
 
 @dataclass(slots=True)
@@ -78,7 +84,7 @@ class Pipeline:
 
     open_publisher: OpenPublisher
     _merging: dict[str, _Merging] = field(default_factory=dict)
-    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
     _ended: dict[str, float] = field(default_factory=dict)
     """When the last window of a subscription was merged, on the monotonic clock."""
     _windows: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -105,12 +111,12 @@ class Pipeline:
         A subscription of which a window fails goes no further.
         """
         # Subscriptions that stand at one position share what the log says of the window.
-        content = _once(functools.partial(content_of, change_log))
+        content = _once(functools.partial(read_content, change_log))
         going_on = {each.subscription.name: each for each in subscriptions}
         while going_on:
             planned = functools.partial(self._planned, change_log, content, upto)
             plans = [plan for plan in self._side_by_side(planned, going_on.values()) if plan is not None]
-            ends: dict[Lsn, list[Plan]] = {}
+            ends: dict[Lsn, list[WindowPlan]] = {}
             for plan in plans:
                 if plan.routes.routes:
                     ends.setdefault(plan.window.upto, []).append(plan)
@@ -125,10 +131,10 @@ class Pipeline:
         """Whether it is known that a window of the subscription was not applied."""
         return name in self._outcomes and self._outcomes[name].error is not None
 
-    def taken(self, session: SubscriptionSession) -> Outcome:
+    def taken(self, session: SubscriptionSession) -> ReplayOutcome:
         """What the subscription's windows have come to since this was asked last; waits for its merge."""
         self._settle(session.subscription.name)
-        return self._outcomes.pop(session.subscription.name, Outcome())
+        return self._outcomes.pop(session.subscription.name, ReplayOutcome())
 
     def _side_by_side(self, work: Callable[[_Given], _T], given: Iterable[_Given]) -> list[_T]:
         """What `work` makes of each, in their order; each is of a subscription of its own."""
@@ -137,14 +143,14 @@ class Pipeline:
     # --- one window
 
     def _planned(
-        self, change_log: ChangeLog, content: ContentOf, upto: Lsn, session: SubscriptionSession
-    ) -> Plan | None:
+        self, change_log: ChangeLog, content: ReadContent, upto: Lsn, session: SubscriptionSession
+    ) -> WindowPlan | None:
         """The subscription's next window; None if it goes no further."""
         name, began = session.subscription.name, time.monotonic()
         if (before := self._merging.get(name)) is not None:
             reached = dict.fromkeys(before.plan.advanced, before.plan.window.upto)
             with contextlib.suppress(CdcReplayError, psycopg.Error):
-                return plan_window(change_log, content, session.assuming(reached), upto)
+                return plan_window(change_log, content, session.as_if_applied(reached), upto)
             # Once it is applied, or is not, what is in the way may be gone, or may be told.
             self._settle(name)
             if self.has_failed(name):
@@ -155,19 +161,19 @@ class Pipeline:
             self._add(name, failed(session, Window(upto, upto), began, error))
             return None
 
-    def _pass_by(self, plan: Plan) -> None:
+    def _pass_by(self, plan: WindowPlan) -> None:
         """A window without anything for the subscription."""
         self._settle(plan.name)
         if not self.has_failed(plan.name):
             self._add(plan.name, self._outcome_of(plan, functools.partial(_advance, plan)))
 
     def _stage_and_merge(
-        self, change_log: ChangeLog, plans: Sequence[Plan], publisher: PublisherAccess
+        self, change_log: ChangeLog, plans: Sequence[WindowPlan], publisher: PublisherAccess
     ) -> None:
         found = zip(plans, self._side_by_side(self._opened, plans), strict=True)
         opened = [(plan, *window) for plan, window in found if window is not None]
         windows = [(plan, window) for plan, window, _ in opened]
-        staged = staged_windows(change_log, windows, publisher.source.dsn)
+        staged = stage_windows(change_log, windows, publisher.source.dsn)
         for plan, window, closing in opened:
             self._settle(plan.name)
             if self.has_failed(plan.name):
@@ -180,11 +186,11 @@ class Pipeline:
             if not _leaves_room(plan, staged[plan.name]):
                 self._settle(plan.name)
 
-    def _opened(self, plan: Plan) -> tuple[OpenWindow, contextlib.ExitStack] | None:
+    def _opened(self, plan: WindowPlan) -> tuple[ApplySession, contextlib.ExitStack] | None:
         before = self._merging.get(plan.name)
         closing = self._windows.enter_context(contextlib.ExitStack())
         try:
-            window = opened_window(request_of(plan), behind=None if before is None else before.window)
+            window = open_apply_session(request_of(plan), behind=None if before is None else before.window)
             return closing.enter_context(window), closing
         except (CdcReplayError, psycopg.Error) as error:
             self._settle(plan.name)
@@ -200,16 +206,16 @@ class Pipeline:
             outcome = merging.outcome.result()
         self._add(name, outcome)
 
-    def _add(self, name: str, outcome: Outcome) -> None:
-        self._outcomes[name] = self._outcomes.get(name, Outcome()).followed_by(outcome)
+    def _add(self, name: str, outcome: ReplayOutcome) -> None:
+        self._outcomes[name] = self._outcomes.get(name, ReplayOutcome()).followed_by(outcome)
 
-    def _outcome_of(self, plan: Plan, apply: Callable[[Record], None]) -> Outcome:
+    def _outcome_of(self, plan: WindowPlan, apply: Callable[[RecordResult], None]) -> ReplayOutcome:
         """What applying a window has come to, and why the next cannot be planned; its result is recorded."""
         name, results = plan.name, list[ReplayResult]()
         # What it was staged beside has its own seconds.
         began = max(plan.began, self._ended.get(name, plan.began))
 
-        def record(done: Plan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
+        def record(done: WindowPlan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
             def before_commit(connection: Connection, applied: Applied) -> None:
                 # Tables without a change in the window have reached its end too.
                 state.advance_tables(connection, name, done.advanced, done.window.upto)
@@ -231,7 +237,7 @@ class Pipeline:
             self._ended[name] = time.monotonic()
         # A transaction that is tried again makes its result again.
         result = results[-1]
-        log.info(
+        logger.info(
             "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
             name,
             result.from_lsn,
@@ -243,59 +249,63 @@ class Pipeline:
             result.seconds,
         )
         if plan.unsubscribed:
-            log.warning(
+            logger.warning(
                 "subscription %s: passed over changes of %s, which are published and not subscribed to,"
                 " new on the publisher or made anew on the subscriber; `cdc-replay refresh %s` takes them in",
                 *(name, ", ".join(map(str, plan.unsubscribed)), name),
             )
         if plan.rewritten:
-            log.info(
+            logger.info(
                 "subscription %s: the publisher has rewritten %s by the transaction that committed at %s,"
                 " which sends no changes (R11.9); the next sync, snapshot or refresh compares values",
                 *(name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
             )
-        outcome = Outcome((result,))
+        outcome = ReplayOutcome((result,))
         if plan.obstacle is None:
             return outcome
         left = Window(plan.window.upto, plan.asked)
         return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
 
 
-def _once(content: ContentOf) -> ContentOf:
+def _once(content: ReadContent) -> ReadContent:
     """What it says of a window, read once, whoever asks for it at the same time."""
     known, asked = functools.cache(content), threading.Lock()
 
-    def read(window: Window) -> Content:
+    def read(window: Window) -> WindowContent:
         with asked:
             return known(window)
 
     return read
 
 
-def _advance(plan: Plan, record: Record) -> None:
+def _advance(plan: WindowPlan, record: RecordResult) -> None:
     advance_only(request_of(plan), before_commit=record(plan, dict))
 
 
 def _apply(
-    plan: Plan, window: OpenWindow, lane: StagedWindow, publisher: PublisherAccess, record: Record
+    plan: WindowPlan,
+    window: ApplySession,
+    lane: StagingResult,
+    publisher: PublisherAccess,
+    record: RecordResult,
 ) -> None:
     failpoint("replay.after_staging")
     if isinstance(lane, CdcReplayError):
         raise lane
     if lane.survey.unsent:
-        apply_with_unsent(plan, lane.survey, publisher, record)
+        apply_with_toast(plan, lane.survey, publisher, record)
         return
     window.apply(lane.staged, lane.survey.truncations, before_commit=record(plan, lambda: lane.counts))
 
 
-def _leaves_room(plan: Plan, lane: StagedWindow) -> bool:
+def _leaves_room(plan: WindowPlan, lane: StagingResult) -> bool:
     """Whether another window can be planned and staged while this one is merged."""
     if plan.obstacle is not None or isinstance(lane, CdcReplayError):
         return False
     return not lane.survey.unsent and not lane.survey.truncations
 
 
-def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
+def _result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
     return ReplayResult(
         subscription=plan.name,
         from_lsn=plan.window.after,
@@ -315,10 +325,14 @@ def _result(plan: Plan, counts: Mapping[str, int], applied: Applied) -> ReplayRe
 
 
 def failed(
-    session: SubscriptionSession, window: Window, began: float, error: Exception, plan: Plan | None = None
-) -> Outcome:
+    session: SubscriptionSession,
+    window: Window,
+    began: float,
+    error: Exception,
+    plan: WindowPlan | None = None,
+) -> ReplayOutcome:
     """The outcome of a window that was not applied; `began` is on the monotonic clock."""
     name = session.subscription.name
     seconds = time.monotonic() - began
     result = ReplayResult(name, window.after, window.upto, seconds).failed_with(error)
-    return Outcome((), result, error, plan)
+    return ReplayOutcome((), result, error, plan)

@@ -22,10 +22,10 @@ from cdc_replay.capture.pull import CaptureSource, current_position
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_present
+from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_current_snapshot
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, SharedSnapshot
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _HOPEFUL_TRIES: Final = 5
 """So often a snapshot is taken again because a commit that it does not hold is before one that it holds."""
@@ -33,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class PublisherFence:
     """A snapshot of the publisher, and the position up to which the log has all transactions in it.
 
     A transaction is in the snapshot if and only if its commit LSN is at or below `upto` and not in `unseen`.
@@ -50,7 +50,7 @@ class Fence:
 
 
 @dataclass(slots=True)
-class Fences:
+class FenceProvider:
     """Gives fences as long as its context is open: one for all who need it, none if nobody does."""
 
     _source: CaptureSource
@@ -58,7 +58,7 @@ class Fences:
     _opened: ExportedSnapshot | None
     _kept: tuple[PresentSnapshot, Lsn] | None = field(default=None)
 
-    def of(self, window: Window) -> Fence:
+    def of(self, window: Window) -> PublisherFence:
         """A fence whose snapshot has all transactions of `window`, or is the one that the caller had opened.
 
         Its `unseen` commits are those behind the beginning of the window.
@@ -68,10 +68,10 @@ class Fences:
         """
         if self._opened is not None:
             ensure_captured(self._source, self._opened.consistent_point)
-            return Fence(self._opened, self._opened.consistent_point)
+            return PublisherFence(self._opened, self._opened.consistent_point)
         if self._kept is not None and _fits(fence := self._fence(*self._kept, window), window):
             return fence
-        log.info("publisher %s: opening a fence to read values that were not sent", self._source.publisher)
+        logger.info("publisher %s: opening a fence to read values that were not sent", self._source.publisher)
         for number in itertools.count(1):
             with contextlib.ExitStack() as attempt:
                 kept = self._taken(attempt)
@@ -81,7 +81,7 @@ class Fences:
                     self._kept = kept
                     return fence
             if number == _HOPEFUL_TRIES and not _fits(fence, window):
-                log.info(
+                logger.info(
                     "publisher %s: waiting for a commit behind %s, which is in the log and not visible yet",
                     *(self._source.publisher, fence.complete_upto),
                 )
@@ -89,13 +89,13 @@ class Fences:
         raise AssertionError("counting does not end")
 
     def _taken(self, stack: contextlib.ExitStack) -> tuple[PresentSnapshot, Lsn]:
-        snapshot = stack.enter_context(export_present(self._source.dsn))
+        snapshot = stack.enter_context(export_current_snapshot(self._source.dsn))
         upto = current_position(self._source.dsn)
         ensure_captured(self._source, upto)
         failpoint("fill.after_fence")
         return snapshot, upto
 
-    def _fence(self, snapshot: PresentSnapshot, upto: Lsn, window: Window) -> Fence:
+    def _fence(self, snapshot: PresentSnapshot, upto: Lsn, window: Window) -> PublisherFence:
         commits = ChangeLog.open(self._source.change_log).commits(Window(window.after, upto))
         last_seen, unseen = window.after, set()
         for commit in commits:
@@ -103,16 +103,16 @@ class Fences:
                 last_seen = commit.commit_lsn
             else:
                 unseen.add(commit.commit_lsn)
-        fence = Fence(snapshot, upto, frozenset(unseen))
-        return fence if last_seen > fence.complete_upto else Fence(snapshot, fence.complete_upto)
+        fence = PublisherFence(snapshot, upto, frozenset(unseen))
+        return fence if last_seen > fence.complete_upto else PublisherFence(snapshot, fence.complete_upto)
 
 
-def _fits(fence: Fence, window: Window) -> bool:
+def _fits(fence: PublisherFence, window: Window) -> bool:
     return fence.complete_upto >= window.upto
 
 
 @contextlib.contextmanager
-def fences_of(source: CaptureSource, opened: ExportedSnapshot | None = None) -> Iterator[Fences]:
+def open_fences(source: CaptureSource, opened: ExportedSnapshot | None = None) -> Iterator[FenceProvider]:
     """Fences of the publisher; where the caller has opened a snapshot already, it is that one."""
     with contextlib.ExitStack() as stack:
-        yield Fences(source, stack, opened)
+        yield FenceProvider(source, stack, opened)

@@ -47,13 +47,13 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
 from cdc_replay.publication.mirror import why_values_may_differ
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
-from cdc_replay.replay.definition_drift import changed_filters
-from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.definition_drift import definition_drifts
+from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
 from cdc_replay.subscriber.tables import read_target_tables
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ORIGIN_IS_NONE: Final = "a value that differs may have been committed here, with origin: none"
 
@@ -100,7 +100,7 @@ def compare_marked_tables(source: CaptureSource, session: SubscriptionSession) -
 def warn_of_failure(session: SubscriptionSession, error: Exception) -> None:
     """Tell that the marked tables are not compared this time."""
     name = session.subscription.name
-    log.warning(
+    logger.warning(
         "subscription %s: values of tables that the publisher rewrote (R11.9) are not compared; the next run"
         " tries it again: %s",
         *(name, error),
@@ -111,7 +111,7 @@ def _compare_at(
     source: CaptureSource, sessions: Sequence[SubscriptionSession], exported: ExportedSnapshot
 ) -> Comparison:
     captured = ensure_captured(source, exported.consistent_point)
-    replayed = replay_to(source, sessions, exported.consistent_point, fence=exported)
+    replayed = replay_sessions(source, sessions, exported.consistent_point, fence=exported)
     with import_snapshot(exported, purpose="catalog") as connection:
         catalog = read_catalog(connection, exported.consistent_point)
     tables = {
@@ -166,7 +166,7 @@ class _Marked:
 
             compare_values(request, record, moves=reason is None)
         except (CdcReplayError, psycopg.Error) as error:
-            log.warning(
+            logger.warning(
                 "subscription %s: the values of %s, which the publisher rewrote by the transaction that"
                 " committed at %s (R11.9), cannot be compared; they will be tried again: %s",
                 *(subscription.name, table, rewritten_at, error),
@@ -174,7 +174,7 @@ class _Marked:
             return
         (result,) = results
         if result.warning is not None:
-            log.warning("subscription %s: %s", subscription.name, result.warning)
+            logger.warning("subscription %s: %s", subscription.name, result.warning)
         self._found.append(result)
 
     def _why_not_moved(self, synced: SyncedTable) -> str | None:
@@ -186,7 +186,7 @@ class _Marked:
             return ORIGIN_IS_NONE
         if reason := why_values_may_differ(self.catalog, subscription.publications, synced):
             return reason
-        changed = changed_filters(session.connection, subscription, self.change_log, self.catalog)
+        changed = definition_drifts(session.connection, subscription, self.change_log, self.catalog)
         if synced.table.name in changed:
             return "its row filter or columns have changed since its rows were brought"
         return None if self._has_key(synced) else "its rows have no key"

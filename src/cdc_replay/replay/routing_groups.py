@@ -9,35 +9,35 @@ from typing import TypeAlias
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Window
-from cdc_replay.replay.apply.session import ApplyRequest, OpenWindow
-from cdc_replay.replay.apply.staging import Staged, Stager
-from cdc_replay.replay.compact import Survey, contingent_changes
+from cdc_replay.replay.apply.session import ApplyRequest, ApplySession
+from cdc_replay.replay.apply.staging import StagedTable, Stager
+from cdc_replay.replay.compact import WindowFacts, contingent_changes
 from cdc_replay.replay.log_window import log_reader
-from cdc_replay.replay.window_job import Lane, WindowFlow
-from cdc_replay.replay.window_plan import Plan
+from cdc_replay.replay.window_job import RoutingGroup, WindowJob
+from cdc_replay.replay.window_plan import WindowPlan
 from cdc_replay.spark.errors import SparkJobFailed, translated_spark_errors
 from cdc_replay.spark.session import spark_session, tune_for
 
-OpenPlan: TypeAlias = tuple[Plan, OpenWindow]
+PlannedSession: TypeAlias = tuple[WindowPlan, ApplySession]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class StagedChanges:
     """What is staged for a subscription, by target, what is known of its window, and the routing's counts.
 
     Where the survey has unsent values (R4.6), nothing that is staged counts.
     """
 
-    staged: Mapping[int, Staged]
-    survey: Survey
+    staged: Mapping[int, StagedTable]
+    survey: WindowFacts
     counts: Mapping[str, int]
 
 
-StagedWindow: TypeAlias = Prepared | CdcReplayError
+StagingResult: TypeAlias = StagedChanges | CdcReplayError
 """Or why nothing is staged for it."""
 
 
-def request_of(plan: Plan) -> ApplyRequest:
+def request_of(plan: WindowPlan) -> ApplyRequest:
     """Where the plan's window goes."""
     session, tables = plan.opened, plan.routes.tables
     return ApplyRequest(
@@ -45,9 +45,9 @@ def request_of(plan: Plan) -> ApplyRequest:
     )
 
 
-def staged_windows(
-    change_log: ChangeLog, windows: Sequence[OpenPlan], publisher_dsn: str
-) -> Mapping[str, StagedWindow]:
+def stage_windows(
+    change_log: ChangeLog, windows: Sequence[PlannedSession], publisher_dsn: str
+) -> Mapping[str, StagingResult]:
     """Stage windows that end at one position; by subscription."""
     if not windows:
         return {}
@@ -60,12 +60,12 @@ def staged_windows(
             tune_for(spark, reader.rows)
     except SparkJobFailed as error:
         return {plan.name: error for plan in plans}
-    return _staged(WindowFlow(spark, reader, publisher_dsn), _alike(windows))
+    return _staged(WindowJob(spark, reader, publisher_dsn), _alike(windows))
 
 
-def _alike(windows: Sequence[OpenPlan]) -> list[list[OpenPlan]]:
+def _alike(windows: Sequence[PlannedSession]) -> list[list[PlannedSession]]:
     """The windows, those together that see the same changes and apply them alike."""
-    found: list[list[OpenPlan]] = []
+    found: list[list[PlannedSession]] = []
     for each in windows:
         like = next((lane for lane in found if _is_alike(lane[0], each)), None)
         if like is None:
@@ -75,19 +75,19 @@ def _alike(windows: Sequence[OpenPlan]) -> list[list[OpenPlan]]:
     return found
 
 
-def _is_alike(one: OpenPlan, other: OpenPlan) -> bool:
+def _is_alike(one: PlannedSession, other: PlannedSession) -> bool:
     (plan, window), (other_plan, other_window) = one, other
     mine, theirs = plan.opened.subscription, other_plan.opened.subscription
     options = mine.origin == theirs.origin and mine.on_conflict == theirs.on_conflict
     return options and plan.routes == other_plan.routes and _layouts(window) == _layouts(other_window)
 
 
-def _layouts(window: OpenWindow) -> list[bool]:
+def _layouts(window: ApplySession) -> list[bool]:
     """What may differ in staging tables of the same routes, besides names and types."""
     return [table.inserts_in_log_order for table in window.tables]
 
 
-def _staged(flow: WindowFlow, lanes: Sequence[Sequence[OpenPlan]]) -> dict[str, StagedWindow]:
+def _staged(flow: WindowJob, lanes: Sequence[Sequence[PlannedSession]]) -> dict[str, StagingResult]:
     names = [[plan.name for plan, _ in lane] for lane in lanes]
     try:
         with translated_spark_errors(f"replay of {', '.join(name for lane in names for name in lane)}"):
@@ -100,14 +100,14 @@ def _staged(flow: WindowFlow, lanes: Sequence[Sequence[OpenPlan]]) -> dict[str, 
     return {
         name: staged
         if isinstance(staged, CdcReplayError)
-        else Prepared(staged, result.notes.survey(), result.notes.counts)
+        else StagedChanges(staged, result.notes.survey(), result.notes.counts)
         for lane, result in zip(names, results, strict=True)
         for name, staged in zip(lane, result.staged, strict=True)
     }
 
 
-def _lane(windows: Sequence[OpenPlan]) -> Lane:
+def _lane(windows: Sequence[PlannedSession]) -> RoutingGroup:
     plan = windows[0][0]
     subscription = plan.opened.subscription
     stagers = tuple(Stager.of(window.tables, each.opened.dsn) for each, window in windows)
-    return Lane(plan.routes, subscription.origin, subscription.on_conflict, stagers)
+    return RoutingGroup(plan.routes, subscription.origin, subscription.on_conflict, stagers)

@@ -31,7 +31,7 @@ from cdc_replay.subscriber.tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class SchemaFit:
     """How far a window's shapes fit its tables, and each other.
 
     The window must end at `upto`: before a column that a target lacks where `is_obstructed`, else before a
@@ -46,7 +46,7 @@ class Fit:
 
 def fit(
     change_log: ChangeLog, window: Window, routes: Routes, targets: Mapping[QualifiedName, TargetTable]
-) -> Fit:
+) -> SchemaFit:
     """Where the window must end.
 
     That is `window.after` where its first transaction sends a column that a target does not have.
@@ -58,13 +58,13 @@ def fit(
     for of_table in by_table.values():
         since = Window(max(of_table[0].target.applied_lsn, window.after), window.upto)
         if unfit := {route.relation.version for route in of_table if _lacks_columns(route, targets)}:
-            end = change_log.end_without(since, unfit)
+            end = change_log.last_lsn_without(since, unfit)
             lacking = min(lacking, end)
             if end == window.upto:
                 stale |= unfit
         for kinds in _kinds_by_leaf(of_table):
             folded = min(folded, _end_of_first(change_log, since, kinds))
-    return Fit(min(lacking, folded), lacking <= folded, frozenset(stale))
+    return SchemaFit(min(lacking, folded), lacking <= folded, frozenset(stale))
 
 
 def _kinds_by_leaf(routes: Iterable[Route]) -> Iterator[Sequence[Set[int]]]:
@@ -83,7 +83,7 @@ def _kinds_by_leaf(routes: Iterable[Route]) -> Iterator[Sequence[Set[int]]]:
 
 def _end_of_first(change_log: ChangeLog, window: Window, kinds: Iterable[Set[int]]) -> Lsn:
     """Up to where all changes are of the kind of the first; a transaction that has several stays whole."""
-    ends = [change_log.end_without(window, versions) for versions in kinds]
+    ends = [change_log.last_lsn_without(window, versions) for versions in kinds]
     return min((end for end in ends if end > window.after), default=window.upto)
 
 

@@ -33,14 +33,14 @@ from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import SubscriptionSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
 """So begins the reason of a table that an earlier version parked before a rewrite, and did not mark."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrites:
+class TableRewrites:
     """The tables of a window that were rewritten, each with the ends of the commits that did it, in order.
 
     `catalogs` are those in force anywhere in the window.
@@ -70,10 +70,10 @@ class Rewrites:
         return found
 
 
-NONE: Final = Rewrites({}, ())
+NONE: Final = TableRewrites({}, ())
 
 
-def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> Rewrites:
+def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> TableRewrites:
     """The rewrites of `window`; reads the log only if its summary has messages that are no changes."""
     if summary.logical is None:
         return NONE
@@ -84,10 +84,10 @@ def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> R
                 commits[relation] = (*commits.get(relation, ()), message.commit_lsn)
         except InvalidMessage as error:
             # Whoever may emit messages may give them any prefix.
-            log.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
+            logger.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
     if not commits:
         return NONE
-    return Rewrites(commits, tuple(catalog_history(change_log).within(window).values()))
+    return TableRewrites(commits, tuple(catalog_history(change_log).within(window).values()))
 
 
 def _published(
@@ -105,7 +105,7 @@ def _published(
 
 def first_rewrites(
     behind: Mapping[QualifiedName, Lsn],
-    rewrites: Rewrites,
+    rewrites: TableRewrites,
     publications: Sequence[str],
     renamed: Mapping[RelationId, QualifiedName],
 ) -> dict[QualifiedName, Lsn]:

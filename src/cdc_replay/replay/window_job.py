@@ -31,30 +31,30 @@ from pyspark.sql import functions as F
 
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
-from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, Staged, Stager, staged_by, staged_parts
-from cdc_replay.replay.compact import FoldRules, Survey, fold_rules
+from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stager, collect_staged, stage_with
+from cdc_replay.replay.compact import FoldRules, WindowFacts, fold_rules
 from cdc_replay.replay.compact.shuffle import (
     BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
-    Notes,
-    Packer,
-    Spread,
-    aside_net,
-    noted,
-    parts_of,
+    ChunkFacts,
+    PartitionAssignment,
+    ShuffleWriter,
+    chunk_facts,
+    fold_deferred,
+    read_partitions,
 )
 from cdc_replay.replay.decode import LogReader
 from cdc_replay.replay.route.filter_evaluation import (
-    QUESTIONS,
+    FILTER_INPUT,
     QUESTIONS_DDL,
-    Answers,
-    Asker,
-    Inquiry,
-    Questionnaire,
+    FilterEvaluator,
     RouteFilters,
+    SparkFilterInput,
+    SparkFilterPlan,
+    SparkFilterResults,
 )
-from cdc_replay.replay.route.router import Places, Router, Verdicts
+from cdc_replay.replay.route.router import FilterResults, RouteIndex, Router
 from cdc_replay.replay.route.routes import Routes
 from cdc_replay.replay.route.tuples import Tuples
 from cdc_replay.spark.session import SMALL_WINDOW_ROWS
@@ -62,13 +62,13 @@ from cdc_replay.spark.session import SMALL_WINDOW_ROWS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_NOTHING: Final = Survey((), ())
+_NOTHING: Final = WindowFacts((), ())
 _PARTS_HELD: Final = 3
 """So many parts' texts a task holds at most, for subscriptions that they are written to in turn."""
 _ROWS_PER_SHARE: Final = 2_000
 """Fewer changes that were set aside are not worth another task."""
 
-_ASKED: Final = pa.schema([("chunk", pa.int32()), *QUESTIONS])
+_ASKED: Final = pa.schema([("chunk", pa.int32()), *FILTER_INPUT])
 _ASKED_DDL: Final = f"chunk int, {QUESTIONS_DDL}"
 _HEADER: Final = -1
 """The number of the row that comes before a task's questions, with the number of the task as its chunk."""
@@ -78,7 +78,7 @@ _RESULT_DDL: Final = f"lane int, stager int, notes binary, {PARTS_DDL}"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class RoutingGroup:
     """What subscriptions have in common that see the same changes and apply them alike.
 
     `stagers` write into the staging tables of each of them.
@@ -91,25 +91,25 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedLane:
+class StagedGroup:
     """What a window has come to for a lane: by stager, what is staged by target, or why it is not.
 
     Where `notes` have unsent values (R4.6), it is as if nothing was.
     """
 
-    notes: Notes
-    staged: tuple[Mapping[int, Staged] | CdcReplayError, ...]
+    notes: ChunkFacts
+    staged: tuple[Mapping[int, StagedTable] | CdcReplayError, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WindowFlow:
+class WindowJob:
     """A window of the log on its way to the subscribers."""
 
     session: SparkSession
     reader: LogReader
     publisher_dsn: str
 
-    def staged(self, lanes: Sequence[Lane]) -> tuple[StagedLane, ...]:
+    def staged(self, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
         """Stage the window's net changes for all lanes.
 
         Raises:
@@ -118,41 +118,41 @@ class WindowFlow:
         """
         spreads = self._spreads([lane.routes for lane in lanes])
         surveys = [_NOTHING] * len(lanes)
-        found: dict[int, StagedLane] = {}
+        found: dict[int, StagedGroup] = {}
         while waiting := [number for number in range(len(lanes)) if number not in found]:
-            works = [_LaneWork.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
+            works = [_GroupRound.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
             results = _by_lane(self._job(works), waiting)
             notes = {number: _notes_of(results[number]) for number in waiting}
-            aside: dict[int, _LaneAside] = {}
+            aside: dict[int, _DeferredGroup] = {}
             for number, work in zip(waiting, works, strict=True):
                 surveys[number] = notes[number].survey()
                 if surveys[number].unsent:
                     # What tasks have made of values that nobody has looked for yet does not count.
-                    found[number] = StagedLane(notes[number], tuple({} for _ in lanes[number].stagers))
+                    found[number] = StagedGroup(notes[number], tuple({} for _ in lanes[number].stagers))
                 elif notes[number].aside:
                     aside[number] = work.aside(notes[number], surveys[number])
                 elif not notes[number].is_void:
-                    found[number] = StagedLane(notes[number], _by_stager(results[number], lanes[number]))
+                    found[number] = StagedGroup(notes[number], _by_stager(results[number], lanes[number]))
             if aside:
                 cores = self.session.sparkContext.defaultParallelism
-                folding = _AsideFolding.of(aside.values(), cores=cores)
+                folding = _DeferredFold.of(aside.values(), cores=cores)
                 for number, rows in _by_lane(folding.job(self.session), list(aside)).items():
                     staged = _by_stager(results[number] + rows, lanes[number])
-                    found[number] = StagedLane(notes[number], staged)
+                    found[number] = StagedGroup(notes[number], staged)
         return tuple(found[number] for number in range(len(lanes)))
 
-    def _job(self, works: Sequence[_LaneWork]) -> DataFrame:
+    def _job(self, works: Sequence[_GroupRound]) -> DataFrame:
         parts = works[0].spread.parts
-        places = Places.of(item for work in works for item in work.lane.routes.routes)
-        questionnaire = Questionnaire([work.filters for work in works], places)
-        packing = _Packing(
+        places = RouteIndex.of(item for work in works for item in work.lane.routes.routes)
+        questionnaire = SparkFilterPlan([work.filters for work in works], places)
+        packing = _MapTask(
             self.reader,
             places,
             questionnaire.inquiry(),
             tuple(work.packing(places, number * parts, len(works)) for number, work in enumerate(works)),
             self.publisher_dsn,
         )
-        folding = _Folding(tuple((work.rules, work.lane.stagers) for work in works), parts)
+        folding = _ReduceTask(tuple((work.rules, work.lane.stagers) for work in works), parts)
         pieces = self._pieces(packing, questionnaire)
         subscriptions = sum(len(work.lane.stagers) for work in works)
         tasks = len(works) * self._tasks_per_lane(parts, len(works), subscriptions)
@@ -180,7 +180,7 @@ class WindowFlow:
         cores = self.session.sparkContext.defaultParallelism
         return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
 
-    def _spreads(self, lanes: Sequence[Routes]) -> list[Spread]:
+    def _spreads(self, lanes: Sequence[Routes]) -> list[PartitionAssignment]:
         """How the changes of each lane are shared out; by what is in the log, where that matters."""
         parts = self._parts_per_lane()
         matters = parts > 1 and any(len(routes.tables) > 1 for routes in lanes)
@@ -190,12 +190,12 @@ class WindowFlow:
             weights = Counter(table.index for table in routes.tables)
             for relation, target in {(each.relation.id, each.target.index) for each in routes.routes}:
                 weights[target] += seen[relation]
-            spreads.append(Spread.of(parts, weights))
+            spreads.append(PartitionAssignment.of(parts, weights))
         return spreads
 
-    def _pieces(self, packing: _Packing, questionnaire: Questionnaire) -> DataFrame:
+    def _pieces(self, packing: _MapTask, questionnaire: SparkFilterPlan) -> DataFrame:
         numbers = self.reader.numbers(self.session)
-        if not any(lane.asker.asks_spark for lane in packing.lanes):
+        if not any(lane.evaluator.uses_spark for lane in packing.lanes):
             return numbers.mapInArrow(packing.packed, PIECES_DDL)
         old, new = questionnaire.answers()
         answered = numbers.mapInArrow(packing.questions, _ASKED_DDL).select(
@@ -212,64 +212,66 @@ def _by_lane(job: DataFrame, lanes: Sequence[int]) -> dict[int, list[Row]]:
     return found
 
 
-def _notes_of(rows: Iterable[Row]) -> Notes:
-    return Notes.joined(row["notes"] for row in rows if row["notes"] is not None)
+def _notes_of(rows: Iterable[Row]) -> ChunkFacts:
+    return ChunkFacts.joined(row["notes"] for row in rows if row["notes"] is not None)
 
 
-def _by_stager(rows: Sequence[Row], lane: Lane) -> tuple[Mapping[int, Staged] | CdcReplayError, ...]:
-    found: list[Mapping[int, Staged] | CdcReplayError] = []
+def _by_stager(
+    rows: Sequence[Row], lane: RoutingGroup
+) -> tuple[Mapping[int, StagedTable] | CdcReplayError, ...]:
+    found: list[Mapping[int, StagedTable] | CdcReplayError] = []
     for number, stager in enumerate(lane.stagers):
         try:
-            found.append(staged_parts([row for row in rows if row["stager"] == number], stager.tables))
+            found.append(collect_staged([row for row in rows if row["stager"] == number], stager.tables))
         except CdcReplayError as error:
             found.append(error)
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
-class _LaneWork:
+class _GroupRound:
     """A lane in one round of the job; on the driver."""
 
-    lane: Lane
-    survey: Survey
-    spread: Spread
+    lane: RoutingGroup
+    survey: WindowFacts
+    spread: PartitionAssignment
     rules: FoldRules
     filters: RouteFilters
 
     @classmethod
-    def of(cls, lane: Lane, survey: Survey, spread: Spread) -> _LaneWork:
+    def of(cls, lane: RoutingGroup, survey: WindowFacts, spread: PartitionAssignment) -> _GroupRound:
         rules = fold_rules(lane.routes.tables, survey, lane.policy)
         return cls(lane, survey, spread, rules, RouteFilters(lane.routes))
 
-    def packing(self, places: Places, first_part: int, lanes: int) -> _PackedLane:
+    def packing(self, places: RouteIndex, first_part: int, lanes: int) -> _GroupMapper:
         """Its map side, beside that of the other `lanes`."""
-        packer = Packer(self.rules, self.survey, first_part, self.spread, lanes)
-        return _PackedLane(
-            Router.of(self.lane.routes, self.lane.origin, places), self.filters.asker(), packer
+        packer = ShuffleWriter(self.rules, self.survey, first_part, self.spread, lanes)
+        return _GroupMapper(
+            Router.of(self.lane.routes, self.lane.origin, places), self.filters.evaluator(), packer
         )
 
-    def aside(self, notes: Notes, survey: Survey) -> _LaneAside:
+    def aside(self, notes: ChunkFacts, survey: WindowFacts) -> _DeferredGroup:
         """What the round has set aside, to be folded now that the window's moves are known."""
-        return _LaneAside(notes, survey, self.rules, self.lane.stagers)
+        return _DeferredGroup(notes, survey, self.rules, self.lane.stagers)
 
 
 @dataclass(frozen=True, slots=True)
-class _PackedLane:
+class _GroupMapper:
     """A lane's map side; picklable."""
 
     router: Router
-    asker: Asker
-    packer: Packer
+    evaluator: FilterEvaluator
+    packer: ShuffleWriter
 
 
 @dataclass(frozen=True, slots=True)
-class _Packing:
+class _MapTask:
     """The map side; picklable."""
 
     reader: LogReader
-    places: Places
-    inquiry: Inquiry
-    lanes: tuple[_PackedLane, ...]
+    places: RouteIndex
+    inquiry: SparkFilterInput
+    lanes: tuple[_GroupMapper, ...]
     publisher_dsn: str
 
     def packed(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -287,7 +289,7 @@ class _Packing:
                 for chunk, changes in self.reader.chunks(task):
                     places = self.places.found(changes)
                     asked = [
-                        lane.asker.asked(changes, lane.router.routes_of(changes, places))
+                        lane.evaluator.asked(changes, lane.router.routes_of(changes, places))
                         for lane in self.lanes
                     ]
                     questions = self.inquiry.questions(changes, Tuples.of(changes), places, asked)
@@ -300,23 +302,29 @@ class _Packing:
         yield from self._packed(found.task(), found)
 
     def _packed(self, task: int, answers: _AnswersInOrder | None) -> Iterator[pa.RecordBatch]:
-        notes = [Notes() for _ in self.lanes]
+        notes = [ChunkFacts() for _ in self.lanes]
         with contextlib.ExitStack() as opened:
-            sessions = [opened.enter_context(lane.asker.session(self.publisher_dsn)) for lane in self.lanes]
+            sessions = [
+                opened.enter_context(lane.evaluator.session(self.publisher_dsn)) for lane in self.lanes
+            ]
             for chunk, changes in self.reader.chunks(task):
                 answered = None if answers is None else answers.of(chunk)
                 places, tuples, count = self.places.found(changes), Tuples.of(changes), changes.num_rows
                 for number, (lane, session) in enumerate(zip(self.lanes, sessions, strict=True)):
-                    mine = Verdicts.all_pass(count) if answered is None else answered.verdicts(number, count)
+                    mine = (
+                        FilterResults.all_pass(count)
+                        if answered is None
+                        else answered.verdicts(number, count)
+                    )
                     routes = lane.router.routes_of(changes, places)
-                    verdicts = lane.asker.verdicts(changes, tuples, routes, mine, session)
+                    verdicts = lane.evaluator.verdicts(changes, tuples, routes, mine, session)
                     routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
-                    own = noted(routed, chunk, counts)
+                    own = chunk_facts(routed, chunk, counts)
                     if not (lane.packer.is_void(own) or lane.packer.is_void(notes[number])):
                         yield lane.packer.packed(routed, chunk, own)
                     notes[number].add(own)
         for lane, note in zip(self.lanes, notes, strict=True):
-            yield from lane.packer.noted(note)
+            yield from lane.packer.write_facts(note)
 
 
 class _AnswersInOrder:
@@ -335,20 +343,20 @@ class _AnswersInOrder:
         self._waiting.append(first.slice(1))
         return int(first["chunk"][0].as_py())
 
-    def of(self, chunk: int) -> Answers:
+    def of(self, chunk: int) -> SparkFilterResults:
         """The answers to the questions of that chunk; chunks come in order."""
         while (batch := None if self._reaches_beyond(chunk) else next(self._batches, None)) is not None:
             self._waiting.append(batch)
         known = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting = known.filter(pc.greater(known["chunk"], chunk)).to_batches()
-        return Answers.of(known.filter(pc.equal(known["chunk"], chunk)), self._lanes)
+        return SparkFilterResults.of(known.filter(pc.equal(known["chunk"], chunk)), self._lanes)
 
     def _reaches_beyond(self, chunk: int) -> bool:
         return any(batch.num_rows and batch["chunk"][-1].as_py() > chunk for batch in self._waiting)
 
 
 @dataclass(frozen=True, slots=True)
-class _Folding:
+class _ReduceTask:
     """The reduce side: each lane's rules and stagers; picklable. Lane `i` has parts from `i * parts` on."""
 
     lanes: tuple[tuple[FoldRules, tuple[Stager, ...]], ...]
@@ -356,7 +364,7 @@ class _Folding:
 
     def staged(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Fold and stage what has come; what was staged, and noted (`_RESULT`)."""
-        found = parts_of(batches)
+        found = read_partitions(batches)
         for lane, its_parts in itertools.groupby(sorted(found), key=lambda part: part // self.parts):
             rules, stagers = self.lanes[lane]
             parts = [found[number] for number in its_parts]
@@ -367,24 +375,24 @@ class _Folding:
 
 
 @dataclass(frozen=True, slots=True)
-class _LaneAside:
+class _DeferredGroup:
     """What a lane has set aside until all moves of the window are known; picklable."""
 
-    notes: Notes
-    survey: Survey
+    notes: ChunkFacts
+    survey: WindowFacts
     rules: FoldRules
     stagers: tuple[Stager, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _AsideFolding:
+class _DeferredFold:
     """What lanes have set aside on its way to their subscribers, in `shares` for each; picklable."""
 
-    lanes: tuple[_LaneAside, ...]
+    lanes: tuple[_DeferredGroup, ...]
     shares: int
 
     @classmethod
-    def of(cls, lanes: Iterable[_LaneAside], *, cores: int) -> _AsideFolding:
+    def of(cls, lanes: Iterable[_DeferredGroup], *, cores: int) -> _DeferredFold:
         """In as many shares as cores, where a lane has enough for it."""
         found = tuple(lanes)
         most = max(sum(each.rows for each in lane.notes.aside) for lane in found)
@@ -401,13 +409,13 @@ class _AsideFolding:
             for task in batch.column("id").to_pylist():
                 place, share = divmod(task, self.shares)
                 lane = self.lanes[place]
-                net = aside_net(lane.notes, lane.survey, lane.rules, share=share, shares=self.shares)
+                net = fold_deferred(lane.notes, lane.survey, lane.rules, share=share, shares=self.shares)
                 yield from _staged(place, lane.stagers, net)
 
 
 def _staged(lane: int, stagers: Sequence[Stager], net: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Stage net changes (NET) of a lane by each of its stagers; what was staged (`_RESULT`)."""
-    for place, staged in enumerate(staged_by(stagers, net)):
+    for place, staged in enumerate(stage_with(stagers, net)):
         marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
         nothing = pa.nulls(staged.num_rows, pa.binary())
         yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)

@@ -14,10 +14,10 @@ from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
-from cdc_replay.replay.log_window import definitions_and_summary
-from cdc_replay.replay.route.routes import Defined, Routes, Target, plan_routes
+from cdc_replay.replay.log_window import read_definitions_and_summary
+from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
 from cdc_replay.replay.schema_changes import fit
-from cdc_replay.replay.table_rewrites import Rewrites, first_rewrites, rewrites_in
+from cdc_replay.replay.table_rewrites import TableRewrites, first_rewrites, rewrites_in
 from cdc_replay.replay.unsubscribed_tables import renamed_alike, strangers
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.state import KnownTable
@@ -28,19 +28,19 @@ ROWS_PER_WINDOW: Final = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class WindowContent:
     """What the log says of a window without decoding it."""
 
-    defined: tuple[Defined, ...]
+    defined: tuple[VersionedRelation, ...]
     summary: LogSummary
-    rewrites: Rewrites
+    rewrites: TableRewrites
 
 
-ContentOf: TypeAlias = Callable[[Window], Content]
+ReadContent: TypeAlias = Callable[[Window], WindowContent]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WindowPlan:
     """The window of one subscription: what is known before any row is read."""
 
     opened: SubscriptionSession
@@ -83,20 +83,20 @@ class Plan:
         return self.window.upto < self.asked
 
 
-def content_of(change_log: ChangeLog, window: Window) -> Content:
+def read_content(change_log: ChangeLog, window: Window) -> WindowContent:
     """What the log holds of the window; reads small columns."""
-    defined, summary = definitions_and_summary(change_log, window)
-    return Content(defined, summary, rewrites_in(change_log, window, summary))
+    defined, summary = read_definitions_and_summary(change_log, window)
+    return WindowContent(defined, summary, rewrites_in(change_log, window, summary))
 
 
 def plan_window(
     change_log: ChangeLog,
-    content: ContentOf,
+    content: ReadContent,
     session: SubscriptionSession,
     upto: Lsn,
     *,
     may_be_cut: bool = True,
-) -> Plan:
+) -> WindowPlan:
     """The subscription's next window: up to `upto`, or as far as what changes its shape can be one window.
 
     A long one is cut if it may be, so that neither memory nor what is repeated after a failure grows with it.
@@ -107,14 +107,14 @@ def plan_window(
         PublicationRefused: where PostgreSQL refuses to decode for its publications.
     """
     began = time.monotonic()
-    if not session.has_tables_listed():
+    if not session.tables_are_listed():
         raise SubscriberNotReady(
             f'subscription "{session.subscription.name}" has no tables yet',
             hint=f"Run `cdc-replay snapshot {session.subscription.name}` first.",
         )
     behind = session.position() or upto
     is_cut = may_be_cut and behind < upto
-    end = change_log.first_cut(Window(behind, upto), ROWS_PER_WINDOW) if is_cut else upto
+    end = change_log.split_lsn(Window(behind, upto), ROWS_PER_WINDOW) if is_cut else upto
     plan = _planned(change_log, content, session, end)
     return dataclasses.replace(plan, began=began, asked=upto)
 
@@ -161,7 +161,9 @@ def _lagging(session: SubscriptionSession, upto: Lsn) -> _Lagging:
     return found
 
 
-def _planned(change_log: ChangeLog, content: ContentOf, session: SubscriptionSession, upto: Lsn) -> Plan:
+def _planned(
+    change_log: ChangeLog, content: ReadContent, session: SubscriptionSession, upto: Lsn
+) -> WindowPlan:
     lagging = _lagging(session, upto)
     behind, targets, window = lagging.behind, lagging.targets, lagging.window
     upto = window.upto
@@ -196,7 +198,7 @@ def _planned(change_log: ChangeLog, content: ContentOf, session: SubscriptionSes
         return dataclasses.replace(plan, asked=upto, obstacle=None if plan.is_part else obstacle)
     summary = found.summary
     by_name = {table.name for table in routes.tables}.difference(renamed.values())
-    return Plan(
+    return WindowPlan(
         session,
         window,
         tuple(behind),

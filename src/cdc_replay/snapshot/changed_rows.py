@@ -25,9 +25,9 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import CopyTarget, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
-from cdc_replay.snapshot.copy_chunk import CopySetting, TableCopy, subscriber_connection
+from cdc_replay.snapshot.copy_chunk import CopySettings, TableCopy, subscriber_connection
 from cdc_replay.snapshot.fingerprint import KeyColumn
-from cdc_replay.snapshot.plan import Slice, select
+from cdc_replay.snapshot.plan import PageSlice, select
 from cdc_replay.snapshot.planning import TablePlan
 from cdc_replay.snapshot.staging import (
     create_keys,
@@ -49,17 +49,17 @@ MATCH: Final = "exists (select from unnest({arrays}) as wanted ({names}) where {
 
 
 @dataclass(frozen=True, slots=True)
-class LateRows:
+class ChangedRows:
     """What the tasks have in common; picklable."""
 
-    setting: CopySetting
+    setting: CopySettings
     table: TableCopy
     leaves: tuple[Table, ...]
     passes: sql.Composed | None
     key: tuple[KeyColumn, ...]
 
     @classmethod
-    def of(cls, setting: CopySetting, planned: TablePlan, key: tuple[KeyColumn, ...]) -> LateRows:
+    def of(cls, setting: CopySettings, planned: TablePlan, key: tuple[KeyColumn, ...]) -> ChangedRows:
         """The rows of a published table that have touched keys."""
         return cls(setting, planned.table, planned.synced.leaves, planned.passes, key)
 
@@ -67,11 +67,11 @@ class LateRows:
         """The rows of all leaves that have one of the keys and pass the filters."""
         for leaf in self.leaves:
             condition = match(leaf, self.key, keys)
-            yield select(Slice(leaf), self.table.columns, self.passes, also=(condition,))
+            yield select(PageSlice(leaf), self.table.columns, self.passes, also=(condition,))
 
 
 @dataclass(frozen=True, slots=True)
-class LatePart:
+class ChangedRowsPart:
     """What one task has staged: the tables for rows and for keys. `bytes` of COPY text."""
 
     rows_table: str
@@ -82,7 +82,7 @@ class LatePart:
     seconds: float
 
 
-LateResult: TypeAlias = LatePart | CdcReplayError
+LateResult: TypeAlias = ChangedRowsPart | CdcReplayError
 
 
 def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) -> sql.Composed:
@@ -105,7 +105,7 @@ def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) 
     )
 
 
-def stage_late_rows(late: LateRows, keys: DataFrame) -> tuple[LateResult, ...]:
+def stage_late_rows(late: ChangedRows, keys: DataFrame) -> tuple[LateResult, ...]:
     """Stage the touched `keys` and the publisher's rows for them; one result for each task that had any."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,7 +119,7 @@ def stage_late_rows(late: LateRows, keys: DataFrame) -> tuple[LateResult, ...]:
     return tuple(pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301 - by this job's tasks
 
 
-def _attempt(late: LateRows, batches: Iterable[pa.RecordBatch], number: int) -> Iterator[LateResult]:
+def _attempt(late: ChangedRows, batches: Iterable[pa.RecordBatch], number: int) -> Iterator[LateResult]:
     held = [batch.column("key") for batch in batches if batch.num_rows]
     if not held:
         return
@@ -134,8 +134,8 @@ def _attempt(late: LateRows, batches: Iterable[pa.RecordBatch], number: int) -> 
 
 
 def _stage(
-    late: LateRows, held: Sequence[pa.ListArray], number: int, source: Connection, destination: Connection
-) -> LatePart:
+    late: ChangedRows, held: Sequence[pa.ListArray], number: int, source: Connection, destination: Connection
+) -> ChangedRowsPart:
     began = time.monotonic()
     hold(source, map(PlannedTable.of, late.leaves))
     point = late.setting.snapshot.consistent_point
@@ -151,7 +151,7 @@ def _stage(
         target = CopyTarget(staging_table(rows_table), late.table.name, late.table.columns, is_new=True)
         copied = copy_across(source, queries, destination, target, late.setting.pace())
         _add_keys_of_rows(destination, late.key, rows_table, keys_table)
-    return LatePart(rows_table, keys_table, copied.rows, count, copied.bytes, time.monotonic() - began)
+    return ChangedRowsPart(rows_table, keys_table, copied.rows, count, copied.bytes, time.monotonic() - began)
 
 
 def _several(held: Iterable[pa.ListArray]) -> Iterator[list[list[str]]]:

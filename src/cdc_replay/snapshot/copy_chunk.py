@@ -41,10 +41,10 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import Copied, CopyTarget, Pace, Source, copy_across, writing
+from cdc_replay.postgres.copy import Copied, CopyTarget, RateLimiter, Source, copy_across, writing
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold, reading
-from cdc_replay.snapshot.indexes import built_afterwards
+from cdc_replay.snapshot.indexes import indexes_rebuilt_after
 from cdc_replay.snapshot.staging import (
     StagedChunk,
     create_staging,
@@ -53,15 +53,15 @@ from cdc_replay.snapshot.staging import (
     staging_name,
     staging_table,
 )
-from cdc_replay.subscriber.apply_connection import connect_as_worker
+from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import TargetSession, act_on, named
-from cdc_replay.subscriber.replication_origin import under_origin
+from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.state import known_tables, set_table_state, stable_hash
 from cdc_replay.subscriber.tables import TargetTable, check_names
 
 
 @dataclass(frozen=True, slots=True)
-class CopySetting:
+class CopySettings:
     """What all chunks of a run have in common; picklable.
 
     `replace`: the target's rows are deleted by the transaction that brings the new ones. `bytes_per_second`
@@ -79,9 +79,9 @@ class CopySetting:
         """What the connections are for."""
         return f"snapshot {self.subscription}"
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> RateLimiter | None:
         """What slows a copy down; None if nothing does."""
-        return None if self.bytes_per_second is None else Pace(self.bytes_per_second)
+        return None if self.bytes_per_second is None else RateLimiter(self.bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ CHANGED_FILES: Final = """
 """
 
 
-def copy_chunks(setting: CopySetting, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
+def copy_chunks(setting: CopySettings, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
     """Copy the chunks one after another; one result for each. Runs on an executor, may be repeated."""
     try:
         with (
@@ -176,7 +176,7 @@ def copy_chunks(setting: CopySetting, chunks: Sequence[ChunkCopy]) -> Iterator[C
             yield FailedChunk(chunk.table.name, chunk.number, error)
 
 
-def subscriber_connection(setting: CopySetting) -> Connection:
+def subscriber_connection(setting: CopySettings) -> Connection:
     """A connection to the subscriber that behaves as an apply worker (R8.13).
 
     Raises:
@@ -184,11 +184,11 @@ def subscriber_connection(setting: CopySetting) -> Connection:
         ServerUnavailable: if the server does not answer.
     """
     with translated_errors("cannot write as a replication worker does"):
-        return connect_as_worker(setting.subscriber_dsn, purpose=setting.purpose)
+        return connect_as_apply_worker(setting.subscriber_dsn, purpose=setting.purpose)
 
 
 def _attempt(
-    setting: CopySetting, chunk: ChunkCopy, source: Connection, destination: Connection
+    setting: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
 ) -> ChunkResult:
     began = time.monotonic()
     try:
@@ -203,15 +203,15 @@ def _attempt(
 
 
 def _copy(
-    setting: CopySetting, chunk: ChunkCopy, source: Connection, destination: Connection
+    setting: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     if chunk.staging is not None:
         return _stage(setting, chunk, chunk.staging, source, destination)
     table = chunk.table
     point = setting.snapshot.consistent_point
-    origin = under_origin(destination, setting.subscription, point, beside_others=True)
+    origin = replication_origin(destination, setting.subscription, point, beside_others=True)
     with writing(table.name), origin:
-        if not claim(destination, setting.subscription, table):
+        if not claim_table(destination, setting.subscription, table):
             return 0, 0
         with act_on(destination, [table.target]) as sessions:
             copied = _fill(setting, chunk, source, destination, sessions.of(table.target))
@@ -223,7 +223,7 @@ def _copy(
 
 
 def _fill(
-    setting: CopySetting,
+    setting: CopySettings,
     chunk: ChunkCopy,
     source: Connection,
     destination: Connection,
@@ -239,12 +239,12 @@ def _fill(
         move_staged(destination, session, [name], table.target, table.columns)
         return copied
     target = CopyTarget(table.identifier, table.name, table.columns)
-    with built_afterwards(destination, table.name.schema, table.name.name):
+    with indexes_rebuilt_after(destination, table.name.schema, table.name.name):
         return copy_across(source, chunk.sources, destination, target, setting.pace())
 
 
 def _stage(
-    setting: CopySetting, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
+    setting: CopySettings, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     table = chunk.table
     with writing(table.name), destination.transaction():
@@ -278,7 +278,7 @@ def _check_files(source: Connection, chunk: ChunkCopy) -> None:
         )
 
 
-def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
+def claim_table(connection: Connection, subscription: str, table: TableCopy) -> bool:
     """Whether this transaction is the one that completes the table; others wait here until it ends."""
     connection.execute(
         "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
@@ -286,8 +286,8 @@ def claim(connection: Connection, subscription: str, table: TableCopy) -> bool:
     return _state_of(connection, subscription, table) == table.begun
 
 
-def is_still_wanted(connection: Connection, subscription: str, table: TableCopy) -> bool:
-    """Whether staged rows may become the table's: as `claim`, for a caller that holds the subscription.
+def accepts_staged_rows(connection: Connection, subscription: str, table: TableCopy) -> bool:
+    """Whether staged rows may become the table's: as `claim_table`, for a caller that holds the subscription.
 
     A table that was complete before may have been replayed further in the meantime; it still takes the rows.
     """
@@ -302,7 +302,7 @@ def _state_of(connection: Connection, subscription: str, table: TableCopy) -> Ta
     return next((each.state for each in known if each.relation == table.relation), None)
 
 
-def empty(session: TargetSession, table: TableCopy) -> None:
+def delete_rows(session: TargetSession, table: TableCopy) -> None:
     """Delete the rows that the new ones replace; readers see them until the transaction commits.
 
     Writers wait from here on, so that no row slips in between. Inheritance children keep theirs.

@@ -33,24 +33,24 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import writing
-from cdc_replay.snapshot.changed_rows import LatePart, LateRows, stage_late_rows
+from cdc_replay.snapshot.changed_rows import ChangedRows, ChangedRowsPart, stage_late_rows
 from cdc_replay.snapshot.copy_chunk import (
     ChunkCopy,
     ChunkResult,
     CopiedChunk,
     FailedChunk,
+    accepts_staged_rows,
     copy_chunks,
-    empty,
-    is_still_wanted,
+    delete_rows,
     subscriber_connection,
 )
-from cdc_replay.snapshot.indexes import built_afterwards
-from cdc_replay.snapshot.planning import SnapshotRequest, TablePlan, begin
-from cdc_replay.snapshot.progress import Progress, watched
+from cdc_replay.snapshot.indexes import indexes_rebuilt_after
+from cdc_replay.snapshot.planning import SnapshotRequest, TablePlan, plan_tables
+from cdc_replay.snapshot.progress import Progress, report_progress_while
 from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.subscriber.as_owner import act_on
-from cdc_replay.subscriber.replication_origin import under_origin
+from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.state import set_table_state
 from cdc_replay.subscriber.tables import check_names
 
@@ -96,7 +96,7 @@ def load_tables(
             others are copied all the same; further tables that failed are in the log.
     """
     with contextlib.closing(subscriber_connection(request.setting(1))) as connection:
-        plans = begin(connection, request)
+        plans = plan_tables(connection, request)
         for each in plans:
             _announce(each)
         run = _Run(spark, request, plans, connection)
@@ -153,7 +153,7 @@ class _Run:
         self._spark, self._request, self._plans = spark, request, plans
         self._connection = connection
         self._done: dict[QualifiedName, list[CopiedChunk]] = defaultdict(list)
-        self._late: dict[QualifiedName, list[LatePart]] = defaultdict(list)
+        self._late: dict[QualifiedName, list[ChangedRowsPart]] = defaultdict(list)
         self._errors: dict[QualifiedName, CdcReplayError] = {}
 
     def copy_chunks(self, progress: Progress | None) -> None:
@@ -164,7 +164,7 @@ class _Run:
         groups = tasks(chunks, self._request.readers)
         context = self._spark.sparkContext
         setting = self._request.setting(min(len(groups), context.defaultParallelism))
-        with watched(setting, self._plans, progress):
+        with report_progress_while(setting, self._plans, progress):
             job = context.parallelize(groups, len(groups)).flatMap(partial(copy_chunks, setting))
             results: list[ChunkResult] = job.collect()
         for result in results:
@@ -180,7 +180,7 @@ class _Run:
                 continue
             tasks = self._request.readers or self._spark.sparkContext.defaultParallelism
             setting = self._request.setting(tasks)
-            late = LateRows.of(setting, each, each.definition.key)
+            late = ChangedRows.of(setting, each, each.definition.key)
             keys = touched_keys(each.logged, each.synced, each.definition.key_columns)
             began = time.monotonic()
             for part in stage_late_rows(late, keys.coalesce(tasks)):
@@ -221,7 +221,7 @@ class _Run:
     def _copied(self, planned: TablePlan, swapped: tuple[int, float] | None) -> CopiedTable:
         done, late = self._done[planned.table.name], self._late[planned.table.name]
         rows = sum(each.rows for each in done) if swapped is None else swapped[0]
-        work: list[CopiedChunk | LatePart] = [*done, *late]
+        work: list[CopiedChunk | ChangedRowsPart] = [*done, *late]
         size = sum(each.bytes for each in work) + sum(each.bytes for each in planned.staged.values())
         seconds = sum(each.seconds for each in work) + (0.0 if swapped is None else swapped[1])
         table = CopiedTable(
@@ -260,8 +260,8 @@ class _Run:
         failpoint("snapshot.before_swap")
         logger.info("table %s: what is staged is moved into it", table.name)
         point = request.snapshot.consistent_point
-        with writing(table.name), under_origin(connection, request.subscription, point):
-            if is_still_wanted(connection, request.subscription, table):
+        with writing(table.name), replication_origin(connection, request.subscription, point):
+            if accepts_staged_rows(connection, request.subscription, table):
                 rows = self._move(planned)
                 check_names(connection, {table.name: table.relation})
                 set_table_state(connection, request.subscription, table.name, Ready(point))
@@ -273,9 +273,9 @@ class _Run:
         with act_on(connection, [table.target]) as sessions, contextlib.ExitStack() as filling:
             session = sessions.of(table.target)
             if self._request.replace:
-                empty(session, table)
+                delete_rows(session, table)
             if not session.is_of_owner:
-                filling.enter_context(built_afterwards(connection, table.name.schema, table.name.name))
+                filling.enter_context(indexes_rebuilt_after(connection, table.name.schema, table.name.name))
             return move_staged(
                 connection, session, planned.staging, table.target, table.columns, self._overlay(planned)
             )

@@ -74,7 +74,7 @@ class KeyColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class CopyFingerprint:
     """What chunks of a table are read under, as a digest, and the key that tells its rows apart."""
 
     digest: str
@@ -92,20 +92,20 @@ def read_definitions(
     storage: Mapping[RelationId, Storage],
     targets: Mapping[QualifiedName, TargetTable],
     history: str,
-) -> dict[QualifiedName, Definition]:
+) -> dict[QualifiedName, CopyFingerprint]:
     """The definitions of those tables that have one; `history` names the change log.
 
     `source` is inside the transaction under which `storage` was read.
     """
     candidates = [each for each in tables if _is_direct(each, storage)]
     leaves = read_target_tables(source, [leaf.name for each in candidates for leaf in each.leaves])
-    found: dict[QualifiedName, Definition] = {}
+    found: dict[QualifiedName, CopyFingerprint] = {}
     for synced in candidates:
         target = targets[synced.table.name]
         if key := _key(synced, leaves, target):
             described = [history, *_described(synced, storage, target), _types(source, synced)]
             digest = hashlib.sha256(json.dumps([described, [each.name for each in key]]).encode())
-            found[target.name] = Definition(digest.hexdigest(), key)
+            found[target.name] = CopyFingerprint(digest.hexdigest(), key)
     return found
 
 

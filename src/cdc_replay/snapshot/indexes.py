@@ -89,7 +89,7 @@ class _Index:
 
 
 @contextlib.contextmanager
-def built_afterwards(connection: Connection, schema: str, table: str) -> Iterator[None]:
+def indexes_rebuilt_after(connection: Connection, schema: str, table: str) -> Iterator[None]:
     """Have no indexes on the table, in the caller's transaction, while the context fills it.
 
     Where they could not be created again as they were, nothing is done, and the rows are indexed one by one.

@@ -71,7 +71,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class PageSlice:
     """The rows of a physical table in the pages `[first_page, end_page)`; no end means to the last page.
 
     `only` leaves out inheritance children and partitions; a root that is read as such has it unset.
@@ -93,7 +93,7 @@ class Chunk:
     """What one transaction copies. `bytes` is an estimate of what it reads from disk."""
 
     number: int
-    slices: tuple[Slice, ...]
+    slices: tuple[PageSlice, ...]
     bytes: int
 
 
@@ -120,7 +120,7 @@ def plan_table(
     storage: Mapping[RelationId, Storage],
     *,
     chunk_bytes: int = CHUNK_BYTES,
-    done: Sequence[Slice] = (),
+    done: Sequence[PageSlice] = (),
 ) -> tuple[Chunk, ...]:
     """The chunks of one table; their slices, and `done`, hold every row of it exactly once.
 
@@ -131,7 +131,7 @@ def plan_table(
         parts = tuple(part for table in tables for part in _undone(table, _of(storage, table), done))
         return _cut(parts, chunk_bytes) or (() if done else (Chunk(0, (), 0),))
     size = sum(_of(storage, leaf).bytes for leaf in synced.leaves)
-    return (Chunk(0, (Slice(synced.table, only=False),), size),)
+    return (Chunk(0, (PageSlice(synced.table, only=False),), size),)
 
 
 def _of(storage: Mapping[RelationId, Storage], table: Table) -> Storage:
@@ -140,42 +140,42 @@ def _of(storage: Mapping[RelationId, Storage], table: Table) -> Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PageSpan:
     """A range of pages that is to be read: how many pages and bytes it has by now."""
 
-    slice: Slice
+    slice: PageSlice
     pages: int
     bytes: int
 
 
-def _undone(table: Table, stored: Storage, done: Iterable[Slice]) -> Iterator[_Part]:
+def _undone(table: Table, stored: Storage, done: Iterable[PageSlice]) -> Iterator[_PageSpan]:
     """The ranges of pages that are not among `done`, in order."""
     page = 0
     for piece in sorted(
         (each for each in done if each.table.id == table.id), key=lambda each: each.first_page
     ):
         if page < piece.first_page:
-            yield _part(stored, Slice(table, first_page=page, end_page=piece.first_page))
+            yield _part(stored, PageSlice(table, first_page=page, end_page=piece.first_page))
         if piece.end_page is None:
             return
         page = piece.end_page
-    yield _part(stored, Slice(table, first_page=page))
+    yield _part(stored, PageSlice(table, first_page=page))
 
 
-def _part(stored: Storage, piece: Slice) -> _Part:
+def _part(stored: Storage, piece: PageSlice) -> _PageSpan:
     if piece.is_whole:
-        return _Part(piece, stored.pages, stored.bytes)
+        return _PageSpan(piece, stored.pages, stored.bytes)
     end = stored.pages if piece.end_page is None else min(piece.end_page, stored.pages)
     pages = max(0, end - piece.first_page)
-    return _Part(piece, pages, round(stored.bytes * pages / max(1, stored.pages)))
+    return _PageSpan(piece, pages, round(stored.bytes * pages / max(1, stored.pages)))
 
 
-def _cut(parts: Sequence[_Part], chunk_bytes: int) -> tuple[Chunk, ...]:
+def _cut(parts: Sequence[_PageSpan], chunk_bytes: int) -> tuple[Chunk, ...]:
     """Lay the parts end to end and cut the line into equal lengths; one length is a chunk."""
     sizes = [part.bytes for part in parts]
     wanted = min(MAX_CHUNKS, max(1, round(sum(sizes) / chunk_bytes)))
     length = max(1, -(-sum(sizes) // wanted))
-    slices: dict[int, list[Slice]] = defaultdict(list)
+    slices: dict[int, list[PageSlice]] = defaultdict(list)
     for part, start in zip(parts, itertools.accumulate(sizes, initial=0), strict=False):
         for number, piece in _pieces(part, start, length):
             slices[min(number, wanted - 1)].append(piece)
@@ -183,7 +183,7 @@ def _cut(parts: Sequence[_Part], chunk_bytes: int) -> tuple[Chunk, ...]:
     return tuple(Chunk(number, tuple(pieces), length) for number, pieces in chunks)
 
 
-def _pieces(part: _Part, start: int, length: int) -> Iterator[tuple[int, Slice]]:
+def _pieces(part: _PageSpan, start: int, length: int) -> Iterator[tuple[int, PageSlice]]:
     """The lengths of the line that `part` lies in, from byte `start`, with its pages there."""
     first, last = start // length, max(start, start + part.bytes - 1) // length
     page = 0
@@ -191,12 +191,12 @@ def _pieces(part: _Part, start: int, length: int) -> Iterator[tuple[int, Slice]]
     for number in range(first, last):
         end = round(part.pages * ((number + 1) * length - start) / part.bytes)
         if page < end < part.pages:
-            yield number, Slice(part.slice.table, first_page=begin + page, end_page=begin + end)
+            yield number, PageSlice(part.slice.table, first_page=begin + page, end_page=begin + end)
             page = end
-    yield last, Slice(part.slice.table, first_page=begin + page, end_page=part.slice.end_page)
+    yield last, PageSlice(part.slice.table, first_page=begin + page, end_page=part.slice.end_page)
 
 
-def source(piece: Slice, columns: tuple[str, ...], passes: sql.Composable | None) -> Source:
+def source(piece: PageSlice, columns: tuple[str, ...], passes: sql.Composable | None) -> Source:
     """What reads the rows of `piece` that pass the row filters, with these columns in this order.
 
     COPY of a table has no form for conditions, other tables below it, generated columns, or no column (R7.6).
@@ -208,7 +208,7 @@ def source(piece: Slice, columns: tuple[str, ...], passes: sql.Composable | None
 
 
 def select(
-    piece: Slice,
+    piece: PageSlice,
     columns: Sequence[str],
     passes: sql.Composable | None,
     also: Sequence[sql.Composable] = (),
@@ -226,7 +226,7 @@ def select(
     )
 
 
-def _page_conditions(piece: Slice) -> Iterator[sql.Composable]:
+def _page_conditions(piece: PageSlice) -> Iterator[sql.Composable]:
     if piece.first_page > 0:
         yield sql.SQL("ctid >= {}::tid").format(f"({piece.first_page},0)")
     if piece.end_page is not None:

@@ -29,9 +29,9 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snaps
 from cdc_replay.postgres.planned_tables import PlannedTable
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.snapshot import plan
-from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySetting, TableCopy
-from cdc_replay.snapshot.fingerprint import Definition, read_definitions
-from cdc_replay.snapshot.plan import Chunk, Slice, Storage
+from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySettings, TableCopy
+from cdc_replay.snapshot.fingerprint import CopyFingerprint, read_definitions
+from cdc_replay.snapshot.plan import Chunk, PageSlice, Storage
 from cdc_replay.snapshot.resume import LoggedChanges, ReadLog, can_tell_keys
 from cdc_replay.snapshot.staging import (
     PageRange,
@@ -77,10 +77,10 @@ class SnapshotRequest:
     while_copying: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Entered while chunks are read: the caller can let others work on tables that are ready."""
 
-    def setting(self, tasks: int) -> CopySetting:
+    def setting(self, tasks: int) -> CopySettings:
         """What all chunks have in common, when so many tasks share the rate."""
         rate = None if self.bytes_per_second is None else self.bytes_per_second / max(1, tasks)
-        return CopySetting(self.subscription, self.snapshot, self.subscriber_dsn, self.replace, rate)
+        return CopySettings(self.subscription, self.snapshot, self.subscriber_dsn, self.replace, rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TablePlan:
     table: TableCopy
     synced: SyncedTable
     passes: sql.Composed | None
-    definition: Definition | None
+    definition: CopyFingerprint | None
     staged: Mapping[str, StagedChunk]
     logged: LoggedChanges | None
     chunks: tuple[ChunkCopy, ...]
@@ -120,7 +120,7 @@ class TablePlan:
         return tuple(name for _, name in sorted(named, key=position))
 
 
-def begin(connection: Connection, request: SnapshotRequest) -> tuple[TablePlan, ...]:
+def plan_tables(connection: Connection, request: SnapshotRequest) -> tuple[TablePlan, ...]:
     """Check the targets, clear up after a killed run, record the states, plan what is left.
 
     Raises:
@@ -179,7 +179,7 @@ def _plans(
         if staged and logged is None:
             logger.info("table %s: the chunks of a killed snapshot cannot be used, it is copied anew", name)
             staged = {}
-        begun = _begun(request, states.get(name), staged)
+        begun = _initial_state(request, states.get(name), staged)
         columns = _copied_columns(synced, targets[name])
         table = TableCopy(columns, begun, targets[name])
         planned = TablePlan(table, synced, condition, definition, staged, logged if staged else None, ())
@@ -193,7 +193,7 @@ def _copied_columns(synced: SyncedTable, target: TargetTable) -> tuple[str, ...]
 
 
 def _usable(
-    found: Mapping[str, StagedChunk], table: QualifiedName, definition: Definition | None, before: Lsn
+    found: Mapping[str, StagedChunk], table: QualifiedName, definition: CopyFingerprint | None, before: Lsn
 ) -> dict[str, StagedChunk]:
     """The staged chunks of the table that were read under its definition, no page twice."""
     if definition is None:
@@ -219,7 +219,7 @@ def _overlap(one: StagedChunk, other: StagedChunk) -> bool:
 def _logged(
     request: SnapshotRequest,
     synced: SyncedTable,
-    definition: Definition | None,
+    definition: CopyFingerprint | None,
     staged: Mapping[str, StagedChunk],
 ) -> LoggedChanges | None:
     """All changes of the table since its oldest chunk, if the log has them and each tells its key."""
@@ -233,7 +233,7 @@ def _logged(
     return logged
 
 
-def _begun(
+def _initial_state(
     request: SnapshotRequest, state: TableState | None, staged: Mapping[str, StagedChunk]
 ) -> TableState:
     """The state under which the table is copied; the log is kept from its LSN on."""
@@ -249,7 +249,7 @@ def _chunks(
     synced, table = planned.synced, planned.table
     tables = {int(leaf.id): leaf for leaf in synced.leaves}
     done = tuple(
-        Slice(tables[pages.leaf], first_page=pages.first_page, end_page=pages.end_page)
+        PageSlice(tables[pages.leaf], first_page=pages.first_page, end_page=pages.end_page)
         for chunk in planned.staged.values()
         for pages in chunk.pages
     )

@@ -26,7 +26,7 @@ import psycopg
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.snapshot.copy_chunk import CopySetting
+from cdc_replay.snapshot.copy_chunk import CopySettings
 from cdc_replay.snapshot.planning import TablePlan
 from cdc_replay.subscriber.progress import CopyProgress, forget_progress, report_progress
 from cdc_replay.subscriber.state import SCHEMA
@@ -54,11 +54,15 @@ RUNNING: Final = """
 
 
 @contextlib.contextmanager
-def watched(setting: CopySetting, plans: Sequence[TablePlan], progress: Progress | None) -> Iterator[None]:
+def report_progress_while(
+    setting: CopySettings, plans: Sequence[TablePlan], progress: Progress | None
+) -> Iterator[None]:
     """Report progress of the tables' chunks until the context ends."""
     ended = threading.Event()
     watcher = threading.Thread(
-        target=_watch, args=(setting, [_Watched.of(each) for each in plans], progress, ended), daemon=True
+        target=_watch,
+        args=(setting, [_TableProgress.of(each) for each in plans], progress, ended),
+        daemon=True,
     )
     watcher.start()
     try:
@@ -69,7 +73,7 @@ def watched(setting: CopySetting, plans: Sequence[TablePlan], progress: Progress
 
 
 @dataclass(slots=True)
-class _Watched:
+class _TableProgress:
     """A table: what earlier runs have staged of it, and the last that was seen of each running COPY."""
 
     table: QualifiedName
@@ -82,7 +86,7 @@ class _Watched:
     logged: float = 0.0
 
     @classmethod
-    def of(cls, planned: TablePlan) -> _Watched:
+    def of(cls, planned: TablePlan) -> _TableProgress:
         """The table before anything of it is copied."""
         staged = planned.staged.values()
         receivers = (
@@ -119,13 +123,13 @@ class _Watched:
 
 
 def _watch(
-    setting: CopySetting, tables: Sequence[_Watched], progress: Progress | None, ended: threading.Event
+    setting: CopySettings, tables: Sequence[_TableProgress], progress: Progress | None, ended: threading.Event
 ) -> None:
     try:
         with connect(setting.subscriber_dsn, purpose=f"{setting.purpose} progress") as connection:
             forget_progress(connection, setting.subscription)
             while not ended.wait(WATCH_SECONDS):
-                moved = _look(connection, tables)
+                moved = _poll(connection, tables)
                 report_progress(connection, setting.subscription, moved)
                 if progress is not None:
                     for each in moved:
@@ -136,10 +140,10 @@ def _watch(
         logger.warning("progress of the snapshot cannot be shown: %s", error)
 
 
-def _look(connection: Connection, tables: Sequence[_Watched]) -> list[CopyProgress]:
+def _poll(connection: Connection, tables: Sequence[_TableProgress]) -> list[CopyProgress]:
     """Note where every copy is; the tables that have moved."""
     now = time.monotonic()
-    moved: dict[QualifiedName, _Watched] = {}
+    moved: dict[QualifiedName, _TableProgress] = {}
     for schema, relation, rows, size in connection.execute(RUNNING):
         receiver = QualifiedName(schema, relation)
         for table in tables:

@@ -52,23 +52,23 @@ from cdc_replay.model.table_state import Copying, Pending
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.replay.definition_drift import changed_filters, remember_definitions
+from cdc_replay.replay.definition_drift import definition_drifts, record_copy_definitions
 from cdc_replay.replay.rewritten_values import compare_marked_tables
 from cdc_replay.snapshot.run import (
-    Published,
+    PublishedTables,
     SnapshotOptions,
+    bind_subscription,
     check_captured,
-    copy_subscription,
     published_now,
     published_tables,
-    remember_publisher,
+    snapshot_session,
 )
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.as_owner import has_rows
-from cdc_replay.subscriber.session import SubscriptionSession, export_with_lock_released
+from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 Confirm: TypeAlias = Callable[[RefreshResult], bool]
@@ -101,7 +101,7 @@ def refresh_subscription(
     Raises:
         PublicationRefused, PublicationMissing, TargetMismatch, ReconcileRefused: with nothing changed.
         NotConfirmed: if `confirm` says no to what a reconciliation would delete, with nothing changed.
-        CdcReplayError: as from `copy_subscription`; with `reconcile`, as `reconcile_tables`.
+        CdcReplayError: as from `snapshot_session`; with `reconcile`, as `reconcile_tables`.
     """
     began, source = time.monotonic(), request.source
     before = lsn = session.position()
@@ -114,7 +114,7 @@ def refresh_subscription(
         warnings: tuple[str, ...] = ()
     else:
         # Also where no table is new: a refresh that was killed may have left some waiting.
-        copied = copy_subscription(source, session, request.options)
+        copied = snapshot_session(source, session, request.options)
         # The table that stopped it may have left; otherwise the next replay parks it again.
         state.unpark(session.connection, session.subscription.name)
         copied = dataclasses.replace(copied, compared=compare_marked_tables(source, session))
@@ -138,7 +138,7 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
     began, source = time.monotonic(), request.source
     reconciled: tuple[ReconciledTable, ...] = ()
     if request.reconcile:
-        with export_with_lock_released(source.dsn, session) as exported:
+        with export_snapshot_unlocked(source.dsn, session) as exported:
             published = published_tables(session, exported)
             tables = tuple(published.tables.values())
             reconciled = preview_tables(
@@ -215,7 +215,7 @@ def _reconcile_request(
 
 def _entered_and_forgotten(
     request: RefreshRequest, session: SubscriptionSession
-) -> tuple[Published, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
+) -> tuple[PublishedTables, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
     """Take over what the publications list; returns it, with the tables that entered and those that left."""
     published = published_now(request.source.dsn, session)
     if request.reconcile:
@@ -223,7 +223,7 @@ def _entered_and_forgotten(
     # The slot must carry the new tables' changes before their rows are copied, or what happens in between
     # would be in neither.
     setup_publisher(request.setup, dry_run=False)
-    remember_publisher(request.source, session)
+    bind_subscription(request.source, session)
     known = session.known_tables()
     names = {each.name for each in known}
     added = {table: each for table, each in published.tables.items() if table not in names}
@@ -250,17 +250,19 @@ def _check_columns(session: SubscriptionSession, tables: Mapping[QualifiedName, 
     check_targets({name: each.columns for name, each in tables.items()}, targets)
 
 
-def _warnings(source: CaptureSource, session: SubscriptionSession, published: Published) -> tuple[str, ...]:
+def _warnings(
+    source: CaptureSource, session: SubscriptionSession, published: PublishedTables
+) -> tuple[str, ...]:
     subscription = session.subscription
-    found = changed_filters(session.connection, subscription, source.change_log, published.catalog)
+    found = definition_drifts(session.connection, subscription, source.change_log, published.catalog)
     warnings = tuple(map(str, found.values()))
     for warning in warnings:
-        log.warning("subscription %s: %s", subscription.name, warning)
+        logger.warning("subscription %s: %s", subscription.name, warning)
     return warnings
 
 
 def _copied_where_empty(
-    request: RefreshRequest, session: SubscriptionSession, published: Published
+    request: RefreshRequest, session: SubscriptionSession, published: PublishedTables
 ) -> SnapshotResult:
     """Copy the tables that wait for their first rows and have none: many readers are faster than one."""
     targets = _targets(session, published.tables)
@@ -273,7 +275,7 @@ def _copied_where_empty(
     if not waiting:
         return SnapshotResult.nothing(session.subscription.name)
     options = dataclasses.replace(request.options, tables=tuple(waiting))
-    return copy_subscription(request.source, session, options)
+    return snapshot_session(request.source, session, options)
 
 
 def _reconciled(
@@ -281,7 +283,7 @@ def _reconciled(
 ) -> tuple[Lsn, tuple[ReconciledTable, ...]]:
     """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
     name = session.subscription.name
-    with export_with_lock_released(request.source.dsn, session) as exported:
+    with export_snapshot_unlocked(request.source.dsn, session) as exported:
         # Once more: what was published before may have changed, and its changes must be in the log.
         published = published_tables(session, exported)
         states = session.table_states()
@@ -290,7 +292,7 @@ def _reconciled(
         lsn = exported.consistent_point
 
         def record(connection: Connection, done: Sequence[ReconciledTable]) -> None:
-            remember_definitions(connection, name, lsn, tables)
+            record_copy_definitions(connection, name, lsn, tables)
             state.unpark(connection, name)
             recorded = {
                 "subscription": name,

@@ -37,10 +37,10 @@ from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableS
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
 from cdc_replay.postgres.slot import check_server
-from cdc_replay.publication.capture_coverage import not_captured
+from cdc_replay.publication.capture_coverage import uncaptured_leaves
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.publication.restrictions import check_publications
-from cdc_replay.replay.definition_drift import remember_definitions
+from cdc_replay.replay.definition_drift import record_copy_definitions
 from cdc_replay.replay.table_rewrites import release_rewritten
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.log_reader import history_of, log_reader_of
@@ -50,13 +50,13 @@ from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.session import (
     SubscriptionSession,
-    copy_lock,
-    export_with_lock_released,
-    release_lock,
+    export_snapshot_unlocked,
+    release_subscription_lock,
+    snapshot_lock,
 )
 from cdc_replay.subscriber.tables import check_targets, read_target_tables
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[QualifiedName, int, int], None]
 """Called with a table, and its rows and bytes so far."""
@@ -67,8 +67,8 @@ class SnapshotOptions:
     """What to copy and how.
 
     `tables` are copied again, replacing their rows; without any, every table that is not ready is copied.
-    With `release_lock` others may work on the subscription while transactions of the publisher are waited
-    for, and while rows are read and staged.
+    With `release_subscription_lock` others may work on the subscription while transactions of the publisher
+    are waited for, and while rows are read and staged.
     """
 
     tables: tuple[QualifiedName, ...] = ()
@@ -85,15 +85,15 @@ class SnapshotOptions:
     ) -> AbstractContextManager[ExportedSnapshot]:
         """The snapshot to copy from."""
         if self.release_lock:
-            return export_with_lock_released(publisher_dsn, session)
+            return export_snapshot_unlocked(publisher_dsn, session)
         return export_snapshot(publisher_dsn)
 
     def while_copying(self, session: SubscriptionSession) -> AbstractContextManager[None]:
         """What is entered while rows are read."""
-        return release_lock(session) if self.release_lock else contextlib.nullcontext()
+        return release_subscription_lock(session) if self.release_lock else contextlib.nullcontext()
 
 
-def copy_subscription(
+def snapshot_session(
     source: CaptureSource, session: SubscriptionSession, options: SnapshotOptions
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy the named ones again, replacing their rows.
@@ -109,17 +109,17 @@ def copy_subscription(
     """
     tables = options.tables
     began = time.monotonic()
-    change_log = remember_publisher(source, session)
+    change_log = bind_subscription(source, session)
     release_rewritten(session, change_log.start_lsn)
     states = session.table_states()
     if not tables and not _needed(session, states, change_log.start_lsn):
         return SnapshotResult.nothing(session.subscription.name, time.monotonic() - began)
     _check_server(source, change_log)
-    work = _Work(source, options, states, change_log)
+    work = _SnapshotContext(source, options, states, change_log)
     if not tables and not session.subscription.copy_data:
         lsn = _start_as_they_are(session, work)
         return SnapshotResult(session.subscription.name, lsn, lsn, time.monotonic() - began, 0, 0, ())
-    with copy_lock(session), options.export(source.dsn, session) as exported:
+    with snapshot_lock(session), options.export(source.dsn, session) as exported:
         failpoint("snapshot.after_export")
         copied = _copy(session, exported, dataclasses.replace(work, states=session.table_states()))
     if tables:
@@ -157,7 +157,7 @@ def _check_server(source: CaptureSource, change_log: ChangeLog) -> None:
         check_header(connection, change_log, source.slot)
 
 
-def remember_publisher(source: CaptureSource, session: SubscriptionSession) -> ChangeLog:
+def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> ChangeLog:
     """Bind the subscription to the publisher's change log and to its publications; returns the log.
 
     Raises:
@@ -185,7 +185,7 @@ def remember_publisher(source: CaptureSource, session: SubscriptionSession) -> C
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _SnapshotContext:
     """What a snapshot of one subscription works with; `states` are those of all its tables."""
 
     source: CaptureSource
@@ -205,7 +205,7 @@ class _Work:
 
 
 def _needed(session: SubscriptionSession, states: Mapping[QualifiedName, TableState], log_start: Lsn) -> bool:
-    is_listed = bool(states) or session.has_tables_listed()
+    is_listed = bool(states) or session.tables_are_listed()
     return not is_listed or any(_needs_copy(session, each, log_start) for each in states.values())
 
 
@@ -229,7 +229,7 @@ def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
             return False
 
 
-def _start_as_they_are(session: SubscriptionSession, work: _Work) -> Lsn:
+def _start_as_they_are(session: SubscriptionSession, work: _SnapshotContext) -> Lsn:
     """Let tables start as they are, with what is committed from now on (`copy_data: false`)."""
     name = session.subscription.name
     published = published_now(work.source.dsn, session)
@@ -239,11 +239,13 @@ def _start_as_they_are(session: SubscriptionSession, work: _Work) -> Lsn:
     with session.connection.transaction():
         for table in wanted:
             state.set_table_state(session.connection, name, table.table.name, Ready(lsn))
-        remember_definitions(session.connection, name, lsn, wanted)
+        record_copy_definitions(session.connection, name, lsn, wanted)
     return lsn
 
 
-def _copy(session: SubscriptionSession, exported: ExportedSnapshot, work: _Work) -> tuple[CopiedTable, ...]:
+def _copy(
+    session: SubscriptionSession, exported: ExportedSnapshot, work: _SnapshotContext
+) -> tuple[CopiedTable, ...]:
     name = session.subscription.name
     published = published_tables(session, exported)
     wanted = _tables_to_copy(session, published.tables, work)
@@ -262,17 +264,17 @@ def _copy(session: SubscriptionSession, exported: ExportedSnapshot, work: _Work)
             request = _request(session, exported, work, tables, replace=replace)
             if not replace:
                 # Before any row is there; a resync that is killed keeps rows that came by the old definition.
-                remember_definitions(session.connection, name, exported.consistent_point, tables)
+                record_copy_definitions(session.connection, name, exported.consistent_point, tables)
             with translated_spark_errors(f'snapshot of subscription "{name}"'):
                 copied += load_tables(spark_session("cdc-replay"), request, progress=work.options.progress)
             if replace:
-                remember_definitions(session.connection, name, exported.consistent_point, tables)
+                record_copy_definitions(session.connection, name, exported.consistent_point, tables)
     if parked:
         copied += _reconciled(session, exported, parked)
     return tuple(copied)
 
 
-def _is_parked(work: _Work, table: SyncedTable) -> bool:
+def _is_parked(work: _SnapshotContext, table: SyncedTable) -> bool:
     found = work.states.get(table.table.name)
     return isinstance(found, Parked) and found.transaction is None and found.applied_lsn >= work.log_start
 
@@ -284,7 +286,7 @@ def _reconciled(
     name, lsn = session.subscription.name, exported.consistent_point
 
     def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
-        remember_definitions(connection, name, lsn, tables)
+        record_copy_definitions(connection, name, lsn, tables)
 
     request = ReconcileRequest(session.subscription, exported, session.dsn, tables)
     for each in reconcile_tables(request, record):
@@ -294,7 +296,7 @@ def _reconciled(
 def _request(
     session: SubscriptionSession,
     exported: ExportedSnapshot,
-    work: _Work,
+    work: _SnapshotContext,
     tables: tuple[SyncedTable, ...],
     *,
     replace: bool,
@@ -316,26 +318,26 @@ def _request(
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTables:
     """What the publications list, by the published tables' names, and the catalog that says so."""
 
     catalog: PublisherCatalog
     tables: Mapping[QualifiedName, SyncedTable]
 
 
-def published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> Published:
+def published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
     """What the subscription's publications list as of the snapshot, checked as PostgreSQL checks it."""
     with import_snapshot(exported, purpose="catalog") as connection:
         return _published(session, read_catalog(connection, exported.consistent_point))
 
 
-def published_now(publisher_dsn: str, session: SubscriptionSession) -> Published:
+def published_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
     """The same as of now; an exported snapshot waits for all transactions that are open (R1.34)."""
     with connect(publisher_dsn, purpose="catalog") as connection:
         return _published(session, read_catalog(connection))
 
 
-def _published(session: SubscriptionSession, catalog: PublisherCatalog) -> Published:
+def _published(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
     publications = session.subscription.publications
     check_publications(catalog, publications)
     found = {each.table.name: each for each in synced_tables(catalog, publications)}
@@ -344,7 +346,7 @@ def _published(session: SubscriptionSession, catalog: PublisherCatalog) -> Publi
     # Without a copy only the tables must be there: a missing column shows with the first change (R8.1).
     is_copied = session.subscription.copy_data
     check_targets({name: each.columns if is_copied else () for name, each in found.items()}, targets)
-    return Published(catalog, found)
+    return PublishedTables(catalog, found)
 
 
 def check_captured(
@@ -355,7 +357,7 @@ def check_captured(
     Raises:
         PublisherNotReady: naming those that it does not get.
     """
-    missing = not_captured(catalog, subscription, tables)
+    missing = uncaptured_leaves(catalog, subscription, tables)
     if missing:
         raise PublisherNotReady(
             f'changes that subscription "{subscription.name}" needs are not captured yet',
@@ -366,7 +368,7 @@ def check_captured(
 
 
 def _tables_to_copy(
-    session: SubscriptionSession, published: Mapping[QualifiedName, SyncedTable], work: _Work
+    session: SubscriptionSession, published: Mapping[QualifiedName, SyncedTable], work: _SnapshotContext
 ) -> tuple[SyncedTable, ...]:
     name = session.subscription.name
     if unknown := [str(each) for each in work.named if each not in published]:
@@ -376,7 +378,7 @@ def _tables_to_copy(
         )
     entered = set(work.states)
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
-    if not session.has_tables_listed():
+    if not session.tables_are_listed():
         state.enter_tables(session.connection, name, published)
         entered = set(published)
     if new := [str(each) for each in work.named if each not in entered]:

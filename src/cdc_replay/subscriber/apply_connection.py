@@ -40,7 +40,7 @@ def connect_to_write(dsn: str, *, purpose: str) -> Connection:
     return connection
 
 
-def connect_as_worker(dsn: str, *, purpose: str) -> Connection:
+def connect_as_apply_worker(dsn: str, *, purpose: str) -> Connection:
     """`connect_to_write` with `session_replication_role = replica`.
 
     Raises:
@@ -63,14 +63,14 @@ def connect_as_worker(dsn: str, *, purpose: str) -> Connection:
     return connection
 
 
-def own_time_zone(connection: Connection) -> str:
+def database_time_zone(connection: Connection) -> str:
     """The time zone that sessions which write have, whatever the session's is now."""
     ((zone,),) = connection.execute(_OWN_TIME_ZONE)
     return str(zone)
 
 
 @contextlib.contextmanager
-def comparable_texts(connection: Connection) -> Iterator[None]:
+def pinned_text_formats(connection: Connection) -> Iterator[None]:
     """Within, values have the text that they have in sessions which do not write (R1.11).
 
     After an error the session is as it is: nothing more is to be written.

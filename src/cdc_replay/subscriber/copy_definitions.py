@@ -2,7 +2,7 @@
 
 A changed row filter sends nothing (R9.12), so rows that came under another one stay, and rows that it would
 have let in are missing. Whether that can be so is known by comparing what is in force now with what the table
-was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `brought`.
+was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `read_copy_definitions`.
 
 It is written before an initial copy, when the table has no rows of ours yet, and behind a copy that replaces
 rows, or with a reconciliation. A crash between can make it older than the rows, never younger: then a
@@ -54,7 +54,7 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class CopyDefinition:
     """The definition with which the rows of a table were brought as of `lsn`."""
 
     lsn: Lsn
@@ -76,12 +76,12 @@ def remember_brought(
     connection.execute(_REMEMBER, values)
 
 
-def brought(connection: Connection, subscription: str) -> dict[QualifiedName, Brought]:
+def read_copy_definitions(connection: Connection, subscription: str) -> dict[QualifiedName, CopyDefinition]:
     """What is known of the subscription's tables, by name; one that was never copied may be missing."""
     if not is_installed(connection):
         return {}
     return {
-        QualifiedName(schema, table): Brought(
+        QualifiedName(schema, table): CopyDefinition(
             Lsn.parse(lsn),
             Definition(None if filters is None else frozenset(filters), frozenset(columns)),
         )

@@ -37,7 +37,7 @@ from cdc_replay.errors import SubscriberLocked
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _IS_DECODED: Final = """
     select coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')) = 'logical'
@@ -75,7 +75,7 @@ def origin_name(connection: Connection, subscription: str) -> str:
 
 
 @contextlib.contextmanager
-def under_origin(
+def replication_origin(
     connection: Connection, subscription: str, upto: Lsn, *, beside_others: bool = False
 ) -> Iterator[None]:
     """One transaction whose rows carry the subscription's origin, and whose commit carries `upto`.
@@ -115,7 +115,7 @@ def drop_origins(connection: Connection, subscription: str) -> None:
             with connection.transaction():
                 connection.execute(_DROP, {"name": each})
         except (pg.InsufficientPrivilege, pg.ObjectInUse) as error:
-            log.warning(
+            logger.warning(
                 'subscription %s: replication origin "%s" stays: %s', subscription, each, _said(error)
             )
 
@@ -155,7 +155,7 @@ def _warn(subscription: str, error: pg.Error) -> None:
     remedy = "raise max_active_replication_origins (before version 18: max_replication_slots)"
     if isinstance(error, pg.InsufficientPrivilege):
         remedy = f"grant the role EXECUTE on {', '.join(FUNCTIONS)}"
-    log.warning(
+    logger.warning(
         "subscription %s: rows are applied without a replication origin: %s. Who subscribes to this"
         " subscriber with origin = none gets them as if they had been written here; %s (R8.18)",
         subscription,

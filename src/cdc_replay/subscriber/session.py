@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_replay.errors import SubscriberNotWritable, SubscriptionBusy
+from cdc_replay.errors import SubscriberNotWritable, SubscriptionInUse
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import Subscription
@@ -20,7 +20,7 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snaps
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.state import KnownTable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60
 PAUSE_SECONDS: Final = 0.2
@@ -52,11 +52,11 @@ class SubscriptionSession:
         """The states of its tables that are there, by the names that they have now."""
         return {each.name: each.state for each in self.known_tables() if each.name is not None}
 
-    def has_tables_listed(self) -> bool:
+    def tables_are_listed(self) -> bool:
         """Whether a snapshot or refresh has found out which tables it has, be it none."""
         return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
 
-    def assuming(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
+    def as_if_applied(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
         """As it is once the window that is being applied is applied."""
         return dataclasses.replace(self, assumed=assumed)
 
@@ -100,14 +100,14 @@ def open_session(
 
 
 @contextlib.contextmanager
-def release_lock(session: SubscriptionSession) -> Iterator[None]:
+def release_subscription_lock(session: SubscriptionSession) -> Iterator[None]:
     """Let go of the subscription until the context ends; who works on it then is waited for."""
     with state.unlocked(session.connection, session.subscription.name):
         yield
 
 
 @contextlib.contextmanager
-def export_with_lock_released(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
+def export_snapshot_unlocked(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
     """A snapshot of the publisher; others may work on the subscription until it is there.
 
     It waits for all transactions that are open on the publisher (R1.35). The subscription may be behind its
@@ -117,7 +117,7 @@ def export_with_lock_released(publisher_dsn: str, session: SubscriptionSession) 
         PublisherNotReady, ServerUnavailable, MissingPrivilege: as `export_snapshot`.
     """
     with contextlib.ExitStack() as stack:
-        with release_lock(session):
+        with release_subscription_lock(session):
             exported = stack.enter_context(export_snapshot(publisher_dsn))
         yield exported
 
@@ -126,11 +126,11 @@ def export_with_lock_released(publisher_dsn: str, session: SubscriptionSession) 
 def export_after_applied(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
     """The same, at or behind the position of every table: where others go past it, it is taken anew."""
     for _ in range(_TRIES_BESIDE_OTHERS):
-        with export_with_lock_released(publisher_dsn, session) as exported:
+        with export_snapshot_unlocked(publisher_dsn, session) as exported:
             if max(session.ready_tables().values(), default=ZERO) <= exported.consistent_point:
                 yield exported
                 return
-        log.info(
+        logger.info(
             "subscription %s was replayed past the fence, which is taken anew", session.subscription.name
         )
     with export_snapshot(publisher_dsn) as exported:
@@ -138,7 +138,7 @@ def export_after_applied(publisher_dsn: str, session: SubscriptionSession) -> It
 
 
 @contextlib.contextmanager
-def copy_lock(session: SubscriptionSession) -> Iterator[None]:
+def snapshot_lock(session: SubscriptionSession) -> Iterator[None]:
     """One process at a time copies tables of a subscription, also where it lets others work on it.
 
     Raises:
@@ -161,11 +161,11 @@ def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: st
     while True:
         try:
             stack.enter_context(state.lock(connection, name))
-        except SubscriptionBusy as busy:
+        except SubscriptionInUse as busy:
             if time.monotonic() > began + PATIENCE_SECONDS:
                 raise
             if not is_announced:
-                log.info("subscription %s is busy, waiting: %s", name, busy.detail)
+                logger.info("subscription %s is busy, waiting: %s", name, busy.detail)
                 is_announced = True
             time.sleep(PAUSE_SECONDS)
         else:

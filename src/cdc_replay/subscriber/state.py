@@ -34,7 +34,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from cdc_replay.errors import AnotherPublisher, SubscriptionBusy
+from cdc_replay.errors import AnotherPublisher, SubscriptionInUse
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.database import Database
 from cdc_replay.model.lsn import Lsn
@@ -417,7 +417,7 @@ def lock(connection: Connection, subscription: str) -> Iterator[None]:
     key = _advisory_key("subscription", subscription)
     row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
     if row is None or not row[0]:
-        raise SubscriptionBusy(
+        raise SubscriptionInUse(
             f'another process is working on subscription "{subscription}"',
             detail=_lock_holder(connection, key),
             hint="Wait until it has finished; runs of one subscription never overlap.",

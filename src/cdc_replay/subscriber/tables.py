@@ -348,7 +348,7 @@ def read_target_tables(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
+class _TargetProblem:
     """Why a table cannot take what is published, what to do about it, and the rule."""
 
     table: QualifiedName
@@ -403,50 +403,52 @@ def renamed_meanwhile(name: QualifiedName) -> TargetMismatch:
     )
 
 
-def _faults(name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None) -> Iterator[_Fault]:
+def _faults(
+    name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
+) -> Iterator[_TargetProblem]:
     if table is None:
-        yield _Fault(name, "the table does not exist as a plain or partitioned table")
+        yield _TargetProblem(name, "the table does not exist as a plain or partitioned table")
         return
     by_name = {column.name: column for column in table.columns}
     yield from _faults_of_rights(name, table)
     if table.rules:
         # A native worker does not rewrite what it does, so it does not see them (R8.13).
         names = ", ".join(f'"{rule}"' for rule in table.rules)
-        yield _Fault(
+        yield _TargetProblem(
             name,
             f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}",
             "Let no rule be in force for replicated changes.",
             "R8.13",
         )
     if missing := missing_columns(columns, table):
-        yield _Fault(name, f"missing {missing}")
+        yield _TargetProblem(name, f"missing {missing}")
     if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
-        yield _Fault(
+        yield _TargetProblem(
             name,
             "published, but generated on the subscriber: " + _listed(generated),
             "Do not publish a column that is generated on the subscriber, or make it a plain one there.",
         )
 
 
-def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_Fault]:
+def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_TargetProblem]:
     """As a native worker refuses, which runs as the owner of the table."""
     owner = table.acting.owner
     if table.acting.rights is Rights.REFUSED:
-        yield _Fault(
+        yield _TargetProblem(
             name,
             f'it is owned by "{owner}", and the role of the subscription cannot SET ROLE to "{owner}"',
             CANNOT_BECOME.format(owner=owner),
             "R8.21",
         )
     elif table.acting.rights.is_owners and table.acting.forces_row_security:
-        yield _Fault(
+        yield _TargetProblem(
             name,
             f'row-level security is forced on its owner "{owner}"',
             "Give the owner BYPASSRLS, or let it be NO FORCE ROW LEVEL SECURITY.",
             "R8.21",
         )
     elif table.row_security and not table.acting.rights.is_owners:
-        yield _Fault(
+        yield _TargetProblem(
             name,
             "row-level security is enabled and the role does not bypass it",
             "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",

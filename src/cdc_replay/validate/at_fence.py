@@ -15,7 +15,7 @@ from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.compare.comparison import ValidatedTable
-from cdc_replay.compare.fence import Fence, open_fence
+from cdc_replay.compare.fence import ComparisonFence, open_fence
 from cdc_replay.errors import NotConsistent
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -23,8 +23,8 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.mirror import why_not_mirrored
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.replay.definition_drift import changed_filters
-from cdc_replay.replay.engine import replay_to
+from cdc_replay.replay.definition_drift import definition_drifts
+from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
@@ -35,7 +35,7 @@ from cdc_replay.subscriber.tables import read_target_tables
 class OpenedAtFence:
     """Both sides at the fence, the tables to judge, and where the subscription was before."""
 
-    fence: Fence
+    fence: ComparisonFence
     tables: tuple[ValidatedTable, ...]
     from_lsn: Lsn
 
@@ -52,7 +52,7 @@ def open_at_fence(
     with export_after_applied(source.dsn, session) as exported:
         fence_lsn = exported.consistent_point
         ensure_captured(source, fence_lsn)
-        (replayed,) = replay_to(source, [session], fence_lsn, fence=exported)
+        (replayed,) = replay_sessions(source, [session], fence_lsn, fence=exported)
         if replayed.error is not None:
             raise NotConsistent(
                 f'subscription "{subscription}" could not be replayed to the fence {fence_lsn}',
@@ -73,7 +73,7 @@ def open_at_fence(
 def _notices(
     source: CaptureSource, session: SubscriptionSession, catalog: PublisherCatalog
 ) -> dict[QualifiedName, str]:
-    changed = changed_filters(session.connection, session.subscription, source.change_log, catalog)
+    changed = definition_drifts(session.connection, session.subscription, source.change_log, catalog)
     notices = {table: drift.notice for table, drift in changed.items()}
     for table, rewrite in rewritten_tables(session.connection, session.subscription.name).items():
         notices[table] = "; ".join([*filter(None, [notices.get(table)]), rewrite.notice])

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from cdc_replay.compare.comparison import Comparison, NotCompared, ValidatedTable, compare_table
 from cdc_replay.compare.digest import BUCKETS
-from cdc_replay.compare.fence import Fence
+from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.private_files import make_folder
 from cdc_replay.validate.gx import (
     Checkpoint,
@@ -64,7 +64,7 @@ class ValidationRequest:
     """
 
     subscription: str
-    fence: Fence
+    fence: ComparisonFence
     tables: tuple[ValidatedTable, ...]
     context_root: Path
     listed_keys: int = 20

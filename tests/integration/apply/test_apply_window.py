@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_replay.errors import UnknownValue
+from cdc_replay.errors import UnchangedToastLost
 from fixtures.postgres import Database
 from integration.apply.windows import UNKNOWN, UNSENT, Target
 
@@ -128,7 +128,7 @@ def test_a_row_is_never_inserted_without_a_value_that_was_not_sent(make: Make) -
     changes.insert("t", 1, 1, "sent")
     changes.insert("t", 2, 2, UNSENT)
     changes.update("t", 2, 3, UNSENT)
-    with pytest.raises(UnknownValue) as refused:
+    with pytest.raises(UnchangedToastLost) as refused:
         target.apply(changes)
     for part in ('"public"."t"', '"big"', "(id)=(2)", "R4.6", "--table public.t"):
         assert part in str(refused.value)

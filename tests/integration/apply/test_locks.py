@@ -68,11 +68,11 @@ def test_a_lock_that_is_released_only_delays_the_window(target: Target, subscrib
     with subscriber.connect() as other:
         other.execute("begin; lock table t in share mode")
         on_retry = OnRetry(lambda: other.execute("rollback"))
-        locks.log.addHandler(on_retry)
+        locks.logger.addHandler(on_retry)
         try:
             applied = target.apply(changed(target))
         finally:
-            locks.log.removeHandler(on_retry)
+            locks.logger.removeHandler(on_retry)
     assert (applied.update, applied.insert) == (1, 1)
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
     assert len(on_retry.tries) == 1
@@ -121,11 +121,11 @@ def test_the_victim_of_a_deadlock_is_applied_at_the_next_try(target: Target, sub
             connection.execute("lock table public.others in share mode")
 
         on_retry = OnRetry(waiting.join)
-        locks.log.addHandler(on_retry)
+        locks.logger.addHandler(on_retry)
         try:
             target.apply(changed(target), before_commit=record)
         finally:
-            locks.log.removeHandler(on_retry)
+            locks.logger.removeHandler(on_retry)
     assert ["deadlock detected" in each for each in on_retry.tries] == [True]
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
 

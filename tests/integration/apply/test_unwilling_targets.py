@@ -15,9 +15,9 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.replay.apply.session import Applied, ApplyRequest, opened_window
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
 from cdc_replay.replay.apply.staging import stage
-from cdc_replay.replay.compact import net_changes, survey
+from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
 from integration.apply.windows import Changes, Target
@@ -136,13 +136,13 @@ def test_a_target_that_is_altered_between_staging_and_merge(
 def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayError:
     """What merging fails with, where the script is run once all is staged."""
     routed = target.routed(changes)
-    found = survey(routed)
-    net = net_changes(routed, found, changes.tables, changes.window, policy=target.policy)
+    found = scan_window(routed)
+    net = fold_frame(routed, found, changes.tables, changes.window, policy=target.policy)
     request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,
         state.lock(connection, "nsw"),
-        opened_window(request) as window,
+        open_apply_session(request) as window,
     ):
         staged = stage(net, window.tables, target.dsn)
         connection.execute("set search_path = public")

@@ -12,7 +12,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
-from cdc_replay.replay.compact import net_changes, survey
+from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import state
 from cdc_replay.subscriber.tables import read_target_tables
 
@@ -157,8 +157,8 @@ class Target:
         self, changes: Changes, before_commit: Callable[[Connection, Applied], None] | None
     ) -> Applied:
         routed = self.routed(changes)
-        found = survey(routed)
-        net = net_changes(routed, found, changes.tables, changes.window, policy=self.policy)
+        found = scan_window(routed)
+        net = fold_frame(routed, found, changes.tables, changes.window, policy=self.policy)
         request = ApplyRequest(
             self.subscription,
             self.dsn,

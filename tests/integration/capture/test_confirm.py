@@ -13,7 +13,7 @@ from cdc_replay.capture.pull import current_position
 from cdc_replay.errors import SlotActive, SlotLost, SlotMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import connect
-from cdc_replay.postgres.slot_feedback import MUCH_WAL_BYTES, confirm
+from cdc_replay.postgres.slot_feedback import MUCH_WAL_BYTES, send_slot_feedback
 from fixtures.captured import Captured
 from fixtures.postgres import Database
 
@@ -94,7 +94,7 @@ def test_without_a_walsender_the_function_does_it(
     write_much(publisher)
     upto = current_position(publisher.dsn)
     with publisher.connect() as connection:
-        confirm(connection, subscriber.dsn, captured.source.slot, upto, publication=PUBLICATION)
+        send_slot_feedback(connection, subscriber.dsn, captured.source.slot, upto, publication=PUBLICATION)
     assert captured.position == upto
     assert is_by_the_function(messages)
 
@@ -108,9 +108,9 @@ def test_a_slot_that_is_further_does_not_go_back(publisher: Database, set_up: Se
     publisher.run("insert into t values (1)")
     further = current_position(publisher.dsn)
     with publisher.connect() as connection:
-        confirm(connection, publisher.dsn, captured.source.slot, further, publication=PUBLICATION)
+        send_slot_feedback(connection, publisher.dsn, captured.source.slot, further, publication=PUBLICATION)
         with pytest.raises(SlotLost, match=captured.source.slot):
-            confirm(connection, publisher.dsn, captured.source.slot, upto, publication=PUBLICATION)
+            send_slot_feedback(connection, publisher.dsn, captured.source.slot, upto, publication=PUBLICATION)
     assert captured.position == further
 
 
@@ -121,7 +121,7 @@ def test_errors_name_the_slot(publisher: Database, set_up: SetUp) -> None:
     slot, upto = captured.source.slot, current_position(publisher.dsn)
     with publisher.connect() as connection:
         with pytest.raises(SlotMissing, match="none_such"):
-            confirm(connection, publisher.dsn, "none_such", upto, publication=PUBLICATION)
+            send_slot_feedback(connection, publisher.dsn, "none_such", upto, publication=PUBLICATION)
         with contextlib.closing(connect(publisher.dsn, purpose="test", replication=True)) as walsender:
             start = sql.SQL(
                 "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})"
@@ -129,5 +129,5 @@ def test_errors_name_the_slot(publisher: Database, set_up: SetUp) -> None:
             walsender.pgconn.nonblocking = 0
             walsender.pgconn.exec_(start.as_bytes(walsender))
             with pytest.raises(SlotActive, match=slot):
-                confirm(connection, publisher.dsn, slot, upto, publication=PUBLICATION)
+                send_slot_feedback(connection, publisher.dsn, slot, upto, publication=PUBLICATION)
     assert captured.position < Lsn(upto.value - MUCH_WAL_BYTES)

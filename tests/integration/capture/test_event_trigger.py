@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_replay.capture.ddl.event_triggers import execute_plan, plan_event_triggers
+from cdc_replay.capture.ddl.event_triggers import apply_plan, plan_event_triggers
 from cdc_replay.catalog.ddl_change import (
     CATALOG_PREFIX,
     REWRITE_PREFIX,
@@ -228,7 +228,7 @@ class Source:
 
 
 def install(connection: Connection, slot: str) -> None:
-    assert execute_plan(connection, plan_event_triggers(connection, slot, ("p",))) is None
+    assert apply_plan(connection, plan_event_triggers(connection, slot, ("p",))) is None
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.status import status
 from cdc_replay.config import Config, load_config
-from cdc_replay.errors import ChangeLogMissing, SlotActive, SlotGivenUp, SlotMissing
+from cdc_replay.errors import ChangeLogMissing, SlotActive, SlotDroppedOverLimit, SlotMissing
 from cdc_replay.model.lsn import Lsn
 from fixtures.captured import Captured
 from fixtures.disturbed import TABLE, content
@@ -184,7 +184,7 @@ def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_name
         publisher.run("insert into t values (2, 'committed')")
         write_wal(publisher, 2)
 
-        with pytest.raises(SlotGivenUp) as given_up:
+        with pytest.raises(SlotDroppedOverLimit) as given_up:
             capture(config, "pub")
 
         writer.rollback()
@@ -216,7 +216,7 @@ def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_a
     assert slot_exists(publisher)
 
     write_wal(publisher, 4)
-    with pytest.raises(SlotGivenUp) as given_up:
+    with pytest.raises(SlotDroppedOverLimit) as given_up:
         capture(config, "pub")
 
     assert "The capture failed: there is no change log at" in str(given_up.value.detail)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
 from cdc_replay.model.lsn import ZERO, Lsn, Window
@@ -145,7 +145,7 @@ def _pull(log: ChangeLog, pull: Pull) -> None:
     segments = log.write(batches)
     log.add_relations({pull.shape: relation(pull.shape)} if batches else {})
     if pull.end in {PULLS[0].end, PULLS[3].end}:
-        log.add_catalogs([CatalogVersion(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}")])
+        log.add_catalogs([CatalogRow(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}")])
     log.commit(segments, Lsn(pull.end))
     if pull.decides is not None:
         log.prepared.forget([pull.decides])

@@ -11,7 +11,7 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.replay import window_plan as plan
-from cdc_replay.replay.window_job import Lane, StagedLane, WindowFlow
+from cdc_replay.replay.window_job import RoutingGroup, StagedGroup, WindowJob
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -133,13 +133,13 @@ def test_subscriptions_that_see_the_same_share_a_lane_and_others_have_their_own(
     twin.publish(TRAFFIC)
     capture(twin.config, "pub")
     seen: list[list[int]] = []
-    staged = WindowFlow.staged
+    staged = WindowJob.staged
 
-    def watched(flow: WindowFlow, lanes: Sequence[Lane]) -> tuple[StagedLane, ...]:
+    def watched(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
         seen.append(sorted(len(lane.stagers) for lane in lanes))
         return staged(flow, lanes)
 
-    monkeypatch.setattr(WindowFlow, "staged", watched)
+    monkeypatch.setattr(WindowJob, "staged", watched)
 
     results = replay(twin.config, ["one", "two", "three", "four"])
 

@@ -31,7 +31,7 @@ from cdc_replay.errors import (
     ChangeLogDamaged,
     ChangeLogPruned,
     InvalidConfiguration,
-    RetentionUnknown,
+    PruneLimitUnknown,
 )
 from cdc_replay.failpoints import VARIABLE
 from cdc_replay.model.lsn import Lsn, Window
@@ -323,7 +323,7 @@ def test_without_subscriptions_the_operator_says_what_stays(history: History) ->
 def test_a_subscriber_that_cannot_be_asked_keeps_everything(history: History) -> None:
     history.subscriber("here", Ready(history.positions[4]))
     history.subscribe("gone", "postgresql://postgres@127.0.0.1:1/none")
-    with pytest.raises(RetentionUnknown, match='"gone"') as refused:
+    with pytest.raises(PruneLimitUnknown, match='"gone"') as refused:
         history.prune()
     assert "nothing is pruned" in str(refused.value)
     assert history.kept() == [0, 1, 2, 3]
@@ -332,7 +332,7 @@ def test_a_subscriber_that_cannot_be_asked_keeps_everything(history: History) ->
 def test_a_subscriber_of_another_publisher_keeps_everything(history: History) -> None:
     """Its positions are of another WAL."""
     history.subscriber("s", Ready(history.positions[4]), system_identifier="1")
-    with pytest.raises(RetentionUnknown, match="another publisher"):
+    with pytest.raises(PruneLimitUnknown, match="another publisher"):
         history.prune()
     assert history.kept() == [0, 1, 2, 3]
 
@@ -349,7 +349,7 @@ def test_a_job_that_may_be_about_to_copy_keeps_everything(history: History) -> N
     """Its snapshot may be taken already, behind the log's end, without being in its state yet."""
     database = history.subscriber("s", Pending(), Ready(history.positions[4]))
     with database.connect() as connection, state.lock(connection, "s"):
-        with pytest.raises(RetentionUnknown, match="about to copy"):
+        with pytest.raises(PruneLimitUnknown, match="about to copy"):
             history.prune()
         assert history.kept() == [0, 1, 2, 3]
     assert history.prune().segments == 4
@@ -500,9 +500,9 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
 
 
 def test_a_stored_catalog_that_cannot_be_read_is_a_fault(history: History) -> None:
-    from cdc_replay.changelog.metadata_tables import CatalogVersion
+    from cdc_replay.changelog.metadata_tables import CatalogRow
 
-    history.log.add_catalogs([CatalogVersion(history.positions[2], history.positions[3], "{}")])
+    history.log.add_catalogs([CatalogRow(history.positions[2], history.positions[3], "{}")])
     with pytest.raises(ChangeLogDamaged, match=f"{history.positions[2]}"):
         verify_log(history.config, "pub")
 

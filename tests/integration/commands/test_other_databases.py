@@ -33,8 +33,8 @@ from cdc_replay.errors import (
     ChangeLogMissing,
     InvalidConfiguration,
     NotConsistent,
+    PruneLimitUnknown,
     PublisherNotReady,
-    RetentionUnknown,
     SlotLost,
 )
 from cdc_replay.model.database import Database as PublisherDatabase
@@ -111,7 +111,7 @@ def errors(run: Callable[[Config], object], config: Config) -> str:
     """What a command says that is refused, be it in its result."""
     try:
         results = run(config)
-    except (AnotherPublisher, NotConsistent, RetentionUnknown) as error:
+    except (AnotherPublisher, NotConsistent, PruneLimitUnknown) as error:
         return str(error)
     assert isinstance(results, tuple)
     (result,) = results

@@ -12,8 +12,8 @@ import pytest
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
 from cdc_replay.replay import window_plan as plan
-from cdc_replay.replay.apply.session import Applied, OpenWindow
-from cdc_replay.replay.window_job import Lane, StagedLane, WindowFlow
+from cdc_replay.replay.apply.session import Applied, ApplySession
+from cdc_replay.replay.window_job import RoutingGroup, StagedGroup, WindowJob
 from integration.commands.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -33,9 +33,9 @@ class Watched:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stage, apply = WindowFlow.staged, OpenWindow.apply
+        stage, apply = WindowJob.staged, ApplySession.apply
 
-        def staged(flow: WindowFlow, lanes: Sequence[Lane]) -> tuple[StagedLane, ...]:
+        def staged(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
             found = stage(flow, lanes)
             with self._changed:
                 self._staged += 1
@@ -43,7 +43,7 @@ class Watched:
                 self._changed.notify_all()
             return found
 
-        def applied(window: OpenWindow, *given: Any, **named: Any) -> Applied:
+        def applied(window: ApplySession, *given: Any, **named: Any) -> Applied:
             with self._changed:
                 self._merged += 1
                 number, wanted = self._merged, self.staged_before_merge(self._merged)
@@ -53,8 +53,8 @@ class Watched:
                 self.events.append(f"merged {number}")
             return found
 
-        monkeypatch.setattr(WindowFlow, "staged", staged)
-        monkeypatch.setattr(OpenWindow, "apply", applied)
+        monkeypatch.setattr(WindowJob, "staged", staged)
+        monkeypatch.setattr(ApplySession, "apply", applied)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.validate import validate
 from cdc_replay.config import load_config
-from cdc_replay.errors import UnknownValue
+from cdc_replay.errors import UnchangedToastLost
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.table_state import Ready
@@ -568,7 +568,7 @@ def test_a_backfill_finds_the_values_as_well(twin: Twin) -> None:
     twin.publish(f"update t set body = {long('A')} where id = 20")
     twin.sync_ours()
     another = twin.database(T)
-    with pytest.raises(UnknownValue, match=r"R4\.6"):
+    with pytest.raises(UnchangedToastLost, match=r"R4\.6"):
         backfill(twin.config, "s", str(begin), str(end), into=another.dsn)
     assert another.rows("table t") == []
 

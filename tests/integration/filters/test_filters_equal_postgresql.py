@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc_replay.filters.arrow_eval import filter_answers, is_computable
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
+from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter, compile_or
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
 from cdc_replay.filters.printed import printed_for_subscriber
 from cdc_replay.filters.rules import RELABELS
@@ -347,7 +347,7 @@ def test_an_earlier_publications_filter_hides_the_error_of_a_later_one(
 ) -> None:
     """R3.8: row 7 has a = 0; the first filter is TRUE there, so the division is never made."""
     first, second = filtered.store(["a = 0", "10 / a > 4"])
-    compiled = compile_any([first, second], filtered.table())
+    compiled = compile_or([first, second], filtered.table())
     assert isinstance(compiled, ServerFilter)
 
     answers = rows_of(filtered, spark).server_answers([compiled], filtered.database.dsn)

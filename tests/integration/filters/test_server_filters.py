@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PythonException
 
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_any, compile_filter
+from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter, compile_or
 from cdc_replay.filters.server_eval import ServerCheck
 from cdc_replay.model.frames import ChangeKind
 from fixtures.postgres import Database
@@ -121,7 +121,7 @@ def test_an_error_names_the_publication_whose_filter_fails(publisher: Database, 
     publisher.run("create table t (id int, a int)")
     filtered = FilteredTable(publisher)
     first, second = filtered.store(["lower('X') = 'y'", "10 / a > 1"])
-    compiled = compile_any(
+    compiled = compile_or(
         [dataclasses.replace(first, publication="p1"), dataclasses.replace(second, publication="p 2")],
         dataclasses.replace(filtered.table(), primary_key=()),
     )

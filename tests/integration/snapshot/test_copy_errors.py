@@ -17,7 +17,7 @@ from cdc_replay.errors import (
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import FailedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import load_tables
-from cdc_replay.snapshot.planning import begin
+from cdc_replay.snapshot.planning import plan_tables
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, snapshot_request
 
@@ -69,7 +69,7 @@ def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: 
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
         setting = request.setting(1)
         with subscriber_connection(setting) as connection:
-            (planned,) = begin(connection, request)
+            (planned,) = plan_tables(connection, request)
         subscriber.run(
             "do $$ begin execute format('alter database %I set default_transaction_read_only = on',"
             " current_database()); end $$"
@@ -101,7 +101,7 @@ def test_missing_privilege_on_the_target_names_side_and_remedy(
         with snapshot_request(publisher.dsn, dsn, "p", run_as_owner=True) as request:
             setting = request.setting(1)
             with subscriber_connection(setting) as connection:
-                (planned,) = begin(connection, request)
+                (planned,) = plan_tables(connection, request)
             (failed,) = copy_chunks(setting, planned.chunks)
         assert isinstance(failed, FailedChunk)
         assert isinstance(failed.error, MissingPrivilege)

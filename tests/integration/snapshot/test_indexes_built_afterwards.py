@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.errors import UniqueViolation
 
-from cdc_replay.snapshot.indexes import DESCRIBED, built_afterwards
+from cdc_replay.snapshot.indexes import DESCRIBED, indexes_rebuilt_after
 from fixtures.postgres import Database
 
 OIDS = "select array_agg(indexrelid::text order by indexrelid) from pg_index where indrelid = 't'::regclass"
@@ -21,7 +21,7 @@ def load(subscriber: Database) -> None:
     with (
         subscriber.connect() as connection,
         connection.transaction(),
-        built_afterwards(connection, "public", "t"),
+        indexes_rebuilt_after(connection, "public", "t"),
     ):
         connection.execute("insert into t (id, a) select n, n from generate_series(1, 100) n")
 
@@ -86,7 +86,7 @@ def test_load_that_fails_leaves_the_indexes_as_they_were(subscriber: Database) -
         subscriber.connect() as connection,
         pytest.raises(UniqueViolation),
         connection.transaction(),
-        built_afterwards(connection, "public", "t"),
+        indexes_rebuilt_after(connection, "public", "t"),
     ):
         connection.execute("insert into t (id) values (1), (1)")
     assert (described(subscriber), subscriber.rows(OIDS)) == (before, oids)

@@ -14,7 +14,7 @@ from cdc_replay.model.table_state import Copying, Ready
 from cdc_replay.snapshot.copy_chunk import (
     ChunkCopy,
     CopiedChunk,
-    CopySetting,
+    CopySettings,
     FailedChunk,
     TableCopy,
     copy_chunks,
@@ -340,7 +340,7 @@ def test_task_that_runs_twice_copies_once(
         target = target_table(subscriber, "t")
         table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, staging)
-        setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
+        setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
             (result,) = copy_chunks(setting, [chunk])
             assert isinstance(result, CopiedChunk)
@@ -361,7 +361,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         subscriber.run("alter table t rename to u; create table t (id int)")
         table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, None)
-        setting = CopySetting("s", request.snapshot, subscriber.dsn, replace=False)
+        setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
         (result,) = copy_chunks(setting, [chunk])
     assert isinstance(result, FailedChunk)
     assert "was renamed, dropped or made anew" in str(result.error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.model.pg_snapshot import Snapshot
+from cdc_replay.model.pg_snapshot import PgSnapshot
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_present
+from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_current_snapshot
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from fixtures.postgres import Database
 
@@ -23,7 +23,7 @@ def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> N
         xids.append(_inserted(open_then, 2))
         open_then.execute("savepoint a; insert into t values (20)")
         xids.append(_inserted(other, 3))
-        with export_present(publisher.dsn) as snapshot:
+        with export_current_snapshot(publisher.dsn) as snapshot:
             open_then.execute("commit")
             xids.append(_inserted(other, 4))
             with import_snapshot(snapshot, purpose="test") as reader:
@@ -46,11 +46,11 @@ def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> N
 )
 def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
     """The log has their low 32 bits; here 2^32 + 3 comes next, and 2^32 - 3 is open."""
-    assert Snapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
+    assert PgSnapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", Snapshot.parse("3:3:")))
+    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
 
 
 def _inserted(connection: Connection, id_: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.sync import sync
-from cdc_replay.errors import SubscriptionBusy
+from cdc_replay.errors import SubscriptionInUse
 from cdc_replay.model.table_state import Copying, Ready
 from embedded.java import spark_environment
 from fixtures.native import wait_for
@@ -137,7 +137,7 @@ def test_replay_goes_on_while_a_table_is_copied_again(
     assert result.replay.error is None
     assert copy.subscriber.rows("select count(*) from u") == [(10,)]
     assert copy.subscriber.rows("select a from t where id = 3") == [(-1,)]
-    with pytest.raises(SubscriptionBusy):
+    with pytest.raises(SubscriptionInUse):
         snapshot(copy.config, "s", tables=[public("u")])
     os.kill(reader, signal.SIGCONT)
     assert process.wait(timeout=180) == 0

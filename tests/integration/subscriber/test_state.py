@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_replay.errors import SubscriberNotReady, SubscriptionBusy
+from cdc_replay.errors import SubscriberNotReady, SubscriptionInUse
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
@@ -196,7 +196,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_lock(subscriber: Dat
         with state.lock(first, "nsw"):
             with state.lock(second, "other"):
                 pass
-            with pytest.raises(SubscriptionBusy, match=r"cdc_replay state test"), state.lock(second, "nsw"):
+            with pytest.raises(SubscriptionInUse, match=r"cdc_replay state test"), state.lock(second, "nsw"):
                 pass
         with state.lock(second, "nsw"):
             pass

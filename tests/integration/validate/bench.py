@@ -11,7 +11,7 @@ from psycopg import sql
 
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.compare.comparison import ValidatedTable
-from cdc_replay.compare.fence import Fence, open_fence
+from cdc_replay.compare.fence import ComparisonFence, open_fence
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
@@ -65,7 +65,7 @@ class Bench:
     @contextmanager
     def fence(
         self, subscription: str = SUBSCRIPTION, *, instead: TableState | None = None
-    ) -> Iterator[Fence]:
+    ) -> Iterator[ComparisonFence]:
         """A fence as after a replay up to it, or with the tables in another state `instead`."""
         with export_snapshot(self.publisher_dsn or self.publisher.dsn) as snapshot:
             with self.subscriber.connect() as connection:
@@ -77,7 +77,7 @@ class Bench:
             with open_fence(snapshot, self.subscriber_dsn or self.subscriber.dsn, subscription) as fence:
                 yield fence
 
-    def tables(self, fence: Fence, *, note: str = "") -> tuple[ValidatedTable, ...]:
+    def tables(self, fence: ComparisonFence, *, note: str = "") -> tuple[ValidatedTable, ...]:
         """All tables; a note makes them tables that the subscriber need not mirror."""
         synced = self.synced()
         targets = read_target_tables(fence.subscriber, [table.table.name for table in synced])
@@ -90,6 +90,6 @@ class Bench:
             return self.validate_at(fence, self.tables(fence, note=note), subscription)
 
     def validate_at(
-        self, fence: Fence, tables: tuple[ValidatedTable, ...], subscription: str = SUBSCRIPTION
+        self, fence: ComparisonFence, tables: tuple[ValidatedTable, ...], subscription: str = SUBSCRIPTION
     ) -> Verdict:
         return validate_subscription(ValidationRequest(subscription, fence, tables, self.context_root))

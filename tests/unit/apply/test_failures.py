@@ -17,7 +17,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.replay.apply.conflicts import Failure, failure_of, in_the_way, refusals
+from cdc_replay.replay.apply.conflicts import SerializedError, apply_errors, duplicate_key, failure_of
 
 TARGET = QualifiedName("public", "t")
 
@@ -41,7 +41,7 @@ TARGET = QualifiedName("public", "t")
     ],
 )
 def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[CdcReplayError]) -> None:
-    failure = Failure(*failure_of(server_says, TARGET).texts)  # type: ignore[arg-type]
+    failure = SerializedError(*failure_of(server_says, TARGET).texts)  # type: ignore[arg-type]
     error = failure.error()
     assert type(error) is ours
     assert str(server_says) in error.message
@@ -60,7 +60,7 @@ def test_a_missing_privilege_names_the_table_and_what_to_grant() -> None:
     denied = pg.InsufficientPrivilege("permission denied for table t")
     failed = failure_of(denied, TARGET).error()
     assert 'table "public"."t" of the subscriber: permission denied for table t' in failed.message
-    with pytest.raises(MissingPrivilege) as raised, refusals(TARGET):
+    with pytest.raises(MissingPrivilege) as raised, apply_errors(TARGET):
         raise denied
     assert 'table "public"."t" of the subscriber: permission denied for table t' in raised.value.message
     for error in (failed, raised.value):
@@ -90,6 +90,6 @@ def test_the_class_says_whether_it_may_pass_by_itself(kind: type[CdcReplayError]
 
 
 def test_conflicts_name_the_first_keys_and_how_many_more() -> None:
-    error = in_the_way(ConflictKind.INSERT_EXISTS, TARGET, "t_pkey", 7, ["(id)=(1)", "(id)=(2)"])
+    error = duplicate_key(ConflictKind.INSERT_EXISTS, TARGET, "t_pkey", 7, ["(id)=(1)", "(id)=(2)"])
     assert error.message == 'duplicate key value violates unique constraint "t_pkey" of table "public"."t"'
     assert error.detail == "insert_exists: key (id)=(1), (id)=(2) already exists, and 5 more."

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.replay.apply.staging import StageTable
-from cdc_replay.replay.apply.transient_keys import Gone, are_counted, set_apart
+from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
 from cdc_replay.replay.compact.fold import OUTPUT
 from cdc_replay.subscriber.tables import Operator, TargetColumn
 
@@ -27,13 +27,13 @@ def net(kind: str, *key: str | None, **more: Any) -> dict[str, Any]:
 
 @given(KEYS)
 def test_keys_arrive_as_they_were_sent(keys: list[int]) -> None:
-    sent = Gone.of(np.array(keys, dtype=np.int64))
-    assert Gone(sent.count, sent.steps).keys.tolist() == sorted(keys)
+    sent = TransientKeys.of(np.array(keys, dtype=np.int64))
+    assert TransientKeys(sent.count, sent.steps).keys.tolist() == sorted(keys)
 
 
 def test_new_keys_take_two_bytes_at_most() -> None:
     keys = np.arange(10**9, 10**9 + 300_000, 3)
-    assert len(Gone.of(keys).steps) < 2 * len(keys)
+    assert len(TransientKeys.of(keys).steps) < 2 * len(keys)
 
 
 def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
@@ -48,7 +48,7 @@ def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
         net("N", "-13"),
     ]
     batch = pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
-    staged, keys = set_apart(batch)
+    staged, keys = split_transient_keys(batch)
     assert keys.tolist() == [7, -13]
     assert staged.to_pylist() == rows[1:7]
 
@@ -57,7 +57,7 @@ def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
 def test_texts_that_are_no_integers_are_staged(text: str) -> None:
     """The publisher's column has another type: what its text means is the subscriber's business (R8.1)."""
     batch = pa.RecordBatch.from_pylist([net("N", "7"), net("N", text)], schema=OUTPUT)
-    staged, keys = set_apart(batch)
+    staged, keys = split_transient_keys(batch)
     assert staged.equals(batch)
     assert keys.tolist() == []
 

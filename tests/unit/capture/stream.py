@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_replay.capture.ddl.message_code import MessageFilter, code_of
-from cdc_replay.capture.transactions import Assembler
+from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.pgoutput.reader import relation_version
@@ -73,9 +73,9 @@ def signed_message(content: str, *, transactional: bool = True, prefix: str = "c
     return logical_message(f"{ordinal} {code}\n{content}", transactional=transactional, prefix=prefix)
 
 
-def assembler(prepared: PreparedTransactions, after: Lsn = ZERO) -> Assembler:
+def assembler(prepared: PreparedTransactions, after: Lsn = ZERO) -> TransactionAssembler:
     """One that believes messages of `signed_message`."""
-    return Assembler(after, prepared, messages=MessageFilter(SECRET))
+    return TransactionAssembler(after, prepared, messages=MessageFilter(SECRET))
 
 
 def in_stream(message: bytes, xid: int) -> bytes:

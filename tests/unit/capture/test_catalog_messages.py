@@ -11,7 +11,7 @@ from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.errors import DecodingFailed
 from cdc_replay.model.lsn import ZERO, Lsn
-from cdc_replay.model.pg_snapshot import Snapshot
+from cdc_replay.model.pg_snapshot import PgSnapshot
 from unit.capture.stream import (
     RELATION,
     STREAM_STOP,
@@ -132,7 +132,7 @@ def test_tables_are_described_to_committed_transactions_only(prepared: PreparedT
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 def test_a_snapshot_sees_what_had_ended_when_it_was_taken(xid: int, is_seen: bool, epoch: int) -> None:
     base = epoch << 32
-    snapshot = Snapshot.parse(f"{base + 100}:{base + 105}:{base + 100},{base + 102}")
+    snapshot = PgSnapshot.parse(f"{base + 100}:{base + 105}:{base + 100},{base + 102}")
 
     assert snapshot.sees(xid) is is_seen
 
@@ -140,7 +140,7 @@ def test_a_snapshot_sees_what_had_ended_when_it_was_taken(xid: int, is_seen: boo
 def test_transaction_ids_have_32_bits_in_the_stream() -> None:
     """A snapshot just behind a wrap-around sees what came before it."""
     base = 3 << 32
-    snapshot = Snapshot.parse(f"{base + 5}:{base + 5}:")
+    snapshot = PgSnapshot.parse(f"{base + 5}:{base + 5}:")
 
     assert snapshot.sees(2**32 - 10)
     assert snapshot.sees(4)

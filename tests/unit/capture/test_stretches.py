@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.capture import plain_transactions as stretches
-from cdc_replay.capture.message_batch import Chunk
-from cdc_replay.capture.plain_transactions import Stretch, parts
+from cdc_replay.capture.message_batch import MessageBatch
+from cdc_replay.capture.plain_transactions import TransactionRun, parts
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import InvalidMessage
@@ -183,15 +183,15 @@ class History:
             self.shape = RELATION
             self.commit(rows, xid, end_lsn, 0)
         else:
-            self.keep(xid, rows, prepare(xid, self.end(), streamed=True))
+            self.commit_pull(xid, rows, prepare(xid, self.end(), streamed=True))
 
     def prepared_transaction(self) -> None:
         xid, end_lsn = self.xid(), self.end_lsn + 10
         self.send(begin_prepare(xid, end_lsn))
         rows = self.body(xid)
-        self.keep(xid, rows, prepare(xid, self.end()))
+        self.commit_pull(xid, rows, prepare(xid, self.end()))
 
-    def keep(self, xid: int, rows: Rows, message: bytes) -> None:
+    def commit_pull(self, xid: int, rows: Rows, message: bytes) -> None:
         self.send(message)
         self.prepared[xid] = (self.end_lsn, rows)
 
@@ -266,8 +266,8 @@ def test_every_transaction_is_in_the_log_whole_once_and_in_its_place(
 
 def stretches_of(*messages: bytes) -> list[range]:
     """The stretches of a batch, as positions."""
-    found = parts(Chunk.of(raw(messages), in_stream=False))
-    return [range(part.start, part.stop) for part in found if isinstance(part, Stretch)]
+    found = parts(MessageBatch.of(raw(messages), in_stream=False))
+    return [range(part.start, part.stop) for part in found if isinstance(part, TransactionRun)]
 
 
 def transactions(*end_lsns: int) -> list[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from cdc_replay.capture.plain_transactions import SHORTEST
-from cdc_replay.capture.transactions import Assembler
+from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
@@ -100,7 +100,7 @@ def test_an_abort_of_what_was_never_streamed_is_nothing(prepared: PreparedTransa
 
 def test_a_streamed_transaction_without_rows_is_none(prepared: PreparedTransactions) -> None:
     """R9.4: S, E, c are sent for it all the same."""
-    with Assembler(ZERO, prepared) as assembler:
+    with TransactionAssembler(ZERO, prepared) as assembler:
         assert list(assembler.feed(raw([*streamed(8), stream_commit(8, 20)]))) == []
         assert assembler.end_lsn == Lsn(20)
         assert assembler.tally.transactions == 0
@@ -176,7 +176,7 @@ def test_a_prepared_transaction_counts_at_its_commit(
         assert rows_of(prepared, stream if is_streamed else ordinary, after=Lsn(end_lsn - 20)) == []
     assert prepared.waiting() == (PreparedKey(8, Lsn(20)), PreparedKey(9, Lsn(40)))
 
-    with Assembler(Lsn(40), prepared) as assembler:
+    with TransactionAssembler(Lsn(40), prepared) as assembler:
         batch = raw([commit_prepared(9, 60, time=5), rollback_prepared(8, 20, 80)])
         [rows] = assembler.feed(batch)
         assert assembler.resolved == [PreparedKey(9, Lsn(40)), PreparedKey(8, Lsn(20))]
@@ -217,7 +217,7 @@ def test_a_commit_prepared_that_the_log_holds_is_not_added_again(prepared: Prepa
     """R1.30: but what waited for it needs to wait no more."""
     messages = [begin_prepare(8, 20), RELATION, insert("a"), prepare(8, 20)]
     assert rows_of(prepared, messages) == []
-    with Assembler(Lsn(40), prepared) as assembler:
+    with TransactionAssembler(Lsn(40), prepared) as assembler:
         assert list(assembler.feed(raw([*messages, commit_prepared(8, 40)]))) == []
         assert assembler.resolved == [PreparedKey(8, Lsn(20))]
 

@@ -17,7 +17,7 @@ from cdc_replay.capture.truncate_rows import (
     truncate_message,
     truncated_in,
     truncates_in,
-    united,
+    union_truncates,
 )
 from cdc_replay.changelog.segment import LOG_SCHEMA
 from cdc_replay.model.lsn import Lsn
@@ -111,7 +111,7 @@ def test_the_log_is_as_if_one_peek_had_shown_every_relation(history: list[Statem
         if statement.is_seen_in_leaf_identity:
             seen = sum(one["commit_lsn"] == statement.commit_lsn for one in first)
             first.append(row(statement, seen, statement.leaves))
-    roots = united(one for statement in history for one in statement.root_truncates())
+    roots = union_truncates(one for statement in history for one in statement.root_truncates())
     batches = [batch(first[start : start + size]) for start in range(0, len(first), size)]
 
     added = RootsAdded(batches, roots)
@@ -126,7 +126,10 @@ def test_what_the_peeks_of_several_depths_say_of_one_statement_is_one() -> None:
     statement = Statement(50, 10, (101, 100))
     later = Statement(50, 20, (100,))
     truncates = [*later.root_truncates(), *statement.root_truncates(), *statement.root_truncates()]
-    assert [(one.lsn, one.relations) for one in united(truncates)] == [(10, (101, 100)), (20, (100,))]
+    assert [(one.lsn, one.relations) for one in union_truncates(truncates)] == [
+        (10, (101, 100)),
+        (20, (100,)),
+    ]
 
 
 def test_a_row_of_its_own_says_all_that_the_second_peek_said() -> None:

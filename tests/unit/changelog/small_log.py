@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, Segment, read_row_group
 from cdc_replay.changelog.verify import VerifiedLog, verify_log
@@ -78,7 +78,7 @@ class SmallLog:
         uri = str(folder / "log")
         log = ChangeLog.create(uri, LogHeader("7000000000000000001", 1, "slot", Lsn(START)))
         log.add_relations({TABLE.version: TABLE})
-        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(90), "{}")])
+        log.add_catalogs([CatalogRow(Lsn(0), Lsn(90), "{}")])
         return cls(uri, log)
 
     def pull(self, end_lsn: int, *batches: pa.RecordBatch) -> tuple[Segment, ...]:

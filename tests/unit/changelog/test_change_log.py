@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from cdc_replay.changelog.header import LogHeader
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import LOG_SCHEMA, read_row_group
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
@@ -159,19 +159,19 @@ def test_relations_are_kept_once_per_version(log: ChangeLog, uri: str) -> None:
 def test_of_two_catalogs_for_one_position_the_later_reading_counts(log: ChangeLog) -> None:
     """The first was written by a pull that died before its commit."""
     for read_lsn, text in ((90, "died"), (95, "committed")):
-        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(read_lsn), text)])
-    log.add_catalogs([CatalogVersion(Lsn(120), Lsn(130), "next")])
+        log.add_catalogs([CatalogRow(Lsn(0), Lsn(read_lsn), text)])
+    log.add_catalogs([CatalogRow(Lsn(120), Lsn(130), "next")])
     assert [version.text for version in log.catalogs()] == ["committed", "next"]
 
 
 def test_what_commands_changed_is_kept_by_position_and_transaction(log: ChangeLog, uri: str) -> None:
     """R9.10: in the order in which all transactions see it; written again, it is there once."""
     commands = [
-        CatalogVersion(Lsn(105), Lsn(120), "of a long one", Lsn(120)),
-        CatalogVersion(Lsn(107), Lsn(110), "of a short one", Lsn(110)),
+        CatalogRow(Lsn(105), Lsn(120), "of a long one", Lsn(120)),
+        CatalogRow(Lsn(107), Lsn(110), "of a short one", Lsn(110)),
     ]
     for _ in range(2):
-        log.add_catalogs([CatalogVersion(Lsn(0), Lsn(90), "whole"), *commands])
+        log.add_catalogs([CatalogRow(Lsn(0), Lsn(90), "whole"), *commands])
 
     assert [version.text for version in log.catalogs()] == ["whole", "of a short one", "of a long one"]
     assert ChangeLog.open(uri).catalogs()[1:] == (commands[1], commands[0])
@@ -180,17 +180,17 @@ def test_what_commands_changed_is_kept_by_position_and_transaction(log: ChangeLo
 def test_definitions_behind_the_end_are_of_a_pull_that_died(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110))
     kept = [
-        CatalogVersion(Lsn(0), Lsn(115), "read behind the end, in force before"),
-        CatalogVersion(Lsn(105), Lsn(110), "command", Lsn(110)),
-        CatalogVersion(Lsn(110), Lsn(130), "in force from the end on"),
+        CatalogRow(Lsn(0), Lsn(115), "read behind the end, in force before"),
+        CatalogRow(Lsn(105), Lsn(110), "command", Lsn(110)),
+        CatalogRow(Lsn(110), Lsn(130), "in force from the end on"),
     ]
-    log.add_catalogs([*kept, CatalogVersion(Lsn(108), Lsn(120), "command", Lsn(120))])
-    log.add_catalogs([CatalogVersion(Lsn(115), Lsn(115), "whole")])
+    log.add_catalogs([*kept, CatalogRow(Lsn(108), Lsn(120), "command", Lsn(120))])
+    log.add_catalogs([CatalogRow(Lsn(115), Lsn(115), "whole")])
 
-    assert log.forget_catalogs_behind_end() == tuple(kept)
+    assert log.drop_uncommitted_catalogs() == tuple(kept)
     assert ChangeLog.open(uri).catalogs() == tuple(kept)
     version = DeltaTable(f"{uri}/catalogs").version()
-    assert log.forget_catalogs_behind_end() == tuple(kept)
+    assert log.drop_uncommitted_catalogs() == tuple(kept)
     assert DeltaTable(f"{uri}/catalogs").version() == version
 
 
@@ -294,16 +294,16 @@ def test_a_long_window_is_cut_at_the_ends_of_segments_and_always_at_the_same_one
     def cuts(after: int, upto: int) -> list[int]:
         found = [after]
         while found[-1] < upto:
-            found.append(log.first_cut(Window(Lsn(found[-1]), Lsn(upto)), 6).value)
+            found.append(log.split_lsn(Window(Lsn(found[-1]), Lsn(upto)), 6).value)
         return found[1:]
 
     assert cuts(100, 150) == [120, 140, 150]
     assert cuts(108, 150) == [120, 140, 150]
     assert cuts(110, 119) == [119]
     assert cuts(140, 150) == [150]
-    assert log.first_cut(Window(Lsn(100), Lsn(150)), 1_000) == Lsn(150)
-    assert log.first_cut(Window(Lsn(100), Lsn(150)), 1) == Lsn(110)
+    assert log.split_lsn(Window(Lsn(100), Lsn(150)), 1_000) == Lsn(150)
+    assert log.split_lsn(Window(Lsn(100), Lsn(150)), 1) == Lsn(110)
 
 
 def test_an_empty_log_is_not_cut(log: ChangeLog) -> None:
-    assert log.first_cut(Window(Lsn(100), Lsn(200)), 1) == Lsn(200)
+    assert log.split_lsn(Window(Lsn(100), Lsn(200)), 1) == Lsn(200)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_replay.changelog.compaction import Compacted, CompactionLimits, plan_merges
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import VARIABLE, FailpointReached
@@ -222,10 +222,10 @@ def test_a_segment_that_cannot_be_read_is_not_merged_away(small: SmallLog) -> No
 def test_side_tables_of_many_files_become_one(small: SmallLog) -> None:
     relations, catalogs = small.log.relations(), small.log.catalogs()
     for number in range(1, 60):
-        small.log.add_catalogs([CatalogVersion(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}')])
+        small.log.add_catalogs([CatalogRow(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}')])
         if number % 10 == 0:
             # The catalog of a pull that died, read again.
-            small.log.add_catalogs([CatalogVersion(Lsn(100 + number), Lsn(101 + number), "{}")])
+            small.log.add_catalogs([CatalogRow(Lsn(100 + number), Lsn(101 + number), "{}")])
         small.log.add_relations({number: dataclasses.replace(TABLE, version=number)})
     relations, catalogs = small.log.relations(), small.log.catalogs()
     assert len(relations) == len(catalogs) == 60

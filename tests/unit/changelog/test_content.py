@@ -71,4 +71,4 @@ def test_a_window_is_as_long_as_it_has_no_change_of_a_version(
 
     window = Window(Lsn(after), Lsn(upto))
 
-    assert log.reopened().end_without(window, versions) == Lsn(expected)
+    assert log.reopened().last_lsn_without(window, versions) == Lsn(expected)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.changelog.storage import Location, make_folder, put_if_absent, replace, settle, writing
+from cdc_replay.changelog.storage import (
+    Location,
+    make_folder,
+    put_if_absent,
+    replace,
+    storage_write_errors,
+    sync_visible_files,
+)
 from cdc_replay.errors import ChangeLogNotWritable, InvalidConfiguration
 
 
@@ -96,7 +103,7 @@ def test_a_flush_that_fails_leaves_no_file_that_anybody_could_rely_on(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(ChangeLogNotWritable, match=str(tmp_path)), writing(str(tmp_path)):
+    with pytest.raises(ChangeLogNotWritable, match=str(tmp_path)), storage_write_errors(str(tmp_path)):
         put_if_absent(Location.of(str(tmp_path / "00.json")), b"content")
     assert list(tmp_path.iterdir()) == []
 
@@ -121,4 +128,4 @@ def test_a_folder_that_cannot_be_changed_has_nothing_to_settle(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "fsync", refused)
-    settle(Location.of(str(tmp_path)))
+    sync_visible_files(Location.of(str(tmp_path)))

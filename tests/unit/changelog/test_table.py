@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from cdc_replay.changelog.delta.actions import AppTransaction
 from cdc_replay.changelog.delta.commits import LogFolder
-from cdc_replay.changelog.delta.table import DurableTable, Position
+from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.changelog.storage import PARTIAL, Location, delete_folder
 from cdc_replay.errors import ChangeLogConflict, ChangeLogMissing
@@ -27,7 +28,7 @@ def place(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def table(place: Location) -> DurableTable:
-    return DurableTable.create(place, SCHEMA, configuration={"a": "1"}, position=Position("slot", 100))
+    return DurableTable.create(place, SCHEMA, configuration={"a": "1"}, position=AppTransaction("slot", 100))
 
 
 def segment(table: DurableTable, name: str, first: int, last: int) -> Segment:
@@ -43,8 +44,8 @@ def names(table: DurableTable) -> list[str]:
 def test_a_commit_adds_to_one_that_is_about_something_else(table: DurableTable) -> None:
     """Whichever comes first; both are there, and each writer sees both."""
     other = DurableTable.open(table.location)
-    other.replace((), [segment(table, "b", 120, 130)], Position("slot/start", 100))
-    table.commit([segment(table, "a", 105, 110)], Position("slot", 110))
+    other.replace((), [segment(table, "b", 120, 130)], AppTransaction("slot/start", 100))
+    table.commit([segment(table, "a", 105, 110)], AppTransaction("slot", 110))
     other.configure({"b": "2"})
     assert names(table) == ["a", "b"]
     assert (table.version, other.version) == (2, 3)
@@ -53,10 +54,10 @@ def test_a_commit_adds_to_one_that_is_about_something_else(table: DurableTable) 
 
 def test_a_second_writer_of_one_position_is_refused_even_for_the_same_position(table: DurableTable) -> None:
     other = DurableTable.open(table.location)
-    table.commit([segment(table, "a", 105, 110)], Position("slot", 110))
+    table.commit([segment(table, "a", 105, 110)], AppTransaction("slot", 110))
     for value in (110, 120):
         with pytest.raises(ChangeLogConflict, match="another writer") as refused:
-            other.commit([segment(table, "b", 105, 110)], Position("slot", value))
+            other.commit([segment(table, "b", 105, 110)], AppTransaction("slot", value))
         assert "position of slot" in str(refused.value.detail)
     assert names(table) == ["a"]
 
@@ -65,9 +66,9 @@ def test_files_are_taken_out_once(table: DurableTable) -> None:
     one, two = segment(table, "a", 105, 110), segment(table, "b", 105, 110)
     table.commit([one])
     other = DurableTable.open(table.location)
-    table.replace([one], [two], Position("first", 1))
+    table.replace([one], [two], AppTransaction("first", 1))
     with pytest.raises(ChangeLogConflict, match="another writer") as refused:
-        other.replace([one], [], Position("second", 1))
+        other.replace([one], [], AppTransaction("second", 1))
     assert "files a" in str(refused.value.detail)
     assert names(table) == ["b"]
     assert DurableTable.open(table.location).removed_files(older_than_hours=0) == ("a",)
@@ -84,17 +85,17 @@ def test_a_file_that_is_gone_is_not_committed(table: DurableTable) -> None:
     one = segment(table, "a", 105, 110)
     Path(table.location.path, "a").unlink()
     with pytest.raises(ChangeLogConflict, match="gone"):
-        table.commit([one], Position("slot", 110))
+        table.commit([one], AppTransaction("slot", 110))
     assert DurableTable.open(table.location).position("slot") == 100
 
 
 def test_nothing_is_committed_to_a_table_that_was_made_anew(table: DurableTable) -> None:
     for value in (110, 120):
-        table.commit([], Position("slot", value))
+        table.commit([], AppTransaction("slot", value))
     delete_folder(table.location)
-    DurableTable.create(table.location, SCHEMA, position=Position("slot", 500))
+    DurableTable.create(table.location, SCHEMA, position=AppTransaction("slot", 500))
     with pytest.raises(ChangeLogConflict, match="not the one that was opened"):
-        table.commit([], Position("slot", 130))
+        table.commit([], AppTransaction("slot", 130))
     assert DurableTable.open(table.location).position("slot") == 500
 
 
@@ -142,7 +143,7 @@ def test_neither_the_commits_to_read_nor_those_that_are_kept_grow(
     for value in range(101, 161):
         # Each commit by a process of its own.
         writer = DurableTable.open(table.location)
-        writer.commit([], Position("slot", value))
+        writer.commit([], AppTransaction("slot", value))
         folder = LogFolder.of(table.location)
         assert writer.version - max(folder.checkpoints, default=0) < 5
         assert len(folder.commits) <= 12 + 2 * 5
@@ -160,10 +161,10 @@ def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
         broken.setattr("tempfile.tempdir", "/nowhere")
         for value in (101, 102, 103):
-            table.commit([], Position("slot", value))
+            table.commit([], AppTransaction("slot", value))
     assert "no checkpoint" in caplog.text
     assert LogFolder.of(table.location).checkpoints == ()
-    table.commit([], Position("slot", 104))
+    table.commit([], AppTransaction("slot", 104))
     assert LogFolder.of(table.location).checkpoints == (4,)
 
 
@@ -172,8 +173,8 @@ def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(
 ) -> None:
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     for value in (101, 102, 103):
-        table.commit([], Position("slot", value))
+        table.commit([], AppTransaction("slot", value))
     pointer = Path(table.location.path, "_delta_log", "_last_checkpoint")
     pointer.write_bytes(b"")
-    DurableTable.open(table.location).commit([], Position("slot", 104))
+    DurableTable.open(table.location).commit([], AppTransaction("slot", 104))
     assert b'"version":4' in pointer.read_bytes()

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_replay.changelog.delta.commits import without_seal
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.verify import verify_log
 from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
@@ -167,7 +167,7 @@ def test_a_commit_without_seal_among_sealed_ones_is_found(small: SmallLog) -> No
 
 @pytest.mark.parametrize("table", ["changes", "relations", "catalogs"])
 def test_a_missing_commit_is_found(small: SmallLog, table: str) -> None:
-    small.log.add_catalogs([CatalogVersion(Lsn(120), Lsn(121), "{}")])
+    small.log.add_catalogs([CatalogRow(Lsn(120), Lsn(121), "{}")])
     other = dataclasses.replace(small.log.relations()[-9], version=7)
     small.log.add_relations({7: other})
     file = small.commit_file(1, table)
@@ -280,7 +280,7 @@ def test_a_log_without_the_catalog_of_its_beginning_is_found(tmp_path: Path) -> 
         if not file.name.startswith(f"{0:020}"):
             file.unlink()
     fault(small, "lacks the catalog")
-    small.reopened().add_catalogs([CatalogVersion(Lsn(105), Lsn(106), "{}")])
+    small.reopened().add_catalogs([CatalogRow(Lsn(105), Lsn(106), "{}")])
     fault(small, "0/69")
 
 

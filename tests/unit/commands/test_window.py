@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc_replay.catalog.json_form import catalog_to_json
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import Table
 from cdc_replay.replay.log_window import definitions
@@ -25,11 +25,11 @@ def small(tmp_path: Path) -> SmallLog:
     return SmallLog.create(tmp_path)
 
 
-def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogVersion:
-    return CatalogVersion(Lsn(from_lsn), Lsn(read_lsn), catalog_to_json(catalog(*tables)))
+def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogRow:
+    return CatalogRow(Lsn(from_lsn), Lsn(read_lsn), catalog_to_json(catalog(*tables)))
 
 
-def command(at: int, commit: int, columns: str | None) -> CatalogVersion:
+def command(at: int, commit: int, columns: str | None) -> CatalogRow:
     """The table is made or altered, or dropped."""
     names = [
         [TABLE.id, number, name, 23, -1, "integer", None, "", None]
@@ -38,7 +38,7 @@ def command(at: int, commit: int, columns: str | None) -> CatalogVersion:
     rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], len(names)]]
     content = {"format": 1, "touched_tables": [TABLE.id], "publications": []}
     told = {"tables": rows if columns else [], "columns": names, "memberships": []}
-    return CatalogVersion(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
+    return CatalogRow(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
 
 
 def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[str], Sequence[str]]]:

@@ -21,8 +21,8 @@ from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, changes_in
 from cdc_replay.replay.compact.fold_reference import (
     Key,
-    LineageFold,
-    MultisetFold,
+    KeyedFold,
+    KeylessFold,
     NetChange,
     RoutedChange,
     Values,
@@ -382,7 +382,7 @@ def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
 
 def settled(
     changes: list[RoutedChange], there: Collection[Key], *, is_keyed: bool = True
-) -> LineageFold | MultisetFold:
+) -> KeyedFold | KeylessFold:
     """The fold of a lineage as apply has it: once more, if it is contingent and lacks a row."""
     policy = ConflictPolicy.ERROR
     folded = fold(changes, policy=policy, is_keyed=is_keyed, is_truncated=False)

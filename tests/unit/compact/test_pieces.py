@@ -20,7 +20,15 @@ from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact import shuffle as pieces
 from cdc_replay.replay.compact.fold import FoldRules
 from cdc_replay.replay.compact.fold_reference import RoutedChange
-from cdc_replay.replay.compact.shuffle import Notes, Packer, Spread, aside_net, note_piece, noted, parts_of
+from cdc_replay.replay.compact.shuffle import (
+    ChunkFacts,
+    PartitionAssignment,
+    ShuffleWriter,
+    chunk_facts,
+    fold_deferred,
+    note_piece,
+    read_partitions,
+)
 from cdc_replay.replay.route.router import ROUTED_SCHEMA
 from unit.compact.test_fold import (
     by_reference,
@@ -110,16 +118,16 @@ def canonical_births(made: list[Any]) -> list[str]:
 def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
     """The net changes, after the notes of a first round, as replay makes them."""
     chunks = chunks_of(changes, cuts)
-    notes = Notes()
+    notes = ChunkFacts()
     for number, chunk in enumerate(chunks):
-        notes.add(noted(chunk, number, Counter()))
+        notes.add(chunk_facts(chunk, number, Counter()))
     rules = rules.with_truncated(notes.emptied)
-    packer = Packer(rules, notes.survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
-    packed = [packer.packed(chunk, number, Notes()) for number, chunk in enumerate(chunks)]
+    packer = ShuffleWriter(rules, notes.survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
+    packed = [packer.packed(chunk, number, ChunkFacts()) for number, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
     return [
         in_python(row)
-        for part in parts_of(packed).values()
+        for part in read_partitions(packed).values()
         for net in part.net(rules)
         for row in net.to_pylist()
     ]
@@ -127,24 +135,24 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
 
 def in_one_round(
     changes: Placed, cuts: list[int], rules: FoldRules, parts: int
-) -> tuple[list[Any], list[Any], Notes]:
+) -> tuple[list[Any], list[Any], ChunkFacts]:
     """The net changes of what is not set aside, of what is, and what the driver is told; a task per chunk."""
-    packer = Packer(rules, Notes().survey(), 0, Spread.of(parts, {0: 3, 1: 1}))
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
     packed = []
     for number, chunk in enumerate(chunks_of(changes, cuts)):
-        notes = noted(chunk, number, Counter({"filtered_out": 1}))
+        notes = chunk_facts(chunk, number, Counter({"filtered_out": 1}))
         if not packer.is_void(notes):
             packed.append(packer.packed(chunk, number, notes))
-        packed += packer.noted(notes)
+        packed += packer.write_facts(notes)
     packed.reverse()
-    found = parts_of(packed).values()
+    found = read_partitions(packed).values()
     folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
-    notes = Notes.joined(part.notes.dumped() for part in found)
+    notes = ChunkFacts.joined(part.notes.dumped() for part in found)
     survey = notes.survey()
     waiting = [
         in_python(row)
         for share in range(2 if notes.aside else 0)
-        for net in aside_net(notes, survey, rules, share=share, shares=2)
+        for net in fold_deferred(notes, survey, rules, share=share, shares=2)
         for row in net.to_pylist()
     ]
     return folded, waiting, notes
@@ -194,10 +202,10 @@ def test_pieces_leave_no_memory_behind() -> None:
     """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
     changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packer = Packer(rules, Notes().survey(), 0, Spread.of(2, {0: 1}))
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(2, {0: 1}))
     before = pa.total_allocated_bytes()
     for chunk in range(10):
-        packer.packed(changes, chunk, Notes())
+        packer.packed(changes, chunk, ChunkFacts())
     assert pa.total_allocated_bytes() == before
 
 
@@ -250,9 +258,9 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
 def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packer = Packer(rules, Notes().survey(), 0, Spread.of(1, {0: 1, 1: 1}))
-    packed = packer.packed(routed(changes), 0, Notes())
-    (net,) = [row for batch in parts_of([packed])[0].net(rules) for row in batch.to_pylist()]
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(1, {0: 1, 1: 1}))
+    packed = packer.packed(routed(changes), 0, ChunkFacts())
+    (net,) = [row for batch in read_partitions([packed])[0].net(rules) for row in batch.to_pylist()]
     assert net["update_missing"] == 1000
     assert packed["piece"][0].as_buffer().size < 2500
 
@@ -284,25 +292,32 @@ def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
 
 def test_notes_name_moves_and_travel_with_the_pieces() -> None:
     chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
-    notes = noted(chunk, 0, Counter({"filtered_out": 2}))
+    notes = chunk_facts(chunk, 0, Counter({"filtered_out": 2}))
     assert notes.moves == {((0, ("a",)), (0, ("b",)))}
-    arrived = parts_of([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
+    arrived = read_partitions([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
     assert arrived.moves == notes.moves
     assert arrived.counts == {"filtered_out": 4}
 
 
 def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
     """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
-    news = Notes(unsent={(0, 5, 1)})
+    news = ChunkFacts(unsent={(0, 5, 1)})
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
     first, second = (
-        Packer(rules, survey, 4, Spread.of(3, {0: 1})) for survey in (Notes().survey(), news.survey())
+        ShuffleWriter(rules, survey, 4, PartitionAssignment.of(3, {0: 1}))
+        for survey in (ChunkFacts().survey(), news.survey())
     )
     for packer, rows in ((first, 0), (second, 20)):
         assert packer.is_void(news) == (rows == 0)
-        assert not packer.is_void(Notes())
-        parts = parts_of([packer.packed(changes, 0, Notes()), *packer.noted(news), *packer.noted(Notes())])
+        assert not packer.is_void(ChunkFacts())
+        parts = read_partitions(
+            [
+                packer.packed(changes, 0, ChunkFacts()),
+                *packer.write_facts(news),
+                *packer.write_facts(ChunkFacts()),
+            ]
+        )
         assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
         assert sorted(parts) == [4, 5, 6]
         assert parts[4].notes.survey() == news.survey()
@@ -310,7 +325,7 @@ def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
 
 def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
     """So most tasks have one target, and none has much more than its share; all parts are used."""
-    spread = Spread.of(10, {0: 500, 2: 250, 3: 125, 7: 125})
+    spread = PartitionAssignment.of(10, {0: 500, 2: 250, 3: 125, 7: 125})
     rng = np.random.default_rng(1)
     lineages = rng.integers(-(2**63), 2**63, 4000)
     found = {target: spread.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}

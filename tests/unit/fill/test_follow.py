@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
 from cdc_replay.replay.toast.row_history import FOLLOWED, follow
-from cdc_replay.replay.toast.tracked_leaf import FOUND_SCHEMA, FollowedLeaf, TupleColumn, tuple_columns
+from cdc_replay.replay.toast.tracked_leaf import FOUND_SCHEMA, TrackedLeaf, TupleColumn, tuple_columns
 
 LEAF = RelationId(7)
 
@@ -55,7 +55,7 @@ class Stream:
 
     def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
-        leaf = FollowedLeaf.of(self.versions, self.columns(), self.wanted)
+        leaf = TrackedLeaf.of(self.versions, self.columns(), self.wanted)
         leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
         assert leaf.key
         types = {
@@ -249,7 +249,7 @@ def test_a_leaf_is_followed_under_one_key_only() -> None:
 
     def key(*versions: Relation, attnums: dict[int, tuple[int | None, ...]] | None = None) -> tuple[int, ...]:
         stream = Stream(versions=versions, attnums=attnums or {})
-        return FollowedLeaf.of(versions, stream.columns(), frozenset()).key
+        return TrackedLeaf.of(versions, stream.columns(), frozenset()).key
 
     other = relation(2, "id", "body", "note", key="note")
     assert key(ONE) == (1,)

@@ -9,7 +9,7 @@ import pytest
 import filters_page
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
-from cdc_replay.filters.constant_folding import folded
+from cdc_replay.filters.constant_folding import fold_constants
 from cdc_replay.filters.expression import (
     Collate,
     Column,
@@ -22,7 +22,7 @@ from cdc_replay.filters.expression import (
 )
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
 from cdc_replay.filters.rules import RULES, UNKNOWN, Exact, operator_rule
-from cdc_replay.filters.unsupported import reason_for_server
+from cdc_replay.filters.unsupported import unsupported_reason
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 
@@ -89,7 +89,7 @@ def number(value: int | None) -> Constant:
 )
 def test_arithmetic_is_exact_where_it_cannot_fail(operation: Operator, exact: bool) -> None:
     """What fails for some value of the types is an error in PostgreSQL, which Spark would not raise."""
-    assert (reason_for_server(folded(operation)) is None) is exact
+    assert (unsupported_reason(fold_constants(operation)) is None) is exact
 
 
 @pytest.mark.parametrize(
@@ -120,22 +120,22 @@ def test_text_is_exact_where_bytes_in_utf_8_decide(
     operator: int, right: Expression, collation: int, reason: str | None
 ) -> None:
     """R3.16: under a deterministic collation equal text is equal bytes; C and its like order by bytes."""
-    found = reason_for_server(Operator(operator, collation, (TEXT, right)))
+    found = unsupported_reason(Operator(operator, collation, (TEXT, right)))
 
     assert found is None if reason is None else reason in (found or "")
 
 
 @pytest.mark.parametrize(("value", "exact"), [(32767, True), (-32768, True), (32768, False), (None, True)])
 def test_a_narrowing_cast_is_exact_for_a_constant_that_fits(value: int | None, exact: bool) -> None:
-    cast = folded(Function(INT2_OF_INT4, (Constant(Type.INT4, value),)))
+    cast = fold_constants(Function(INT2_OF_INT4, (Constant(Type.INT4, value),)))
 
-    assert (reason_for_server(cast) is None) is exact
-    assert reason_for_server(Function(INT2_OF_INT4, (Column(1, Type.INT4, 0),))) is not None
+    assert (unsupported_reason(cast) is None) is exact
+    assert unsupported_reason(Function(INT2_OF_INT4, (Column(1, Type.INT4, 0),))) is not None
 
 
 def test_null_tests_are_exact_for_columns_of_any_type() -> None:
-    assert reason_for_server(NullTest(Column(1, 1700, 0), negated=False)) is None
-    assert reason_for_server(NullTest(Column(1, 600, 0), negated=True)) is None
+    assert unsupported_reason(NullTest(Column(1, 1700, 0), negated=False)) is None
+    assert unsupported_reason(NullTest(Column(1, 600, 0), negated=True)) is None
 
 
 def test_compiled_filters_are_values() -> None:
@@ -194,7 +194,7 @@ def test_casts_of_constants_are_evaluated(
     """Rounded half away from zero, cut to the length; what is an error stays with PostgreSQL."""
     call = Function(cast, tuple(Constant(Type.TEXT, each) for each in arguments))
 
-    assert folded(call) == (result or call)
+    assert fold_constants(call) == (result or call)
 
 
 def test_a_length_is_not_looked_for_in_the_printed_filter() -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_replay.capture.plain_transactions import SHORTEST
-from cdc_replay.capture.transactions import Assembler
+from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import CdcReplayError, InvalidMessage
@@ -137,7 +137,7 @@ WHOLE: Final = written(STREAM)
 def captured(rows: Sequence[Row], cuts: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """The rows of the log that capture makes of a stream that arrives in pieces."""
     found: list[dict[str, Any]] = []
-    with Assembler(ZERO, PreparedTransactions(Location.of(str(folder)))) as assembler:
+    with TransactionAssembler(ZERO, PreparedTransactions(Location.of(str(folder)))) as assembler:
         for begin, end in itertools.pairwise([0, *cuts, len(rows)]):
             for batch in assembler.feed(raw(rows[begin:end])):
                 batch.validate(full=True)

@@ -12,13 +12,13 @@ from cdc_replay.compare.buckets import (
     WIDEST_SPLIT,
     BucketDigest,
     Buckets,
-    Unequal,
+    UnequalBuckets,
     differing,
 )
 
 
-def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> Unequal:
-    return Unequal(Buckets(bits, tuple(range(buckets))), rows, 0)
+def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> UnequalBuckets:
+    return UnequalBuckets(Buckets(bits, tuple(range(buckets))), rows, 0)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> Unequal:
         (unequal(10**9, MOST_BUCKETS // 8), 3),
     ],
 )
-def test_a_bucket_is_split_until_it_has_few_rows(found: Unequal, bits: int) -> None:
+def test_a_bucket_is_split_until_it_has_few_rows(found: UnequalBuckets, bits: int) -> None:
     assert found.split_bits == bits
 
 

@@ -11,7 +11,7 @@ from cdc_replay.errors import PublicationRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, Relation, ReplicaIdentity
-from cdc_replay.replay.route.routes import Defined, Route, Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import Route, Routes, Target, VersionedRelation, plan_routes
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.route.changes import relation
 
@@ -30,9 +30,9 @@ def planned(*catalogs: PublisherCatalog, of: Relation = SENT, key: str = "id") -
     return plan_routes(defined([of], *catalogs), ["p"], targets(t1=key))
 
 
-def defined(relations: Sequence[Relation], *catalogs: PublisherCatalog) -> list[Defined]:
+def defined(relations: Sequence[Relation], *catalogs: PublisherCatalog) -> list[VersionedRelation]:
     """Changes of all these relation versions under all of these catalogs, which are numbered from 0."""
-    return [Defined(each, number, one) for each in relations for number, one in enumerate(catalogs)]
+    return [VersionedRelation(each, number, one) for each in relations for number, one in enumerate(catalogs)]
 
 
 def ways(routes: Routes) -> list[tuple[int, int, str]]:
@@ -56,11 +56,13 @@ def test_only_what_changes_are_defined_by_can_be_refused() -> None:
     after = catalog(T1, publications=[publication("p", listed(1)), publication("q", listed(1))])
     names = ["p", "q"]
 
-    routes = plan_routes([Defined(SENT, 1, after)], names, targets(t1="id"))
+    routes = plan_routes([VersionedRelation(SENT, 1, after)], names, targets(t1="id"))
 
     assert ways(routes) == [(1, 1, "s.t1")]
     with pytest.raises(PublicationRefused):
-        plan_routes([Defined(SENT, 0, between), Defined(SENT, 1, after)], names, targets(t1="id"))
+        plan_routes(
+            [VersionedRelation(SENT, 0, between), VersionedRelation(SENT, 1, after)], names, targets(t1="id")
+        )
 
 
 def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.replay.route.routes import Defined, Routes, Target, plan_routes
+from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
 from cdc_replay.replay.route.spark_case import per_route
 from cdc_replay.replay.route.spark_router import Routed, route
 from fixtures.catalogs import catalog, listed, publication, table
@@ -68,7 +68,7 @@ def planned(**keys: str) -> Routes:
     }
     names = [each.name for each in PUBLICATIONS]
     return plan_routes(
-        [Defined(each, 0, CATALOG) for each in (R1, R2, R3, R4, R5, R6_OLD, R6, R7)], names, targets
+        [VersionedRelation(each, 0, CATALOG) for each in (R1, R2, R3, R4, R5, R6_OLD, R6, R7)], names, targets
     )
 
 

@@ -13,7 +13,7 @@ from cdc_replay.model.relation import (
     ReplicaIdentity,
 )
 from cdc_replay.replay.route.attribute_map import positions
-from cdc_replay.replay.route.tuples import LEAF, Layout, Picked, Tuples
+from cdc_replay.replay.route.tuples import LEAF, ColumnProjection, ProjectedRows, Tuples
 
 LEAF_TABLE = Relation(
     RelationId(6),
@@ -34,7 +34,7 @@ ROWS, ROUTES = np.arange(3), np.array([0, 1, 0])
 ALL = np.ones(3, dtype=np.bool_)
 
 
-def listed(picked: Picked) -> list[tuple[list[str | None] | None, str | None]]:
+def listed(picked: ProjectedRows) -> list[tuple[list[str | None] | None, str | None]]:
     return list(zip(picked.lists.to_pylist(), picked.kind_texts.to_pylist(), strict=True))
 
 
@@ -42,7 +42,7 @@ def test_columns_are_found_by_name_and_one_that_the_relation_lacks_is_missing() 
     """R2.12: a partition has its columns in another order than its root, and lacks one that is new."""
     wanted = positions(LEAF_TABLE, ["id", "a", None, "later"])
     assert wanted == (3, 2, None, None)
-    layout = Layout.of([(wanted, 4), ((0, 1, 2, 3), 4)])
+    layout = ColumnProjection.of([(wanted, 4), ((0, 1, 2, 3), 4)])
 
     picked = Tuples.of(CHANGES).new_rows(ROWS, ROUTES, layout, wanted=ALL, fill=~ALL)
 
@@ -56,7 +56,7 @@ def test_columns_are_found_by_name_and_one_that_the_relation_lacks_is_missing() 
 
 def test_a_value_that_was_not_sent_is_that_of_the_old_row_where_it_is_asked_for() -> None:
     """R4.4: NULL stays NULL, only what was not sent is filled."""
-    layout = Layout.of([((0, 1, 2, 3), 4), ((1, 2), 4)])
+    layout = ColumnProjection.of([((0, 1, 2, 3), 4), ((1, 2), 4)])
 
     picked = Tuples.of(CHANGES).new_rows(ROWS, ROUTES, layout, wanted=ALL, fill=ALL)
 
@@ -65,7 +65,7 @@ def test_a_value_that_was_not_sent_is_that_of_the_old_row_where_it_is_asked_for(
 
 def test_a_row_is_found_by_its_old_tuple_else_by_its_new_one() -> None:
     """R1.6."""
-    layout = Layout.of([((3,), 4), ((3, 2), 4)])
+    layout = ColumnProjection.of([((3,), 4), ((3, 2), 4)])
 
     picked = Tuples.of(CHANGES).rows_before(ROWS, ROUTES, layout, wanted=np.array([True, True, False]))
 
@@ -74,7 +74,7 @@ def test_a_row_is_found_by_its_old_tuple_else_by_its_new_one() -> None:
 
 def test_a_leaf_is_named_beside_its_key() -> None:
     """Rows of two leaves may have equal keys: the leaf of the row's route is part of it."""
-    layout = Layout.of([((3, LEAF), 4), ((3, LEAF), 4)])
+    layout = ColumnProjection.of([((3, LEAF), 4), ((3, LEAF), 4)])
 
     tuples = Tuples.of(CHANGES).with_leaves(["6", "7"])
     picked = tuples.rows_before(ROWS, ROUTES, layout, wanted=ALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdc_replay.postgres.copy import Pace
+from cdc_replay.postgres.copy import RateLimiter
 
 
 @dataclass
@@ -19,8 +19,8 @@ class Clock:
         self.now += seconds
 
 
-def pace(clock: Clock, rate: float) -> Pace:
-    return Pace(rate, clock=lambda: clock.now, wait=clock.wait)
+def pace(clock: Clock, rate: float) -> RateLimiter:
+    return RateLimiter(rate, clock=lambda: clock.now, wait=clock.wait)
 
 
 def test_sender_that_is_too_fast_waits_for_the_rest_of_the_time() -> None:

@@ -11,7 +11,7 @@ from psycopg import sql
 from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import RelationId
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.snapshot.plan import MAX_CHUNKS, Chunk, Slice, Storage, plan_table, select
+from cdc_replay.snapshot.plan import MAX_CHUNKS, Chunk, PageSlice, Storage, plan_table, select
 from fixtures import catalogs
 
 PAGE = 8192
@@ -51,7 +51,7 @@ def assert_every_page_once(chunks: Sequence[Chunk], storage: Mapping[RelationId,
 def test_small_table_is_one_chunk_without_page_range() -> None:
     synced, storage = plain(pages=3)
     ((piece,),) = [chunk.slices for chunk in plan_table(synced, storage, chunk_bytes=CHUNK)]
-    assert piece == Slice(synced.table)
+    assert piece == PageSlice(synced.table)
 
 
 def test_big_table_is_cut_into_equal_ranges_with_an_open_end() -> None:
@@ -93,24 +93,24 @@ def test_partitioned_table_without_partitions_is_one_empty_chunk() -> None:
 def test_table_that_is_gone_since_is_still_asked_for_by_name() -> None:
     synced, _ = plain(pages=1)
     ((piece,),) = [chunk.slices for chunk in plan_table(synced, {})]
-    assert piece == Slice(synced.table)
+    assert piece == PageSlice(synced.table)
 
 
 def test_leaf_that_may_not_be_read_makes_the_root_the_source() -> None:
     synced, storage = partitioned([1, 1])
     storage[synced.leaves[1].id] = Storage(1, PAGE, is_open=False)
     ((piece,),) = [chunk.slices for chunk in plan_table(synced, storage)]
-    assert piece == Slice(synced.table, only=False)
+    assert piece == PageSlice(synced.table, only=False)
 
 
 def test_query_names_columns_in_order_and_quotes_them() -> None:
-    query = select(Slice(table(1)), ("b", 'A "x"', "select"), None)
+    query = select(PageSlice(table(1)), ("b", 'A "x"', "select"), None)
     assert query.as_string(None) == 'select "b", "A ""x""", "select" from only "public"."t1"'
 
 
 def test_query_combines_range_and_filters() -> None:
     passes = sql.SQL("({} or {})").format(sql.SQL("(a > 1)"), sql.SQL("(b like {})").format("%{}%s"))
-    query = select(Slice(table(1), first_page=5, end_page=9), ("a",), passes)
+    query = select(PageSlice(table(1), first_page=5, end_page=9), ("a",), passes)
     assert query.as_string(None) == (
         """select "a" from only "public"."t1" where ctid >= '(5,0)'::tid and ctid < '(9,0)'::tid"""
         " and ((a > 1) or (b like '%{}%s'))"
@@ -118,7 +118,7 @@ def test_query_combines_range_and_filters() -> None:
 
 
 def test_root_is_read_with_its_partitions() -> None:
-    query = select(Slice(table(1), only=False), ("a",), None)
+    query = select(PageSlice(table(1), only=False), ("a",), None)
     assert query.as_string(None) == 'select "a" from "public"."t1"'
 
 
@@ -139,4 +139,4 @@ def test_pages_that_are_done_are_left_out_and_no_others(seed: int) -> None:
 
 def test_nothing_is_left_of_a_table_that_is_done() -> None:
     synced, storage = plain(pages=10)
-    assert plan_table(synced, storage, done=(Slice(synced.table),)) == ()
+    assert plan_table(synced, storage, done=(PageSlice(synced.table),)) == ()

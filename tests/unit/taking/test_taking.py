@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.arrow.take import taken_lists, taken_rows
+from cdc_replay.arrow.take import take_lists, take_rows
 
 TEXTS = pa.list_(pa.string())
 texts = st.none() | st.text(max_size=5)
@@ -29,7 +29,7 @@ def lists_and_rows(draw: st.DrawFn) -> tuple[pa.ListArray, list[int]]:
 @given(lists_and_rows())
 def test_lists_are_taken_as_arrow_does(given_lists: tuple[pa.ListArray, list[int]]) -> None:
     lists, rows = given_lists
-    found = taken_lists(lists, np.array(rows, dtype=np.int64))
+    found = take_lists(lists, np.array(rows, dtype=np.int64))
     found.validate(full=True)
     assert found.equals(lists.take(pa.array(rows, pa.int64())))
 
@@ -45,7 +45,7 @@ def test_a_batch_keeps_its_schema_and_the_other_columns() -> None:
         schema=schema,
     )
     order = np.array([2, 0, 1, 2])
-    found = taken_rows(batch.slice(0), order)
+    found = take_rows(batch.slice(0), order)
     found.validate(full=True)
     assert found.schema == schema
     assert found.equals(batch.take(pa.array(order)))
@@ -54,10 +54,10 @@ def test_a_batch_keeps_its_schema_and_the_other_columns() -> None:
 def test_lists_over_values_that_begin_later_are_taken() -> None:
     values = pa.array(["skipped", "a", "b", None, "c"]).slice(1)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 4], pa.int32()), values)
-    assert taken_lists(lists, np.array([1, 0])).to_pylist() == [["b", None, "c"], ["a"]]
+    assert take_lists(lists, np.array([1, 0])).to_pylist() == [["b", None, "c"], ["a"]]
 
 
 def test_texts_that_no_array_can_hold_are_refused() -> None:
     lists = pa.array([["x" * (1 << 20)]], TEXTS)
     with pytest.raises(pa.ArrowInvalid, match="too much for an array"):
-        taken_lists(lists, np.zeros(2048, dtype=np.int64))
+        take_lists(lists, np.zeros(2048, dtype=np.int64))

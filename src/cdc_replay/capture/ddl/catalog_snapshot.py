@@ -12,7 +12,7 @@ from cdc_replay.capture.slot_continuity import WAL_POSITIONS
 from cdc_replay.catalog.reader import one_snapshot, read_catalog
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.pg_snapshot import Snapshot
+from cdc_replay.model.pg_snapshot import PgSnapshot
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.postgres.connection import Connection
 
@@ -22,11 +22,11 @@ _PATIENCE: Final = "set local lock_timeout = '1s'"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CatalogSnapshot:
     """The publisher's catalog; its position is behind every commit that its snapshot sees."""
 
     catalog: PublisherCatalog
-    snapshot: Snapshot
+    snapshot: PgSnapshot
 
     @classmethod
     def of(cls, connection: Connection) -> Self:
@@ -60,7 +60,7 @@ class Reading:
         ((ended, *_),) = connection.execute(WAL_POSITIONS).fetchall()
         catalog = read_catalog(connection, Lsn.parse(ended))
         _check_publications(catalog)
-        return cls(catalog, Snapshot.parse(snapshot))
+        return cls(catalog, PgSnapshot.parse(snapshot))
 
 
 def _check_publications(catalog: PublisherCatalog) -> None:

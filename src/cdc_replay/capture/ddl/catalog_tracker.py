@@ -29,14 +29,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from cdc_replay.capture.ddl.catalog_snapshot import Reading
+from cdc_replay.capture.ddl.catalog_snapshot import CatalogSnapshot
 from cdc_replay.capture.ddl.messages import CatalogMessage
 from cdc_replay.catalog.ddl_change import CatalogDelta, apply_delta, parse_delta
 from cdc_replay.catalog.diff import differences
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.json_form import catalog_to_json, same_definitions
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.metadata_tables import CatalogVersion
+from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.publication import PublisherCatalog
@@ -53,40 +53,40 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _DdlMessage:
     """A message, as it is kept and as what it says."""
 
     xid: int
-    version: CatalogVersion
+    version: CatalogRow
     delta: CatalogDelta
 
 
 @dataclass(frozen=True, slots=True)
-class PullDefinitions:
+class PullCatalogs:
     """What a pull adds to the log, and the catalogs in force before it, where that is known, and after it.
 
     `between` puts together those that were in force in it.
     """
 
-    added: tuple[CatalogVersion, ...]
+    added: tuple[CatalogRow, ...]
     before: PublisherCatalog | None
     now: PublisherCatalog
     between: Callable[[], tuple[PublisherCatalog, ...]]
-    told: tuple[_Told, ...]
+    told: tuple[_DdlMessage, ...]
     is_checked: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _TriggerAudit:
     """Whether the messages of a run tell what leads from its first catalog to the one that was read."""
 
     start: PublisherCatalog
-    reading: Reading
+    reading: CatalogSnapshot
 
     @classmethod
     def of(cls, connection: Connection, start: PublisherCatalog) -> Self | None:
         """None if it has to wait for a later run, as somebody is altering a table."""
-        if (reading := Reading.unless_locked(connection)) is None:
+        if (reading := CatalogSnapshot.unless_locked(connection)) is None:
             logger.info("a table is being altered: the next capture checks what the event triggers tell")
             return None
         return cls(start, reading)
@@ -101,7 +101,7 @@ class _Check:
         """Nothing has changed, and no message is needed."""
         return same_definitions(self.start, self.reading.catalog)
 
-    def found(self, run: Sequence[_Told]) -> Iterator[CatalogVersion]:
+    def found(self, run: Sequence[_DdlMessage]) -> Iterator[CatalogRow]:
         """The catalog that was read, if it does not say what the messages say of the same transactions."""
         read, snapshot = self.reading.catalog, self.reading.snapshot
         expected = _after(self.start, [one for one in run if snapshot.sees(one.xid)])
@@ -117,7 +117,7 @@ class _Check:
         yield _whole(read.lsn, _after(read, [one for one in run if not snapshot.sees(one.xid)]))
 
 
-class Definitions:
+class CatalogTracker:
     """The definitions of one publisher during a run; to be made before the run's target is chosen."""
 
     def __init__(self, connection: Connection, log: ChangeLog, *, is_exact: bool) -> None:
@@ -125,17 +125,17 @@ class Definitions:
         """The event triggers are installed."""
         self._connection = connection
         self._log = log
-        self._versions = log.forget_catalogs_behind_end()
+        self._versions = log.drop_uncommitted_catalogs()
         self._read_upto = max((each.read_lsn for each in self._versions), default=ZERO)
         self._now = CatalogHistory(self._versions).at(log.end_lsn) if self._versions else None
-        self._told: tuple[_Told, ...] = ()
-        self._check: _Check | None = None
-        self._reading: Reading | None = None
+        self._told: tuple[_DdlMessage, ...] = ()
+        self._check: _TriggerAudit | None = None
+        self._reading: CatalogSnapshot | None = None
         """What decides, where messages do not tell."""
         if is_exact and self._now is not None:
-            self._check = _Check.of(connection, self._now)
+            self._check = _TriggerAudit.of(connection, self._now)
         else:
-            self._reading = Reading.of(connection)
+            self._reading = CatalogSnapshot.of(connection)
 
     def target(self, to_lsn: Lsn | None) -> Lsn | None:
         """How far the run has to read to reach `to_lsn`, None being as far as there is something."""
@@ -150,11 +150,11 @@ class Definitions:
             PublicationMissing: if a capture publication was dropped.
         """
         if not self.is_exact:
-            self._reading = Reading.of(self._connection)
+            self._reading = CatalogSnapshot.of(self._connection)
 
-    def of_pull(
+    def catalogs_for_pull(
         self, pull: Window, messages: Iterable[CatalogMessage], described: Set[RelationId]
-    ) -> PullDefinitions:
+    ) -> PullCatalogs:
         """What the messages of a pull, or the catalog, say; `described` are the relations with rows in it."""
         told = tuple(_readable(messages))
         added = [one.version for one in told]
@@ -164,7 +164,7 @@ class Definitions:
             added += check.found((*self._told, *told))
         before = self._before(pull.after)
         if self._now is not None and not added:
-            return PullDefinitions((), before, self._now, tuple, (), bool(check))
+            return PullCatalogs((), before, self._now, tuple, (), bool(check))
         if told:
             added += _whole_again([*self._versions, *added])
         known = CatalogHistory([*self._versions, *added])
@@ -172,9 +172,9 @@ class Definitions:
         def between() -> tuple[PublisherCatalog, ...]:
             return tuple(known.within(pull).values()) if told else ()
 
-        return PullDefinitions(tuple(added), before, known.at(pull.upto), between, told, bool(check))
+        return PullCatalogs(tuple(added), before, known.at(pull.upto), between, told, bool(check))
 
-    def keep(self, found: PullDefinitions) -> None:
+    def commit_pull(self, found: PullCatalogs) -> None:
         """Go on from a pull, once that is committed."""
         self._versions = (*self._versions, *found.added)
         self._read_upto = max(self._read_upto, *(each.read_lsn for each in found.added), ZERO)
@@ -184,8 +184,8 @@ class Definitions:
         self._told = (*self._told, *found.told) if self._check else ()
 
     def _said_beside(
-        self, pull: Window, told: Sequence[_Told], described: Set[RelationId]
-    ) -> Iterator[CatalogVersion]:
+        self, pull: Window, told: Sequence[_DdlMessage], described: Set[RelationId]
+    ) -> Iterator[CatalogRow]:
         """What the messages do not say: the catalog at first, without event triggers always."""
         if self._reading is None:
             yield from self._of_untold_tables(pull, told, described)
@@ -195,14 +195,14 @@ class Definitions:
             yield _whole(pull.upto if told else pull.after, self._reading.catalog)
 
     def _of_untold_tables(
-        self, pull: Window, told: Sequence[_Told], described: Set[RelationId]
-    ) -> Iterator[CatalogVersion]:
+        self, pull: Window, told: Sequence[_DdlMessage], described: Set[RelationId]
+    ) -> Iterator[CatalogRow]:
         """The catalog of now, if it knows tables of which no message has told."""
         untold = described - (self._now.tables.keys() if self._now else set())
         untold -= frozenset(itertools.chain.from_iterable(one.delta.tables for one in told))
         if not untold:
             return
-        found = Reading.of(self._connection).catalog
+        found = CatalogSnapshot.of(self._connection).catalog
         names = sorted(str(found.tables[relation].name) for relation in untold if relation in found.tables)
         if names:
             logger.warning(
@@ -221,7 +221,7 @@ class Definitions:
         return CatalogHistory(known).at(lsn)
 
 
-def _readable(messages: Iterable[CatalogMessage]) -> Iterator[_Told]:
+def _readable(messages: Iterable[CatalogMessage]) -> Iterator[_DdlMessage]:
     for message in messages:
         try:
             delta = parse_delta(message.content)
@@ -229,21 +229,21 @@ def _readable(messages: Iterable[CatalogMessage]) -> Iterator[_Told]:
             logger.warning("%s: it was written at %s; %s", error.message, message.lsn, error.detail)
             continue
         text = message.content.decode()
-        version = CatalogVersion(message.lsn, message.commit_lsn, text, message.commit_lsn)
-        yield _Told(message.xid, version, delta)
+        version = CatalogRow(message.lsn, message.commit_lsn, text, message.commit_lsn)
+        yield _DdlMessage(message.xid, version, delta)
 
 
-def _after(catalog: PublisherCatalog, told: Iterable[_Told]) -> PublisherCatalog:
+def _after(catalog: PublisherCatalog, told: Iterable[_DdlMessage]) -> PublisherCatalog:
     for one in told:
         catalog = apply_delta(catalog, one.delta)
     return catalog
 
 
-def _whole(from_lsn: Lsn, catalog: PublisherCatalog) -> CatalogVersion:
-    return CatalogVersion(from_lsn, catalog.lsn, catalog_to_json(replace(catalog, lsn=from_lsn)))
+def _whole(from_lsn: Lsn, catalog: PublisherCatalog) -> CatalogRow:
+    return CatalogRow(from_lsn, catalog.lsn, catalog_to_json(replace(catalog, lsn=from_lsn)))
 
 
-def _whole_again(versions: Sequence[CatalogVersion]) -> Iterator[CatalogVersion]:
+def _whole_again(versions: Sequence[CatalogRow]) -> Iterator[CatalogRow]:
     """A whole catalog from the last of the versions on, if many deltas are behind the last whole one."""
     ordered = sorted(versions, key=lambda each: (each.known_from, each.owner is None))
     whole = max(place for place, each in enumerate(ordered) if each.owner is None)

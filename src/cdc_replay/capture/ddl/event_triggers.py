@@ -182,7 +182,7 @@ def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
     )
 
 
-def execute_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | None:
+def apply_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | None:
     """Execute the statements in one transaction; why not, and nothing done, where that is not permitted."""
     try:
         with connection.transaction():
@@ -243,7 +243,7 @@ def foreign_event_triggers(connection: Connection, slot: str) -> str | None:
     return f'{names} do not belong to replication slot "{slot}" ({foreign[0].comment or "no comment"})'
 
 
-def tell_everything(connection: Connection) -> None:
+def emit_full_catalog(connection: Connection) -> None:
     """Write a `whole` message: from its position on definitions are exact, whatever was known before.
 
     It is written again if something was altered meanwhile: a command that committed between the message's

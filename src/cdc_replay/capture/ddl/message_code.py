@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cdc_replay.capture.message_batch import Chunk
+from cdc_replay.capture.message_batch import MessageBatch
 from cdc_replay.catalog.ddl_change import CODE_LINE
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
@@ -60,7 +60,7 @@ class MessageFilter:
     """How many messages with our prefix had not its code, by the xid of their transaction."""
     _last_ordinals: dict[int, int] = field(default_factory=dict)
 
-    def filtered(self, chunk: Chunk) -> Chunk:
+    def filtered(self, chunk: MessageBatch) -> MessageBatch:
         """The chunk without messages of others."""
         messages = np.flatnonzero(chunk.kinds == _MESSAGE)
         if not len(messages):

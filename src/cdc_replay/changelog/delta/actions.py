@@ -26,7 +26,7 @@ _PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class AppTransaction:
     """The application transaction of a commit: who moved the table, and to which position."""
 
     application: str
@@ -44,7 +44,7 @@ class TableProperties:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DeltaCommit:
     """What a commit is to do. `operation` is its name in the table's history.
 
     Without `is_data_change` the table's rows stay as they are, for those who follow it.
@@ -53,7 +53,7 @@ class Change:
     operation: str
     added: tuple[Segment, ...] = ()
     removed: tuple[Segment, ...] = ()
-    position: Position | None = None
+    position: AppTransaction | None = None
     properties: TableProperties | None = None
     is_data_change: bool = True
 

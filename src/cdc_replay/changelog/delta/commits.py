@@ -21,7 +21,7 @@ from typing import Any, Final
 from pyarrow import fs
 
 from cdc_replay.changelog.segment import RESTORE, Segment
-from cdc_replay.changelog.storage import Location, reading
+from cdc_replay.changelog.storage import Location, storage_read_errors
 from cdc_replay.errors import ChangeLogDamaged
 
 LOG_FOLDER: Final = "_delta_log"
@@ -105,7 +105,7 @@ def read_commit(folder: LogFolder, version: int) -> Commit:
             actions = [json.loads(line) for line in content.decode().removesuffix("\n").split("\n")]
             return _commit(version, actions, is_sealed=seal is not None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        with reading(file.uri):
+        with storage_read_errors(file.uri):
             # A store that does not answer says nothing about the file.
             file.filesystem.get_file_info(file.path)
         raise ChangeLogDamaged(

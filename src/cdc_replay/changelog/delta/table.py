@@ -14,7 +14,7 @@ A commit that is there may yet be lost, if the process that wrote it was killed 
 So the folder is flushed by whoever opens the table, and before a commit that builds on another.
 
 A writer that was overtaken looks at what the other commits did. If they are about other things, it makes the
-next version instead; see `Change.clashes_with`.
+next version instead; see `DeltaCommit.clashes_with`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc_replay.changelog.delta.actions import CREATION, Change, Position, TableProperties
+from cdc_replay.changelog.delta.actions import CREATION, AppTransaction, DeltaCommit, TableProperties
 from cdc_replay.changelog.delta.checkpoints import (
     CHECKPOINT_EVERY,
     LAST_CHECKPOINT,
@@ -40,11 +40,18 @@ from cdc_replay.changelog.delta.checkpoints import (
 )
 from cdc_replay.changelog.delta.commits import LOG_FOLDER, LogFolder, read_commit
 from cdc_replay.changelog.segment import RESTORE, Segment
-from cdc_replay.changelog.storage import Location, make_folder, put_if_absent, reading, settle, sync_folder
+from cdc_replay.changelog.storage import (
+    Location,
+    make_folder,
+    put_if_absent,
+    storage_read_errors,
+    sync_folder,
+    sync_visible_files,
+)
 from cdc_replay.errors import CdcReplayError, ChangeLogConflict, ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Window
 
-__all__ = ["DurableTable", "Position"]
+__all__ = ["DurableTable"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +73,7 @@ class DurableTable:
         schema: pa.Schema,
         *,
         configuration: Mapping[str, str] | None = None,
-        position: Position | None = None,
+        position: AppTransaction | None = None,
     ) -> Self:
         """Create an empty table; whatever a creation that died has left is no table yet.
 
@@ -80,7 +87,7 @@ class DurableTable:
             time.time_ns() // 1_000_000,
             dict(configuration or {}),
         )
-        change = Change(CREATION, position=position, properties=properties)
+        change = DeltaCommit(CREATION, position=position, properties=properties)
         folder = LogFolder.of(location)
         is_taken = bool(folder.commits or folder.checkpoints)
         if is_taken or not put_if_absent(folder.commit_file(0), change.to_json()):
@@ -97,9 +104,9 @@ class DurableTable:
             ChangeLogUnavailable: if the folder or the store cannot be read.
         """
         try:
-            with reading(location.uri):
+            with storage_read_errors(location.uri):
                 table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
-                settle(location / LOG_FOLDER)
+                sync_visible_files(location / LOG_FOLDER)
         except DeltaError as error:
             raise _unreadable(location, error) from error
         return cls(location, table)
@@ -137,12 +144,12 @@ class DurableTable:
             found = found.filter(pc.and_(pc.greater(found["last"], window.after.value), begins_in_time))
         return tuple(map(Segment, *(column.to_pylist() for column in found.columns)))
 
-    def lacks_now(self, segments: Iterable[Segment]) -> bool:
+    def is_stale(self, segments: Iterable[Segment]) -> bool:
         """Whether some of these files have been taken out since this object saw the table."""
         present = {each.name for each in DurableTable.open(self.location).segments()}
         return not present.issuperset(each.name for each in segments)
 
-    def ends_every(self, rows: int) -> list[int]:
+    def split_points(self, rows: int) -> list[int]:
         """The commit LSNs at which data files end, those that come after so many rows again and again."""
         found = self._files()
         times = np.cumsum(found["rows"].to_numpy()) // rows
@@ -159,16 +166,16 @@ class DurableTable:
         )
         return found.sort_by([("first", "ascending"), ("name", "ascending")])
 
-    def commit(self, segments: Sequence[Segment], position: Position | None = None) -> None:
+    def commit(self, segments: Sequence[Segment], position: AppTransaction | None = None) -> None:
         """Make durable files, perhaps none, part of the table, together with the new position.
 
         Raises:
             ChangeLogConflict: if another writer has moved that application since this object saw the table.
             OSError: if the commit cannot be written; then there is none.
         """
-        self._transact(Change("WRITE", tuple(segments), position=position))
+        self._transact(DeltaCommit("WRITE", tuple(segments), position=position))
 
-    def replace(self, removed: Sequence[Segment], added: Sequence[Segment], position: Position) -> None:
+    def replace(self, removed: Sequence[Segment], added: Sequence[Segment], position: AppTransaction) -> None:
         """Take files out of the table and put durable ones, perhaps none, in their place, in one commit.
 
         To those who follow the table this is no change of its data: it and a `commit` never refuse each
@@ -179,7 +186,7 @@ class DurableTable:
             ChangeLogConflict: if such a replacement has been committed since this object saw the table.
             OSError: if the commit cannot be written; then there is none.
         """
-        self._transact(Change("OPTIMIZE", tuple(added), tuple(removed), position, is_data_change=False))
+        self._transact(DeltaCommit("OPTIMIZE", tuple(added), tuple(removed), position, is_data_change=False))
 
     def configure(self, configuration: Mapping[str, str]) -> None:
         """Set properties of the table; those that are not named stay.
@@ -195,7 +202,7 @@ class DurableTable:
             int(metadata.created_time),
             {**self.configuration, **configuration},
         )
-        self._transact(Change("SET TBLPROPERTIES", properties=properties))
+        self._transact(DeltaCommit("SET TBLPROPERTIES", properties=properties))
 
     def removed_files(self, *, older_than_hours: int) -> tuple[str, ...]:
         """The names of files that were taken out of the table longer ago than that, deleted or not.
@@ -212,7 +219,7 @@ class DurableTable:
 
         Some process is writing them, or was when it died.
         """
-        with reading(self.location.uri):
+        with storage_read_errors(self.location.uri):
             found = {name for name in self.location.names() if name.endswith(".parquet")}
         named = {segment.name for segment in self.segments()}
         return tuple(sorted(found - named - set(self.removed_files(older_than_hours=0))))
@@ -220,13 +227,13 @@ class DurableTable:
     def _read_position(self, application: str) -> int | None:
         # The library reads it from the files, and not before it is asked.
         try:
-            with reading(self.location.uri):
+            with storage_read_errors(self.location.uri):
                 value = self._table.transaction_version(application)
         except DeltaError as error:
             raise _unreadable(self.location, error) from error
         return None if value is None else int(value)
 
-    def _transact(self, change: Change) -> None:
+    def _transact(self, change: DeltaCommit) -> None:
         self._check_files(change.added)
         content = change.to_json()
         version = self.version + 1

@@ -39,7 +39,7 @@ from cdc_replay.errors import (
     SubscriberLocked,
     SubscriberNotWritable,
     TargetMismatch,
-    UnknownValue,
+    UnchangedToastLost,
 )
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.lsn import Lsn
@@ -99,13 +99,13 @@ _CLASSES: Final = {
         SubscriberLocked,
         SubscriberNotWritable,
         TargetMismatch,
-        UnknownValue,
+        UnchangedToastLost,
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SerializedError:
     """An error of ours in a form that survives the way from an executor to the driver."""
 
     class_name: str
@@ -117,7 +117,7 @@ class Failure:
     table: str | None = None
 
     @classmethod
-    def of(cls, error: CdcReplayError) -> Failure:
+    def of(cls, error: CdcReplayError) -> SerializedError:
         """The form of `error`."""
         schema, table = error.table or (None, None)
         return cls(type(error).__name__, error.message, error.detail, error.hint, error.rule, schema, table)
@@ -142,7 +142,7 @@ class Failure:
         return kind(self.message, detail=self.detail, hint=self.hint, rule=self.rule, table=table)
 
 
-def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
+def failure_of(error: psycopg.Error, target: QualifiedName | None) -> SerializedError:
     """What PostgreSQL's error means for the changes of `target`."""
     try:
         with translated_errors(f"cannot stage changes for {_named(target)}", grant=_GRANT):
@@ -150,11 +150,11 @@ def failure_of(error: psycopg.Error, target: QualifiedName | None) -> Failure:
     except CdcReplayError as known:
         ours = known
     except psycopg.Error:
-        ours = refusal(error, target)
-    return Failure.of(ours)
+        ours = to_apply_error(error, target)
+    return SerializedError.of(ours)
 
 
-def refusal(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
+def to_apply_error(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
     """Our error for what the target does not take; it names the table, and never shows a whole row."""
     about = target or _table_named(error)
     kind, hint, rule = _meaning(error)
@@ -207,7 +207,7 @@ def _table_named(error: psycopg.Error) -> QualifiedName | None:
 
 
 @contextlib.contextmanager
-def refusals(target: QualifiedName | None) -> Iterator[None]:
+def apply_errors(target: QualifiedName | None) -> Iterator[None]:
     """Raise PostgreSQL's errors as ours, naming the table that the statements inside change.
 
     Raises:
@@ -217,10 +217,10 @@ def refusals(target: QualifiedName | None) -> Iterator[None]:
         with translated_errors(f"cannot apply changes to {_named(target)}", grant=_GRANT):
             yield
     except psycopg.Error as error:
-        raise refusal(error, target) from error
+        raise to_apply_error(error, target) from error
 
 
-def in_the_way(
+def duplicate_key(
     kind: ConflictKind, target: QualifiedName, constraint: str | None, count: int, keys: list[str]
 ) -> ApplyConflict:
     """The error for rows that are there although the publisher says that they are not (R8.5)."""
@@ -235,7 +235,7 @@ def in_the_way(
     )
 
 
-def taken_elsewhere(kind: ConflictKind, target: QualifiedName, error: pg.UniqueViolation) -> ApplyConflict:
+def unique_violation(kind: ConflictKind, target: QualifiedName, error: pg.UniqueViolation) -> ApplyConflict:
     """The error for a row whose value in another unique index than the key's is taken (R8.5)."""
     said = error.diag.message_detail or error.diag.message_primary or "a value is taken."
     return ApplyConflict(
@@ -249,7 +249,7 @@ def taken_elsewhere(kind: ConflictKind, target: QualifiedName, error: pg.UniqueV
     )
 
 
-def ambiguous(target: QualifiedName, count: int, keys: list[str]) -> ApplyConflict:
+def ambiguous_key(target: QualifiedName, count: int, keys: list[str]) -> ApplyConflict:
     """The error for a change that is known by its leaf's key, where several rows have that key (R8.12)."""
     more = "" if count <= len(keys) else f", and {count - len(keys)} more"
     return ApplyConflict(
@@ -271,11 +271,11 @@ def key_text(columns: Sequence[TargetColumn], values: Sequence[object]) -> str:
 
 def unknown_value(
     target: QualifiedName, columns: Sequence[str], key: str, commit_lsn: int, rows: int
-) -> UnknownValue:
+) -> UnchangedToastLost:
     """The error for rows that would be inserted without values that the publisher did not send (R4.6)."""
     names = ", ".join(f'"{column}"' for column in columns)
     more = "" if rows == 1 else f" There are {rows - 1} more such rows in this part of the window."
-    return UnknownValue(
+    return UnchangedToastLost(
         f'a row enters table "{target.schema}"."{target.name}" without a value of column {names}',
         detail=f"Key {key}, last changed by the transaction that committed at {Lsn(commit_lsn)}. An UPDATE"
         " has brought the row into the filter of the publications, and a publisher does not send an unchanged"
@@ -288,7 +288,7 @@ def unknown_value(
     )
 
 
-def contradictory(kind: ConflictKind, target: QualifiedName, count: int) -> ApplyConflict:
+def conflicting_changes(kind: ConflictKind, target: QualifiedName, count: int) -> ApplyConflict:
     """The error for rows of one window that claim the same key of a target (R8.5)."""
     return ApplyConflict(
         f'changes of one window claim the same keys of table "{target.schema}"."{target.name}":'

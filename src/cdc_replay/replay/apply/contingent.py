@@ -36,8 +36,15 @@ from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import key_text
 from cdc_replay.replay.apply.merge_sql import Statements
-from cdc_replay.replay.apply.staging import Encoding, Staged, StagedPart, StageTable, copy_statement, csv_of
-from cdc_replay.replay.apply.transient_keys import Gone
+from cdc_replay.replay.apply.staging import (
+    Encoding,
+    StagedPart,
+    StagedTable,
+    StageTable,
+    copy_statement,
+    csv_of,
+)
+from cdc_replay.replay.apply.transient_keys import TransientKeys
 from cdc_replay.replay.contingent_changes import Key, Refold, changes_of
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types
@@ -48,7 +55,7 @@ _REFOLDED: Final = 1 << 62
 
 
 def statements_for(
-    connection: Connection, session: TargetSession, target: TargetTable, staged: Staged
+    connection: Connection, session: TargetSession, target: TargetTable, staged: StagedTable
 ) -> Statements:
     """The statements for what is staged, which the session can read."""
     if not session.is_of_owner:
@@ -74,7 +81,7 @@ def pair_rows(
 class Settled:
     """What is to be merged, and the keys of changes that are known to have found nothing, by kind."""
 
-    staged: Staged
+    staged: StagedTable
     missing_keys: Mapping[str, list[str]]
 
 
@@ -95,7 +102,7 @@ class _Probe:
         self.connection.execute(self.table.create_statement)
         if self.table.is_of_another:
             check_types(self.connection, self.table.identifier, self.table.target)
-        staged = Staged(self.table, (_nothing_yet(self.table),))
+        staged = StagedTable(self.table, (_nothing_yet(self.table),))
         statements = statements_for(self.connection, self.session, self.target, staged)
         columns = [
             pa.repeat(pa.scalar(_REFOLDED), len(keys)),
@@ -128,7 +135,7 @@ class _Probe:
 
 
 def _nothing_yet(table: StageTable) -> StagedPart:
-    gone = Gone.of(np.zeros(0, np.int64))
+    gone = TransientKeys.of(np.zeros(0, np.int64))
     return StagedPart(table.index, _REFOLDED, {}, frozenset(), frozenset(), {}, gone)
 
 
@@ -146,7 +153,7 @@ def settled(
     """
     staged, target = statements.staged, statements.target
     contingent = tuple(part for part in staged.parts if part.is_contingent)
-    mine = Staged(staged.table, contingent)
+    mine = StagedTable(staged.table, contingent)
     if not contingent or not (
         staged.table.is_by_leaf or _lacks_rows(connection, session, replace(statements, staged=mine))
     ):
@@ -167,10 +174,10 @@ def settled(
             shown.append(key_text(staged.table.keys, key[: len(staged.table.keys)]))
     part = replace(encoding.part(staged.table.index), conflicts=dict(conflicts))
     others = (part for part in staged.parts if not part.is_contingent)
-    return Settled(Staged(staged.table, (*others, part)), missing_keys)
+    return Settled(StagedTable(staged.table, (*others, part)), missing_keys)
 
 
-def _changes(connection: Connection, staged: Staged) -> Iterator[str]:
+def _changes(connection: Connection, staged: StagedTable) -> Iterator[str]:
     """The changes that came with what is staged, a part of them at a time."""
     read = sql.SQL("select changes from {} where attempt = any (%s) order by ctid")
     with connection.cursor(name="contingent") as cursor:

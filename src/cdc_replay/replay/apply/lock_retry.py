@@ -25,7 +25,7 @@ import psycopg
 from cdc_replay.errors import CdcReplayError, SubscriberLocked
 from cdc_replay.postgres.connection import Connection, connect
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TRIES: Final = 5
 FIRST_PAUSE_SECONDS: Final = 0.25
@@ -44,7 +44,7 @@ _HOLDERS: Final = """
 _T = TypeVar("_T")
 
 
-def persistently(
+def retry_on_lock(
     attempt: Callable[[], _T], connection: Connection, *, subscription: str, dsn: str, lock_timeout: float
 ) -> _T:
     """Do what `attempt` does on `connection`, again where other sessions have prevented it.
@@ -57,12 +57,12 @@ def persistently(
             return attempt()
         except SubscriberLocked as error:
             pause = FIRST_PAUSE_SECONDS * 2 ** (number - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            log.warning(
+            logger.warning(
                 "subscription %s: try %d of %d in %.1f s: %s",
                 *(subscription, number + 1, TRIES, pause, error.message),
             )
             time.sleep(pause)
-    with _watched(connection, dsn, lock_timeout) as holders:
+    with _report_lock_holders(connection, dsn, lock_timeout) as holders:
         try:
             return attempt()
         except SubscriberLocked as error:
@@ -83,7 +83,7 @@ def _final(error: SubscriberLocked, holders: str | None, lock_timeout: float) ->
 
 
 @dataclass(slots=True)
-class _Holders:
+class _LockHolderWatch:
     """Who was last seen to hold what the watched session waits for."""
 
     found: str | None = None
@@ -105,8 +105,8 @@ class _Holders:
 
 
 @contextlib.contextmanager
-def _watched(connection: Connection, dsn: str, lock_timeout: float) -> Iterator[_Holders]:
-    holders = _Holders()
+def _report_lock_holders(connection: Connection, dsn: str, lock_timeout: float) -> Iterator[_LockHolderWatch]:
+    holders = _LockHolderWatch()
     between = min(LONGEST_BETWEEN_LOOKS, lock_timeout / LOOKS_PER_TIMEOUT or LONGEST_BETWEEN_LOOKS)
     arguments = (connection.info.backend_pid, dsn, between)
     thread = threading.Thread(target=holders.watch, args=arguments, name="apply lock watch", daemon=True)

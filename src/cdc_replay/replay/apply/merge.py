@@ -39,16 +39,22 @@ from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import (
     KEYS_SHOWN,
-    ambiguous,
-    contradictory,
-    in_the_way,
+    ambiguous_key,
+    conflicting_changes,
+    duplicate_key,
     key_text,
-    taken_elsewhere,
+    unique_violation,
 )
 from cdc_replay.replay.apply.contingent import pair_rows, settled, statements_for
 from cdc_replay.replay.apply.merge_sql import ANY, STAYING, Statements
 from cdc_replay.replay.apply.merge_sql import MOVED as MOVING
-from cdc_replay.replay.apply.staging import GONE_UNSURE, MOVED, UNSURE, Staged, csv_of
+from cdc_replay.replay.apply.staging import (
+    KEY_CHANGED,
+    TRANSIENT_MAY_MISS,
+    UPDATE_MAY_MISS,
+    StagedTable,
+    csv_of,
+)
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.tables import TargetTable
@@ -78,7 +84,7 @@ def merge(
     connection: Connection,
     session: TargetSession,
     target: TargetTable,
-    staged: Staged,
+    staged: StagedTable,
     policy: ConflictPolicy,
     refold: Refold | None = None,
 ) -> Merged:
@@ -107,7 +113,7 @@ def merge(
 class _Merge:
     connection: Connection
     session: TargetSession
-    staged: Staged
+    staged: StagedTable
     policy: ConflictPolicy
     statements: Statements
     merged: Merged = field(default_factory=Merged)
@@ -157,7 +163,7 @@ class _Merge:
             return
         if rows := self.session.query(self.statements.ambiguous(KEYS_SHOWN)):
             columns, target = self.staged.table.keys, self.statements.target
-            raise ambiguous(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
+            raise ambiguous_key(target.name, rows[0][0], [key_text(columns, key) for _, *key in rows])
 
     def _delete(self) -> None:
         staged = self.staged.count(NetKind.DELETE)
@@ -178,7 +184,7 @@ class _Merge:
         self._count(ConflictKind.DELETE_MISSING, *missing[2:])
 
     def _update(self, *, clear: bool) -> None:
-        updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(MOVED)
+        updates, moves = self.staged.count(NetKind.UPDATE), self.staged.count(KEY_CHANGED)
         which = ANY
         if updates and self.statements.cannot_update_in_place:
             self._take_out(ANY)
@@ -205,7 +211,7 @@ class _Merge:
         elif self._count_standing(ConflictKind.INSERT_EXISTS, standing):
             self._remove(NetKind.NOTHING)
             return
-        if self.staged.count(GONE_UNSURE):
+        if self.staged.count(TRANSIENT_MAY_MISS):
             self._count_missing(self._row(self.statements.not_found(NetKind.NOTHING, KEYS_SHOWN)))
 
     def _clear_passed(self) -> None:
@@ -231,7 +237,7 @@ class _Merge:
 
     def _update_in_place(self, which: sql.SQL, staged: int) -> None:
         update = self.statements.update(which)
-        has_moves = which is ANY and self.staged.count(MOVED) > 0
+        has_moves = which is ANY and self.staged.count(KEY_CHANGED) > 0
         try:
             with self.connection.transaction() as savepoint:
                 updated = self._execute_joined(NetKind.UPDATE, update)
@@ -263,7 +269,7 @@ class _Merge:
 
     def _insert(self) -> None:
         statements = self.statements
-        if self.staged.count(UNSURE):
+        if self.staged.count(UPDATE_MAY_MISS):
             self._count(ConflictKind.UPDATE_MISSING, *self._row(statements.unsure(KEYS_SHOWN)))
         rows = sql.SQL("{} as s").format(self.statements.stage)
         same = sql.SQL("{} and {}").format(statements.mine(NetKind.INSERT), statements.same_as_inserted)
@@ -320,7 +326,7 @@ class _Merge:
             if self.staged.table.has_own_key:
                 self._refuse_standing(kind, standing)
             if isinstance(error, pg.UniqueViolation):
-                raise taken_elsewhere(kind, self.statements.target.name, error) from error
+                raise unique_violation(kind, self.statements.target.name, error) from error
             raise
 
     def _refuse_standing(self, kind: ConflictKind, standing: sql.Composed) -> None:
@@ -329,7 +335,7 @@ class _Merge:
             return
         target, columns = self.statements.target, self.staged.table.keys
         keys = [key_text(columns, key) for _, *key in rows]
-        raise in_the_way(kind, target.name, target.identity_index, rows[0][0], keys)
+        raise duplicate_key(kind, target.name, target.identity_index, rows[0][0], keys)
 
     def _take_over_known_conflicts(self) -> None:
         conflicts = self.staged.conflicts
@@ -338,7 +344,7 @@ class _Merge:
             return
         for kind in (ConflictKind.INSERT_EXISTS, ConflictKind.UPDATE_EXISTS):
             if conflicts[kind.value]:
-                raise contradictory(kind, self.statements.target.name, conflicts[kind.value])
+                raise conflicting_changes(kind, self.statements.target.name, conflicts[kind.value])
 
     def _count_standing(self, kind: ConflictKind, standing: sql.Composed) -> int:
         """Count rows of the target that are in the way; how many there are."""

@@ -17,7 +17,7 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
-from cdc_replay.replay.apply.staging import Staged
+from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.subscriber.staged_columns import collate
 from cdc_replay.subscriber.tables import Leaf, Operator, TargetColumn, TargetTable
 
@@ -170,7 +170,7 @@ class Statements:
     """The statements for one target and what is staged for it."""
 
     target: TargetTable
-    staged: Staged
+    staged: StagedTable
     has_view: bool = False
     """Statements read what is staged through its view."""
 

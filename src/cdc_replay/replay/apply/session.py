@@ -41,14 +41,14 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.replay.apply.conflicts import refusals
-from cdc_replay.replay.apply.lock_retry import persistently
+from cdc_replay.replay.apply.conflicts import apply_errors
+from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import Merged, merge
-from cdc_replay.replay.apply.staging import Staged, StageTable, drop_staging, stage, stage_table
+from cdc_replay.replay.apply.staging import StagedTable, StageTable, drop_staging, stage, stage_table
 from cdc_replay.replay.contingent_changes import Refold
-from cdc_replay.subscriber.apply_connection import connect_as_worker, set_lock_timeout
+from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
-from cdc_replay.subscriber.replication_origin import under_origin
+from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.state import advance_tables, set_table_state
 from cdc_replay.subscriber.tables import (
     TargetTable,
@@ -113,7 +113,7 @@ BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenWindow:
+class ApplySession:
     """A window that is ready to be staged into `tables` and then applied; the session is open.
 
     `run` is in the names of its staging tables, and in no others.
@@ -127,7 +127,7 @@ class OpenWindow:
 
     def apply(
         self,
-        staged: Mapping[int, Staged],
+        staged: Mapping[int, StagedTable],
         truncations: Sequence[Truncation],
         *,
         before_commit: BeforeCommit | None = None,
@@ -144,7 +144,7 @@ class OpenWindow:
         started = time.monotonic()
 
         def attempt() -> Applied:
-            with refusals(None), _transaction(self.connection, self.request):
+            with apply_errors(None), _transaction(self.connection, self.request):
                 applied = self._merge_all(staged, truncations, started)
                 check_names(self.connection, {name: each.oid for name, each in self.targets.items()})
                 _finish(self.connection, self.request, applied, before_commit)
@@ -170,7 +170,7 @@ class OpenWindow:
         return applied
 
     def _merge_all(
-        self, staged: Mapping[int, Staged], truncations: Sequence[Truncation], started: float
+        self, staged: Mapping[int, StagedTable], truncations: Sequence[Truncation], started: float
     ) -> Applied:
         names = {table.index: table.name for table in self.request.tables}
         total = Merged()
@@ -191,10 +191,12 @@ class OpenWindow:
             time.monotonic() - started,
         )
 
-    def _merge(self, session: TargetSession, changes: Staged, name: QualifiedName, total: Merged) -> None:
+    def _merge(
+        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: Merged
+    ) -> None:
         """Merge what is staged for one target; adds to `total`."""
         policy, refold = self.request.subscription.on_conflict, self.request.refold
-        with refusals(name):
+        with apply_errors(name):
             merged = merge(self.connection, session, self.targets[name], changes, policy, refold)
         total.insert += merged.insert
         total.update += merged.update
@@ -220,7 +222,7 @@ class OpenWindow:
             if (together, restart) in done:
                 continue
             done.add((together, restart))
-            with refusals(min(together)):
+            with apply_errors(min(together)):
                 for session, targets in sessions.shared(self.targets[name] for name in sorted(together)):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
@@ -231,7 +233,9 @@ class OpenWindow:
 
 
 @contextlib.contextmanager
-def opened_window(request: ApplyRequest, *, behind: OpenWindow | None = None) -> Iterator[OpenWindow]:
+def open_apply_session(
+    request: ApplyRequest, *, behind: ApplySession | None = None
+) -> Iterator[ApplySession]:
     """Prepare a window for staging; what was staged is gone when the context ends.
 
     The caller holds the subscription's lock (`subscriber.state.lock`). `behind` is the window before, if
@@ -240,13 +244,13 @@ def opened_window(request: ApplyRequest, *, behind: OpenWindow | None = None) ->
     Raises:
         TargetMismatch: if a target is missing or cannot receive its columns.
         MissingPrivilege: if the role may not apply changes.
-        SubscriberLocked, SubscriberNotWritable, ServerUnavailable: as for `OpenWindow.apply`.
+        SubscriberLocked, SubscriberNotWritable, ServerUnavailable: as for `ApplySession.apply`.
     """
     name = request.subscription.name
     with _session(request) as connection:
 
         def prepare() -> dict[QualifiedName, TargetTable]:
-            with refusals(None):
+            with apply_errors(None):
                 # The server may not have noticed yet that a killed run is gone.
                 drop_staging(connection, name, beside=None if behind is None else behind.run)
                 return _targets(connection, request)
@@ -255,7 +259,7 @@ def opened_window(request: ApplyRequest, *, behind: OpenWindow | None = None) ->
         run = uuid.uuid4().hex[:8]
         tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
         try:
-            yield OpenWindow(request, run, connection, targets, tables)
+            yield ApplySession(request, run, connection, targets, tables)
         finally:
             # If it fails the next run finds them by name.
             with contextlib.suppress(psycopg.Error):
@@ -272,9 +276,9 @@ def apply_window(
     """Stage `net` (NET), and apply it after the `truncations` of the window.
 
     Raises:
-        CdcReplayError: as `opened_window`, `stage` and `OpenWindow.apply`.
+        CdcReplayError: as `open_apply_session`, `stage` and `ApplySession.apply`.
     """
-    with opened_window(request) as window:
+    with open_apply_session(request) as window:
         staged = stage(net, window.tables, request.dsn)
         failpoint("replay.after_staging")
         return window.apply(staged, truncations, before_commit=before_commit)
@@ -289,7 +293,7 @@ def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = 
     with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
 
         def attempt() -> None:
-            with refusals(None), _transaction(connection, request):
+            with apply_errors(None), _transaction(connection, request):
                 _finish(connection, request, applied, before_commit)
 
         _persistently(attempt, connection, request)
@@ -298,7 +302,7 @@ def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = 
 
 @contextlib.contextmanager
 def _session(request: ApplyRequest) -> Iterator[Connection]:
-    with connect_as_worker(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
+    with connect_as_apply_worker(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
         set_lock_timeout(connection, request.subscription.lock_timeout)
         # Of what is staged only its size and its few kinds matter: a tenth of the usual sample shows them.
         connection.execute("set default_statistics_target = 10")
@@ -306,12 +310,12 @@ def _session(request: ApplyRequest) -> Iterator[Connection]:
 
 
 def _transaction(connection: Connection, request: ApplyRequest) -> contextlib.AbstractContextManager[None]:
-    return under_origin(connection, request.subscription.name, request.upto)
+    return replication_origin(connection, request.subscription.name, request.upto)
 
 
 def _persistently(attempt: Callable[[], _T], connection: Connection, request: ApplyRequest) -> _T:
     subscription = request.subscription
-    return persistently(
+    return retry_on_lock(
         attempt,
         connection,
         subscription=subscription.name,

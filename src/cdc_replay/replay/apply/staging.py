@@ -33,15 +33,15 @@ import pyarrow.csv as pa_csv
 from psycopg import sql
 from pyspark import TaskContext
 
-from cdc_replay.arrow.arrays import Int64s, characters
-from cdc_replay.errors import TargetMismatch, UnknownValue
+from cdc_replay.arrow.arrays import Int64s, ascii_bytes
+from cdc_replay.errors import TargetMismatch, UnchangedToastLost
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.replay.apply.conflicts import Failure, failure_of, key_text, unknown_value
-from cdc_replay.replay.apply.transient_keys import Gone, are_counted, set_apart
+from cdc_replay.replay.apply.conflicts import SerializedError, failure_of, key_text, unknown_value
+from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
 from cdc_replay.replay.contingent_changes import changes_text
 from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
@@ -68,13 +68,13 @@ PARTS: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_CO
 
 _CSV: Final = pa_csv.WriteOptions(include_header=False, quoting_style="needed")
 
-MOVED: Final = "moved"
+KEY_CHANGED: Final = "moved"
 """Beside the kinds of net changes: how many UPDATEs change their row's key."""
 
-UNSURE: Final = "unsure"
+UPDATE_MAY_MISS: Final = "unsure"
 """Beside them: how many INSERTs come after UPDATEs of a row that may not be there."""
 
-GONE_UNSURE: Final = "gone unsure"
+TRANSIENT_MAY_MISS: Final = "gone unsure"
 """Beside them: how many rows that came and went do so after changes of a row that may not be there."""
 
 _ORPHANS: Final = """
@@ -183,10 +183,10 @@ class StageTable:
 class StagedPart:
     """What one task attempt has staged for one target.
 
-    `counts` are rows by `NetKind` value, besides `MOVED`, `UNSURE` and `GONE_UNSURE`. `unsent` are positions
-    of values that some UPDATE did not send, `omitted` the distinct texts with `-` where an INSERT leaves a
-    column to its default and a blank elsewhere. `gone` are the keys of rows that came and went and are not
-    staged; `counts` does not count them.
+    `counts` are rows by `NetKind` value, besides `KEY_CHANGED`, `UPDATE_MAY_MISS` and `TRANSIENT_MAY_MISS`.
+    `unsent` are positions of values that some UPDATE did not send, `omitted` the distinct texts with `-`
+    where an INSERT leaves a column to its default and a blank elsewhere. `gone` are the keys of rows that
+    came and went and are not staged; `counts` does not count them.
     """
 
     target: int
@@ -195,7 +195,7 @@ class StagedPart:
     unsent: frozenset[int]
     omitted: frozenset[str]
     conflicts: Mapping[str, int]
-    gone: Gone
+    gone: TransientKeys
 
     @property
     def is_contingent(self) -> bool:
@@ -204,7 +204,7 @@ class StagedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedTable:
     """All parts of one target."""
 
     table: StageTable
@@ -261,7 +261,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
     )
 
 
-def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, Staged]:
+def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, StagedTable]:
     """Write `net` (NET) into staging tables, from the executors; what is staged, by target.
 
     Raises:
@@ -270,12 +270,12 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
     stager = Stager.of(tables, dsn)
 
     def stage_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from staged_by([stager], batches)
+        yield from stage_with([stager], batches)
 
-    return staged_parts(map_in_arrow(net, stage_partition, PARTS_DDL).collect(), stager.tables)
+    return collect_staged(map_in_arrow(net, stage_partition, PARTS_DDL).collect(), stager.tables)
 
 
-def staged_parts(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[int, Staged]:
+def collect_staged(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[int, StagedTable]:
     """What the tasks say that they have staged (PARTS), by target.
 
     Raises:
@@ -284,7 +284,7 @@ def staged_parts(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[
     staged: dict[int, list[StagedPart]] = {}
     for row in rows:
         if row["failure"] is not None:
-            raise Failure(*row["failure"]).error()
+            raise SerializedError(*row["failure"]).error()
         part = StagedPart(
             row["target"],
             row["attempt"],
@@ -292,10 +292,10 @@ def staged_parts(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[
             frozenset(row["unsent"]),
             frozenset(row["omitted"]),
             row["conflicts"],
-            Gone(row["gone"], row["gone_steps"]),
+            TransientKeys(row["gone"], row["gone_steps"]),
         )
         staged.setdefault(part.target, []).append(part)
-    return {target: Staged(tables[target], tuple(staged[target])) for target in sorted(staged)}
+    return {target: StagedTable(tables[target], tuple(staged[target])) for target in sorted(staged)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class Stager:
         return cls({table.index: table for table in tables}, dsn)
 
 
-def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def stage_with(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Stage batches (NET) of a task by each of `stagers`, and say what each has staged (PARTS).
 
     Their tables may differ in their names and types only, so that all write the same text.
@@ -324,12 +324,12 @@ def staged_by(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> l
     )
     encoding = Encoding(stagers[0].tables, counted, 0 if context is None else context.taskAttemptId())
     try:
-        texts: Iterable[_Text] = encoding.texts(batches)
+        texts: Iterable[_CsvRows] = encoding.texts(batches)
         if len(stagers) > 1:
             texts = list(texts)
         rows = [_written(stager, texts, encoding) for stager in stagers]
-    except (UnknownValue, TargetMismatch) as error:
-        rows = [[encoding.failure(Failure.of(error))]] * len(stagers)
+    except (UnchangedToastLost, TargetMismatch) as error:
+        rows = [[encoding.failure(SerializedError.of(error))]] * len(stagers)
     return [pa.RecordBatch.from_pylist(each, schema=PARTS) for each in rows]
 
 
@@ -353,7 +353,7 @@ def _prefix(subscription: str) -> str:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _StagedCounts:
     """What a task has written for one target."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -371,11 +371,11 @@ class _Tally:
             frozenset(self.unsent),
             frozenset(self.omitted),
             dict(self.conflicts),
-            Gone.of(np.concatenate(self.gone)),
+            TransientKeys.of(np.concatenate(self.gone)),
         )
 
 
-_Text: TypeAlias = tuple[int, bool, memoryview]
+_CsvRows: TypeAlias = tuple[int, bool, memoryview]
 """Some rows of a target as COPY's CSV; whether they are changes of contingent lineages."""
 
 
@@ -389,10 +389,10 @@ class Encoding:
     tables: Mapping[int, StageTable]
     counted: frozenset[int]
     attempt: int
-    _tallies: dict[tuple[int, int], _Tally] = field(default_factory=dict)
+    _tallies: dict[tuple[int, int], _StagedCounts] = field(default_factory=dict)
     """By target and attempt."""
 
-    def texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Text]:
+    def texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_CsvRows]:
         """Texts of the batches' rows, in the order in which targets come.
 
         Raises:
@@ -404,7 +404,7 @@ class Encoding:
             tally = self._tally(target, attempt)
             staged = rows
             if target in self.counted:
-                staged, gone = set_apart(rows)
+                staged, gone = split_transient_keys(rows)
                 tally.gone.append(gone)
             # Also of no rows: whoever merges takes it that the staging table is there.
             yield target, False, _csv(staged, self.tables[target], attempt, tally)
@@ -415,14 +415,14 @@ class Encoding:
         """What was staged for one target under the attempt's first number."""
         return self._tally(target, self.attempt).part(target, self.attempt)
 
-    def _tally(self, target: int, attempt: int) -> _Tally:
-        return self._tallies.setdefault((target, attempt), _Tally())
+    def _tally(self, target: int, attempt: int) -> _StagedCounts:
+        return self._tallies.setdefault((target, attempt), _StagedCounts())
 
     def parts(self) -> list[dict[str, Any]]:
         """What was staged, if all texts were written; rows of `PARTS`."""
         return [_part_row(tally.part(*place)) for place, tally in self._tallies.items()]
 
-    def failure(self, failure: Failure) -> dict[str, Any]:
+    def failure(self, failure: SerializedError) -> dict[str, Any]:
         """The row of `PARTS` that says why it was not."""
         return {"attempt": self.attempt, "failure": failure.texts}
 
@@ -446,7 +446,7 @@ def _part_row(part: StagedPart) -> dict[str, Any]:
     }
 
 
-def _written(stager: Stager, texts: Iterable[_Text], encoding: Encoding) -> list[dict[str, Any]]:
+def _written(stager: Stager, texts: Iterable[_CsvRows], encoding: Encoding) -> list[dict[str, Any]]:
     """Write all texts; rows of `PARTS`."""
     target: int | None = None
     place: tuple[int, bool] | None = None
@@ -499,7 +499,7 @@ def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Reco
                 yield int(targets[start]), batch.slice(start, end - start)
 
 
-def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _Tally) -> memoryview:
+def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _StagedCounts) -> memoryview:
     """`rows` of one target as COPY's CSV; counts them in `tally`.
 
     Raises:
@@ -564,13 +564,13 @@ def _moved(
     return moved
 
 
-def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _Tally) -> bool:
+def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _StagedCounts) -> bool:
     """Add the rows to `tally`; whether each of them has all values."""
     for found in pc.value_counts(rows["kind"]).to_pylist():
         tally.counts[found["values"]] += found["counts"]
-    tally.counts[MOVED] += pc.sum(moved).as_py() or 0
+    tally.counts[KEY_CHANGED] += pc.sum(moved).as_py() or 0
     misses = pc.or_(pc.greater(rows["update_missing"], 0), pc.greater(rows["delete_missing"], 0))
-    for kind, name in ((NetKind.INSERT, UNSURE), (NetKind.NOTHING, GONE_UNSURE)):
+    for kind, name in ((NetKind.INSERT, UPDATE_MAY_MISS), (NetKind.NOTHING, TRANSIENT_MAY_MISS)):
         tally.counts[name] += pc.sum(pc.and_(misses, pc.equal(rows["kind"], kind.value))).as_py() or 0
     for conflicts in rows["conflicts"].drop_null().to_pylist():
         tally.conflicts.update(json.loads(conflicts))
@@ -588,4 +588,4 @@ def _kinds(rows: pa.RecordBatch, kind: NetKind) -> npt.NDArray[np.uint8]:
     kinds = rows["kinds"].filter(pc.equal(rows["kind"], kind.value))
     if len(kinds) == 0:
         return np.zeros((0, 0), np.uint8)
-    return characters(kinds).reshape(len(kinds), -1)
+    return ascii_bytes(kinds).reshape(len(kinds), -1)

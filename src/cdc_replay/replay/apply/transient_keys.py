@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Int64s, booleans, numbers, present
+from cdc_replay.arrow.arrays import Int64s, booleans, int_array, is_valid
 from cdc_replay.model.frames import NetKind
 from cdc_replay.subscriber.tables import Operator
 
@@ -29,7 +29,7 @@ _CODEC: Final = "zstd"
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class TransientKeys:
     """Keys of rows that came and went, as tasks send them: `count` of them, compressed steps between them."""
 
     count: int
@@ -58,7 +58,7 @@ def are_counted(table: StageTable) -> bool:
     return key.base_type_sql in _INTEGERS and (key.equality, key.less) == (_EQUAL, _LESS)
 
 
-def set_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
+def split_transient_keys(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
     """The net changes (NET, of one target) that are to be staged, and the keys of the others.
 
     What has to be told of a row besides, that an earlier change of it has missed it, takes a staged one.
@@ -68,11 +68,11 @@ def set_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
         return rows, np.zeros(0, np.int64)
     # A NULL is no key, and finds no row.
     key = pc.list_element(rows["base_key"], 0)
-    is_gone &= present(key) & ~present(rows["conflicts"])
+    is_gone &= is_valid(key) & ~is_valid(rows["conflicts"])
     for name in ("update_missing", "delete_missing"):
-        is_gone &= numbers(rows[name]) == 0
+        is_gone &= int_array(rows[name]) == 0
     try:
-        keys = numbers(pc.cast(key.filter(pa.array(is_gone)), pa.int64()))
+        keys = int_array(pc.cast(key.filter(pa.array(is_gone)), pa.int64()))
     except pa.ArrowInvalid:
         # The publisher's type is another one: its texts may be integers that Arrow does not read.
         return rows, np.zeros(0, np.int64)

@@ -1,13 +1,13 @@
 """The net change per subscriber row of a window."""
 
-from cdc_replay.replay.compact.backfill import repaired, upserted
+from cdc_replay.replay.compact.backfill import as_repair, as_upsert
 from cdc_replay.replay.compact.fold import FoldRules
-from cdc_replay.replay.compact.key_lineage import Survey, fold_rules, net_changes, survey
+from cdc_replay.replay.compact.key_lineage import WindowFacts, fold_frame, fold_rules, scan_window
 from cdc_replay.replay.compact.refold import contingent_changes
 from cdc_replay.replay.compact.unsent_nulls import (
     EnteredRow,
     UnsentNulls,
-    lacks_values,
+    has_missing_values,
     unsent_nulls,
     with_nulls,
     without_marks,
@@ -16,16 +16,16 @@ from cdc_replay.replay.compact.unsent_nulls import (
 __all__ = [
     "EnteredRow",
     "FoldRules",
-    "Survey",
     "UnsentNulls",
+    "WindowFacts",
+    "as_repair",
+    "as_upsert",
     "contingent_changes",
+    "fold_frame",
     "fold_rules",
-    "lacks_values",
-    "net_changes",
-    "repaired",
-    "survey",
+    "has_missing_values",
+    "scan_window",
     "unsent_nulls",
-    "upserted",
     "with_nulls",
     "without_marks",
 ]

@@ -2,8 +2,8 @@
 
 | a backfill into      | function   | its target holds                                          |
 |----------------------|------------|-----------------------------------------------------------|
-| another database     | `upserted` | the rows before the window, or none                       |
-| the subscriber again | `repaired` | the rows after the window, but for those that are damaged |
+| another database     | `as_upsert` | the rows before the window, or none                       |
+| the subscriber again | `as_repair` | the rows after the window, but for those that are damaged |
 
 An UPDATE that finds no row says nothing (R8.4), although the log may hold the whole row. So an UPDATE that
 carries every column becomes an INSERT that overwrites. One that does not (`u`, `-`) stays an UPDATE.
@@ -24,7 +24,7 @@ _VALUES: Final = ("values", "kinds", "born", "conflicts")
 _COUNTS: Final = ("update_missing", "delete_missing", "last_lsn")
 
 
-def upserted(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
+def as_upsert(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
     """`net` (NET) with complete UPDATEs of `tables` as INSERTs, to be applied with policy `overwrite`.
 
     Where the UPDATE moved the row, the old key is deleted. Targets without a key of their own are left as
@@ -46,7 +46,7 @@ def upserted(net: DataFrame, tables: Sequence[SubscribedTable]) -> DataFrame:
     return net.select(F.inline(rows))
 
 
-def repaired(
+def as_repair(
     net: DataFrame, keys: DataFrame, tables: Sequence[SubscribedTable], whole: Sequence[SubscribedTable]
 ) -> DataFrame:
     """What brings a target that has had this window already to where the window ends (NET).

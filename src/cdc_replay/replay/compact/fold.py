@@ -37,14 +37,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Bools, Int64s, characters, numbers
-from cdc_replay.arrow.take import taken_rows
+from cdc_replay.arrow.arrays import Bools, Int64s, ascii_bytes, int_array
+from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact.fold_reference import (
     Key,
-    LineageFold,
-    MultisetFold,
+    KeyedFold,
+    KeylessFold,
     NetChange,
     RoutedChange,
     fold,
@@ -129,7 +129,7 @@ class _Unfolded:
         yield self.first
 
 
-_Open: TypeAlias = LineageFold | MultisetFold | _Unfolded
+_Open: TypeAlias = KeyedFold | KeylessFold | _Unfolded
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class RunFolder:
         if target in self.rules.by_leaf:
             self._keep_open(_Unfolded.of(run), run, target, lineage)
             return
-        piece = _Piece.of(run, target in self.rules.truncated, target in self.rules.keyless)
+        piece = _RunBatch.of(run, target in self.rules.truncated, target in self.rules.keyless)
         if piece.ordinary[0]:
             found = [
                 change
@@ -194,7 +194,7 @@ class RunFolder:
     def _continue_open(self, opened: _Open, batch: pa.RecordBatch) -> int:
         """Feed the rows that still belong to the open run; the number of them."""
         target, lineage = self._open_run
-        other = (numbers(batch["target"]) != target) | (numbers(batch["lineage"]) != lineage)
+        other = (int_array(batch["target"]) != target) | (int_array(batch["lineage"]) != lineage)
         count = int(other.argmax()) if other.any() else batch.num_rows
         if count:
             self._open_changes.append(dumped(batch.slice(0, count)))
@@ -212,7 +212,7 @@ class RunFolder:
 
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
     """The net changes (OUTPUT) of whole runs (INPUT)."""
-    targets = numbers(batch["target"])
+    targets = int_array(batch["target"])
     borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
     for start, end in itertools.pairwise(borders):
         if start < end:
@@ -223,7 +223,7 @@ def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterat
     if target in rules.by_leaf:
         yield with_changes(net_batch(net_rows(_Unfolded.of(batch), target)), [dumped(batch)])
         return
-    piece = _Piece.of(batch, target in rules.truncated, target in rules.keyless)
+    piece = _RunBatch.of(batch, target in rules.truncated, target in rules.keyless)
     if piece.ordinary.any():
         yield from _fold_ordinary(piece, target)
     rows: list[dict[str, Any]] = []
@@ -237,11 +237,11 @@ def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterat
     if rows:
         yield net_batch(rows)
     if contingent:
-        yield with_changes(net_batch(contingent), [dumped(taken_rows(batch, np.flatnonzero(kept)))])
+        yield with_changes(net_batch(contingent), [dumped(take_rows(batch, np.flatnonzero(kept)))])
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RunBatch:
     """The runs of one target: rows `starts[i]:ends[i]`, `ordinary[i]` if the table above covers them."""
 
     batch: pa.RecordBatch
@@ -252,8 +252,8 @@ class _Piece:
     is_truncated: bool
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> _Piece:
-        kinds = characters(batch["kind"])
+    def of(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> _RunBatch:
+        kinds = ascii_bytes(batch["kind"])
         starts = _run_starts(batch)
         ends = np.append(starts[1:], len(kinds))
         odd = _odd_changes(batch, kinds, starts, is_truncated)
@@ -292,7 +292,7 @@ def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
     return differ
 
 
-def _fold_ordinary(piece: _Piece, target: int) -> Iterator[pa.RecordBatch]:
+def _fold_ordinary(piece: _RunBatch, target: int) -> Iterator[pa.RecordBatch]:
     starts, ends = piece.starts, piece.ends
     rows = np.arange(len(piece.kinds))
     lasts = ends - 1
@@ -303,7 +303,7 @@ def _fold_ordinary(piece: _Piece, target: int) -> Iterator[pa.RecordBatch]:
     there = piece.kinds[lasts] != _D
     updates = _updates_before(piece, np.minimum(first_delete, ends))
 
-    parts = _Parts(piece, target)
+    parts = _NetRowBuilder(piece, target)
     runs = np.flatnonzero(piece.ordinary & ~inserted_first & deletes)
     yield from parts.rows(NetKind.DELETE, runs, starts[runs], update_missing=updates[runs])
     runs = np.flatnonzero(piece.ordinary & ~inserted_first & ~deletes)
@@ -315,19 +315,19 @@ def _fold_ordinary(piece: _Piece, target: int) -> Iterator[pa.RecordBatch]:
     yield from parts.rows(NetKind.INSERT, runs, last_insert[runs])
 
 
-def _updates_before(piece: _Piece, borders: Int64s) -> Int64s:
+def _updates_before(piece: _RunBatch, borders: Int64s) -> Int64s:
     """How many UPDATEs each run has before its border."""
-    weights = np.where(piece.kinds == _U, numbers(piece.batch["weight"]), 0)
+    weights = np.where(piece.kinds == _U, int_array(piece.batch["weight"]), 0)
     total = np.concatenate([[0], np.cumsum(weights)])
     counted: Int64s = total[borders] - total[piece.starts]
     return counted
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _NetRowBuilder:
     """Builds the net rows of one kind for some of the runs."""
 
-    piece: _Piece
+    piece: _RunBatch
     target: int
 
     def rows(
@@ -368,7 +368,7 @@ def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Arra
         return batch["values"].take(rows), batch["kinds"].take(rows)
     width = len(batch["kinds"][int(first[0])].as_py())
     unknown = pa.scalar(chr(_UNKNOWN) * width)
-    kinds = characters(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
+    kinds = ascii_bytes(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
     sent = (kinds == _NULL) | (kinds == _TEXT)
     positions = np.where(sent, np.arange(len(kinds))[:, None], -1)
     chosen = np.maximum.accumulate(positions, axis=0)[last]
@@ -383,7 +383,7 @@ def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Arra
     return values, merged_kinds
 
 
-def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> LineageFold | MultisetFold:
+def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> KeyedFold | KeylessFold:
     return fold(
         changes_in(run),
         policy=rules.policy,
@@ -440,7 +440,7 @@ def _net_row(change: NetChange, target: int, last_lsn: int) -> dict[str, Any]:
     }
 
 
-def condensed(
+def combine_map_side(
     batch: pa.RecordBatch, rules: FoldRules, lineages_of: Callable[[Int64s, pa.ListArray], Int64s]
 ) -> pa.RecordBatch:
     """`batch` (INPUT, in the order of the log) with as few changes as have the same effect.
@@ -448,20 +448,20 @@ def condensed(
     Ordinary runs of more than two changes become the shortest that do the same; where there are few of them,
     nothing is done. `lineages_of` gives the lineages of keys by their targets.
     """
-    lineages = numbers(batch["lineage"])
+    lineages = int_array(batch["lineage"])
     order = np.argsort(lineages, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(lineages[order])) + 1, len(order))
     lengths = np.diff(ends, prepend=0)
     if len(order) == 0 or 2 * lengths[lengths > _LONGEST_EFFECT].sum() < len(order):
         return batch
-    targets = numbers(batch["target"])[order]
-    ordered = taken_rows(batch, order[np.argsort(targets, kind="stable")])
-    targets = numbers(ordered["target"])
+    targets = int_array(batch["target"])[order]
+    ordered = take_rows(batch, order[np.argsort(targets, kind="stable")])
+    targets = int_array(ordered["target"])
     borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
     found: list[pa.RecordBatch] = []
     for start, end in itertools.pairwise(borders):
         target = int(targets[start])
-        piece = _Piece.of(
+        piece = _RunBatch.of(
             ordered.slice(start, end - start), target in rules.truncated, target in rules.keyless
         )
         foldable = piece.ordinary & (piece.ends - piece.starts > _LONGEST_EFFECT)
@@ -472,7 +472,7 @@ def condensed(
         is_left = np.repeat(~piece.ordinary, piece.ends - piece.starts)
         found.append(piece.batch.filter(pa.array(is_left)))
         for net in _fold_ordinary(piece, target):
-            lineages = lineages_of(numbers(net["target"]), net["base_key"])
+            lineages = lineages_of(int_array(net["target"]), net["base_key"])
             found += _as_changes(net, lineages)
     return _joined(found)
 
@@ -516,7 +516,7 @@ def _no_text(net: pa.RecordBatch) -> pa.Array:
 
 
 def _run_starts(batch: pa.RecordBatch) -> Int64s:
-    targets, lineages = numbers(batch["target"]), numbers(batch["lineage"])
+    targets, lineages = int_array(batch["target"]), int_array(batch["lineage"])
     if len(targets) == 0:
         return np.zeros(0, np.int64)
     new = (np.diff(targets) != 0) | (np.diff(lineages) != 0)

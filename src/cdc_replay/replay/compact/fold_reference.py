@@ -135,7 +135,7 @@ class _Row:
 
 
 @dataclass(slots=True)
-class LineageFold:
+class KeyedFold:
     """The fold of one lineage of a table with a key; memory grows with its keys, not with its changes."""
 
     policy: ConflictPolicy
@@ -267,7 +267,7 @@ class LineageFold:
 
 
 @dataclass(slots=True)
-class MultisetFold:
+class KeylessFold:
     """The fold of one lineage of a table without a key: rows that are equal are exchangeable (R8.10)."""
 
     is_truncated: bool
@@ -353,14 +353,14 @@ def fold(
     is_truncated: bool,
     known: Mapping[Key, int] | None = None,
     same: Mapping[Key, Key] | None = None,
-) -> LineageFold | MultisetFold:
+) -> KeyedFold | KeylessFold:
     """The fold of a lineage after all its changes.
 
     `known` is how many rows the subscriber has of each of its keys, if somebody has looked, and `same` which
-    other key they are the same as, of a table without a key (`MultisetFold.know`).
+    other key they are the same as, of a table without a key (`KeylessFold.know`).
     """
-    folded = LineageFold(policy, is_truncated) if is_keyed else MultisetFold(is_truncated)
-    if known is not None and isinstance(folded, MultisetFold):
+    folded = KeyedFold(policy, is_truncated) if is_keyed else KeylessFold(is_truncated)
+    if known is not None and isinstance(folded, KeylessFold):
         folded.know(known, same)
     elif known is not None:
         folded.know(known)

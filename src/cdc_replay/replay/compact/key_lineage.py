@@ -33,7 +33,7 @@ RESTART_IDENTITY: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class WindowFacts:
     """What has to be known of a whole window before its changes can be grouped.
 
     `truncations` are all of the window, in order. `lineages` gives (target, key) → number of the lineage
@@ -51,7 +51,7 @@ class Survey:
         return not (self.truncations or self.lineages or self.unsent)
 
 
-def survey(routed: DataFrame) -> Survey:
+def scan_window(routed: DataFrame) -> WindowFacts:
     """One pass over `routed` (ROUTED): its truncations, moved keys and INSERTs that lack a value.
 
     The pass evaluates `routed`; persist it first where making it costs more than reading it back.
@@ -85,7 +85,7 @@ def survey(routed: DataFrame) -> Survey:
         for row in found
         if row["kind"] == ChangeKind.INSERT.value
     ]
-    return Survey(truncations_in_order(truncations), tuple(linked(moves)), tuple(lacking))
+    return WindowFacts(truncations_in_order(truncations), tuple(linked(moves)), tuple(lacking))
 
 
 def truncations_in_order(found: Iterable[Truncation]) -> tuple[Truncation, ...]:
@@ -93,9 +93,9 @@ def truncations_in_order(found: Iterable[Truncation]) -> tuple[Truncation, ...]:
     return tuple(sorted(found, key=lambda each: (each.commit_lsn, each.seq, each.target)))
 
 
-def net_changes(
+def fold_frame(
     routed: DataFrame,
-    found: Survey,
+    found: WindowFacts,
     tables: Sequence[SubscribedTable],
     window: Window,
     *,
@@ -127,7 +127,7 @@ def net_changes(
     return map_in_arrow(ordered, fold_partition, NET.ddl)
 
 
-def fold_rules(tables: Sequence[SubscribedTable], found: Survey, policy: ConflictPolicy) -> FoldRules:
+def fold_rules(tables: Sequence[SubscribedTable], found: WindowFacts, policy: ConflictPolicy) -> FoldRules:
     """What the fold of a window needs to know of its tables."""
     return FoldRules(
         policy,
@@ -171,7 +171,7 @@ def _before(truncation: Truncation) -> Column:
     return (F.col("target") == truncation.target) & earlier
 
 
-def _with_lineage(changes: DataFrame, found: Survey) -> DataFrame:
+def _with_lineage(changes: DataFrame, found: WindowFacts) -> DataFrame:
     """`changes` with a column `lineage` (bigint)."""
     key = F.coalesce("search_key", "new_key")
     own = F.xxhash64("target", key)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdc_replay.arrow.arrays import numbers
+from cdc_replay.arrow.arrays import int_array
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact.fold import changes_in, net_batch, net_rows
@@ -69,7 +69,7 @@ def contingent_changes(
     changes: pa.RecordBatch, *, policy: ConflictPolicy, is_keyed: bool
 ) -> ContingentChanges:
     """Changes (INPUT) of one target, of which those of one lineage are together."""
-    lineages = numbers(changes["lineage"])
+    lineages = int_array(changes["lineage"])
     borders = [0, *(np.flatnonzero(np.diff(lineages)) + 1).tolist(), len(lineages)]
     runs = [list(changes_in(changes.slice(start, end - start))) for start, end in itertools.pairwise(borders)]
     return ContingentChanges(changes["target"][0].as_py(), runs, policy, is_keyed)

@@ -26,7 +26,7 @@ Changes of keys that some chunk moves are *set aside*, and folded together when 
 
 That is a few rows of a window, as a rule. Where it is many, the round is void: a task that notes it makes no
 more pieces, and tells all parts that none are to be folded. They are made again with what is known then, the
-`Survey`. Where values were not sent that somebody has to look for, the round is void too.
+`WindowFacts`. Where values were not sent that somebody has to look for, the round is void too.
 
 What came before a TRUNCATE of its table does not count. The chunk of the TRUNCATE leaves it out; the parts
 are told which chunk that is, and leave out what earlier ones have.
@@ -46,12 +46,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.arrow.arrays import Bools, Float64s, Int64s, booleans, characters, numbers, present, running
-from cdc_replay.arrow.take import taken_rows
+from cdc_replay.arrow.arrays import (
+    Bools,
+    Float64s,
+    Int64s,
+    ascii_bytes,
+    booleans,
+    int_array,
+    is_valid,
+    offsets_from_lengths,
+)
+from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, Truncation
-from cdc_replay.model.key_links import Slot, linked
-from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, condensed
-from cdc_replay.replay.compact.key_lineage import RESTART_IDENTITY, Survey, truncations_in_order
+from cdc_replay.model.key_links import TableKey, linked
+from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, combine_map_side
+from cdc_replay.replay.compact.key_lineage import RESTART_IDENTITY, WindowFacts, truncations_in_order
 from cdc_replay.replay.contingent_changes import dumped, loaded
 
 PIECES: Final = pa.schema([("part", pa.int32()), ("chunk", pa.int32()), ("piece", pa.binary())])
@@ -80,7 +89,7 @@ _I, _U, _D, _T = (ord(kind.value) for kind in ChangeKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class DeferredChanges:
     """Changes (INPUT) of a chunk, dumped, that wait until all moves of the window are known."""
 
     chunk: int
@@ -89,7 +98,7 @@ class Aside:
 
 
 @dataclass(slots=True)
-class Notes:
+class ChunkFacts:
     """What the chunks of a window say of it; `counts` are those of its routing.
 
     `emptied` has the last chunk with a TRUNCATE of each target that has any. In a void round what is staged
@@ -98,13 +107,13 @@ class Notes:
 
     truncations: set[Truncation] = field(default_factory=set)
     emptied: dict[int, int] = field(default_factory=dict)
-    moves: set[tuple[Slot, Slot]] = field(default_factory=set)
+    moves: set[tuple[TableKey, TableKey]] = field(default_factory=set)
     unsent: set[tuple[int, int, int]] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    aside: list[Aside] = field(default_factory=list)
+    aside: list[DeferredChanges] = field(default_factory=list)
     is_void: bool = False
 
-    def add(self, other: Notes) -> None:
+    def add(self, other: ChunkFacts) -> None:
         """Take over what another chunk, or several, have said."""
         self.truncations |= other.truncations
         _add_emptied(self.emptied, other.emptied)
@@ -120,20 +129,20 @@ class Notes:
         self.is_void = True
         self.aside.clear()
 
-    def has_much_aside(self, lanes: int) -> bool:
+    def exceeds_defer_limit(self, lanes: int) -> bool:
         """More than one of so many lanes may send by the driver."""
         rows = sum(each.rows for each in self.aside)
         size_bytes = sum(len(each.piece) for each in self.aside)
         return rows * lanes > _MOST_ROWS_ASIDE or size_bytes * lanes > _MOST_BYTES_ASIDE
 
-    def set_aside(self, chunk: int, changes: pa.RecordBatch, moved: Int64s) -> pa.RecordBatch:
+    def defer(self, chunk: int, changes: pa.RecordBatch, moved: Int64s) -> pa.RecordBatch:
         """Keep the changes (INPUT) of a chunk whose keys have these numbers; the others."""
-        is_moved = np.isin(numbers(changes["lineage"]), moved)
+        is_moved = np.isin(int_array(changes["lineage"]), moved)
         if not is_moved.any():
             return changes
-        kept = taken_rows(changes, np.flatnonzero(is_moved))
-        self.aside.append(Aside(chunk, kept.num_rows, dumped(kept).to_pybytes()))
-        return taken_rows(changes, np.flatnonzero(~is_moved))
+        kept = take_rows(changes, np.flatnonzero(is_moved))
+        self.aside.append(DeferredChanges(chunk, kept.num_rows, dumped(kept).to_pybytes()))
+        return take_rows(changes, np.flatnonzero(~is_moved))
 
     def dumped(self) -> bytes:
         """These notes, for another process of the same job."""
@@ -148,22 +157,22 @@ class Notes:
         return notes
 
     @classmethod
-    def of(cls, dumped: bytes) -> Notes:
+    def of(cls, dumped: bytes) -> ChunkFacts:
         """Notes that another process of this job has dumped."""
-        notes: Notes = pickle.loads(dumped)  # noqa: S301 - written by `dumped`, in this job
+        notes: ChunkFacts = pickle.loads(dumped)  # noqa: S301 - written by `dumped`, in this job
         return notes
 
-    def survey(self) -> Survey:
+    def survey(self) -> WindowFacts:
         """What has to be known of the window."""
         # NULL has no order.
         moves = sorted(self.moves, key=repr)
-        return Survey(
+        return WindowFacts(
             truncations_in_order(self.truncations), tuple(linked(moves)), tuple(sorted(self.unsent))
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class PartitionAssignment:
     """How the changes of a window are shared out to `parts`; picklable.
 
     Each target has a range of the parts, `widths[target]` wide from `firsts[target]` on, over which its
@@ -193,7 +202,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Packer:
+class ShuffleWriter:
     """Makes the pieces of one window; picklable.
 
     `survey` is what is known of the window so far. The first of the parts of `spread` is `first_part`. So
@@ -201,16 +210,16 @@ class Packer:
     """
 
     rules: FoldRules
-    survey: Survey
+    survey: WindowFacts
     first_part: int
-    spread: Spread
+    spread: PartitionAssignment
     lanes: int = 1
 
-    def is_void(self, notes: Notes) -> bool:
+    def is_void(self, notes: ChunkFacts) -> bool:
         """Whether this round's pieces count for nothing, because something has to be known first."""
-        return self.survey.is_empty and (bool(notes.unsent) or notes.has_much_aside(self.lanes))
+        return self.survey.is_empty and (bool(notes.unsent) or notes.exceeds_defer_limit(self.lanes))
 
-    def packed(self, routed: pa.RecordBatch, chunk: int, notes: Notes) -> pa.RecordBatch:
+    def packed(self, routed: pa.RecordBatch, chunk: int, notes: ChunkFacts) -> pa.RecordBatch:
         """The pieces (PIECES) of a chunk's changes (ROUTED), which are in the order of the log.
 
         `notes` are the chunk's own. Unless its moves are known already, what they touch is set aside there.
@@ -218,22 +227,22 @@ class Packer:
         valid = _still_valid(routed, notes.truncations | {*self.survey.truncations})
         changes = self._with_lineage(routed if valid.all() else routed.filter(pa.array(valid)), chunk)
         if self.survey.is_empty and notes.moves:
-            changes = notes.set_aside(chunk, changes, _moved(notes.moves))
-        changes = condensed(changes, self.rules, self._lineages)
-        lineages = numbers(changes["lineage"])
-        parts = self.spread.parts_of(numbers(changes["target"]), lineages)
+            changes = notes.defer(chunk, changes, _moved(notes.moves))
+        changes = combine_map_side(changes, self.rules, self._lineages)
+        lineages = int_array(changes["lineage"])
+        parts = self.spread.parts_of(int_array(changes["target"]), lineages)
         parts = parts.astype(np.min_scalar_type(self.spread.parts))
         # Pieces that are sorted are merged sooner, and read from front to back.
         order = np.argsort(lineages, kind="stable")
         order = order[np.argsort(parts[order], kind="stable")]
-        changes = taken_rows(changes, order)
+        changes = take_rows(changes, order)
         counts = np.bincount(parts, minlength=self.spread.parts)
         ends = np.cumsum(counts)
         there = np.flatnonzero(counts)
         pieces = [changes.slice(int(ends[part] - counts[part]), int(counts[part])) for part in there]
         return _pieces((self.first_part + there).tolist(), chunk, [dumped(piece) for piece in pieces])
 
-    def noted(self, notes: Notes) -> Iterator[pa.RecordBatch]:
+    def write_facts(self, notes: ChunkFacts) -> Iterator[pa.RecordBatch]:
         """Notes (PIECES) of a task on this lane, and what each part has to be told of them."""
         if self.is_void(notes):
             notes.make_void()
@@ -251,7 +260,7 @@ class Packer:
 
     def _with_lineage(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
         key = pc.coalesce(routed["search_key"], routed["new_key"])
-        lineages = self._lineages(numbers(routed["target"]), key)
+        lineages = self._lineages(int_array(routed["target"]), key)
         known = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
         # Chunks are numbered in the order of the log, and none has more rows than these bits can count.
         ordinals = np.arange(routed.num_rows, dtype=np.int64) + (chunk << _ROW_BITS)
@@ -270,9 +279,9 @@ class Packer:
 
 def _still_valid(routed: pa.RecordBatch, truncations: Iterable[Truncation]) -> Bools:
     """Row changes (of ROUTED) that no later TRUNCATE of their table has made void."""
-    valid: Bools = characters(routed["kind"]) != _T
+    valid: Bools = ascii_bytes(routed["kind"]) != _T
     last = {truncation.target: truncation for truncation in truncations_in_order(truncations)}
-    targets, lsns, seqs = (numbers(routed[name]) for name in ("target", "commit_lsn", "seq"))
+    targets, lsns, seqs = (int_array(routed[name]) for name in ("target", "commit_lsn", "seq"))
     for each in last.values():
         earlier = (lsns < each.commit_lsn) | ((lsns == each.commit_lsn) & (seqs <= each.seq))
         valid &= ~((targets == each.target) & earlier)
@@ -284,8 +293,8 @@ def _counting(changes: pa.RecordBatch, chunk: int, emptied: Mapping[int, int]) -
     void = [target for target, last in emptied.items() if chunk < last]
     if not void:
         return changes
-    is_void = np.isin(numbers(changes["target"]), void)
-    return taken_rows(changes, np.flatnonzero(~is_void)) if is_void.any() else changes
+    is_void = np.isin(int_array(changes["target"]), void)
+    return take_rows(changes, np.flatnonzero(~is_void)) if is_void.any() else changes
 
 
 def _add_emptied(emptied: dict[int, int], more: Mapping[int, int]) -> None:
@@ -293,7 +302,7 @@ def _add_emptied(emptied: dict[int, int], more: Mapping[int, int]) -> None:
         emptied[target] = max(chunk, emptied.get(target, chunk))
 
 
-def _linked(own: Int64s, survey: Survey) -> Int64s:
+def _linked(own: Int64s, survey: WindowFacts) -> Int64s:
     """The lineages of keys with these numbers."""
     if not survey.lineages:
         return own
@@ -302,14 +311,14 @@ def _linked(own: Int64s, survey: Survey) -> Int64s:
     return np.where(moved[at] == own, common[at], own)
 
 
-def _moved(moves: Iterable[tuple[Slot, Slot]]) -> Int64s:
+def _moved(moves: Iterable[tuple[TableKey, TableKey]]) -> Int64s:
     """The numbers of keys that a row has left or reached; there must be some."""
     targets, keys = zip(*itertools.chain.from_iterable(moves), strict=True)
     return _key_numbers(np.array(targets, np.int64), pa.array(keys, pa.list_(pa.string())))
 
 
 @functools.lru_cache(maxsize=1)
-def _common(survey: Survey) -> tuple[Int64s, Int64s]:
+def _common(survey: WindowFacts) -> tuple[Int64s, Int64s]:
     """The numbers of keys that are linked to others, ascending, and the number that they have in common."""
     targets, keys, groups = zip(*survey.lineages, strict=True)
     own = _key_numbers(np.array(targets, np.int64), pa.array(keys, pa.list_(pa.string())))
@@ -321,9 +330,9 @@ def _common(survey: Survey) -> tuple[Int64s, Int64s]:
     return own[order], common[order]
 
 
-def noted(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Notes:
+def chunk_facts(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> ChunkFacts:
     """What a chunk (ROUTED, and the counts of its routing) says of its window."""
-    kinds = characters(routed["kind"])
+    kinds = ascii_bytes(routed["kind"])
     is_update = kinds == _U
     moves = is_update & _differ(routed["search_key"], routed["new_key"])
     entered = (kinds == _I) & routed["transformed"].to_numpy(zero_copy_only=False)
@@ -332,7 +341,7 @@ def noted(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Notes:
             zero_copy_only=False
         )
     wanted = np.flatnonzero(moves | entered | (kinds == _T))
-    notes = Notes(counts=counts)
+    notes = ChunkFacts(counts=counts)
     columns = ["target", "kind", "commit_lsn", "seq", "truncate_flags", "search_key", "new_key"]
     for row in routed.select(columns).take(pa.array(wanted)).to_pylist():
         target, position = row["target"], (row["commit_lsn"], row["seq"])
@@ -348,14 +357,14 @@ def noted(routed: pa.RecordBatch, chunk: int, counts: Counter[str]) -> Notes:
     return notes
 
 
-def note_piece(notes: Notes, part: int) -> pa.RecordBatch:
+def note_piece(notes: ChunkFacts, part: int) -> pa.RecordBatch:
     """Notes on their way to a part, as a row of PIECES."""
     return _pieces([part], _NOTE, [notes.dumped()])
 
 
 def _pieces(parts: Sequence[int], chunk: int, contents: Sequence[bytes | pa.Buffer]) -> pa.RecordBatch:
     # Arrow never lets go of buffers of which it makes an array by itself.
-    offsets = running(np.array([len(each) for each in contents], dtype=np.int64))
+    offsets = offsets_from_lengths(np.array([len(each) for each in contents], dtype=np.int64))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(contents))]
     arrays = [
         pa.array(parts, pa.int32()),
@@ -366,10 +375,10 @@ def _pieces(parts: Sequence[int], chunk: int, contents: Sequence[bytes | pa.Buff
 
 
 @dataclass(slots=True)
-class Part:
+class ShufflePartition:
     """What has come to one part."""
 
-    notes: Notes = field(default_factory=Notes)
+    notes: ChunkFacts = field(default_factory=ChunkFacts)
     is_void: bool = False
     moved: list[Int64s] = field(default_factory=list)
     """The numbers of keys that chunks have moved."""
@@ -391,15 +400,15 @@ class Part:
         self.pieces.clear()
         if self.moved:
             moved = np.concatenate(self.moved)
-            ordered = [(chunk, self.notes.set_aside(chunk, piece, moved)) for chunk, piece in ordered]
-            if self.notes.has_much_aside(lanes):
+            ordered = [(chunk, self.notes.defer(chunk, piece, moved)) for chunk, piece in ordered]
+            if self.notes.exceeds_defer_limit(lanes):
                 self.notes.make_void()
                 return
         yield from _folded([piece for _, piece in ordered], rules.with_truncated(self.emptied))
 
 
-def aside_net(
-    notes: Notes, survey: Survey, rules: FoldRules, *, share: int = 0, shares: int = 1
+def fold_deferred(
+    notes: ChunkFacts, survey: WindowFacts, rules: FoldRules, *, share: int = 0, shares: int = 1
 ) -> Iterator[pa.RecordBatch]:
     """The net changes (NET) of a share of what a whole window has set aside, ordered by target.
 
@@ -411,10 +420,10 @@ def aside_net(
     ]
     changes = pa.concat_batches(ordered)
     # What was folded has the position of its last change.
-    order = np.argsort(numbers(changes["commit_lsn"]), kind="stable")
-    lineages = _linked(numbers(changes["lineage"]), survey)[order]
+    order = np.argsort(int_array(changes["commit_lsn"]), kind="stable")
+    lineages = _linked(int_array(changes["lineage"]), survey)[order]
     mine = (lineages.view(np.uint64) % np.uint64(shares)) == share
-    changes, lineages = taken_rows(changes, order[mine]), lineages[mine]
+    changes, lineages = take_rows(changes, order[mine]), lineages[mine]
     place = INPUT.get_field_index("lineage")
     changes = changes.set_column(place, "lineage", pa.array(lineages))
     yield from _folded([changes], rules.with_truncated(notes.emptied))
@@ -423,7 +432,7 @@ def aside_net(
 def _folded(ordered: list[pa.RecordBatch], rules: FoldRules) -> Iterator[pa.RecordBatch]:
     """The net changes (NET) of changes (INPUT) that are in order within each lineage; empties the list."""
     lineages, targets = (
-        np.concatenate([numbers(piece[name]) for piece in ordered]) for name in ("lineage", "target")
+        np.concatenate([int_array(piece[name]) for piece in ordered]) for name in ("lineage", "target")
     )
     order = np.argsort(lineages, kind="stable")
     if len(targets) and (targets[0] != targets).any():
@@ -448,18 +457,18 @@ def _in_order(pieces: list[pa.RecordBatch], order: Int64s) -> Iterator[pa.Record
     whole = pa.concat_batches(pieces)
     pieces.clear()
     for each in slices:
-        yield taken_rows(whole, each)
+        yield take_rows(whole, each)
 
 
-def parts_of(batches: Iterable[pa.RecordBatch]) -> dict[int, Part]:
+def read_partitions(batches: Iterable[pa.RecordBatch]) -> dict[int, ShufflePartition]:
     """The parts by their numbers, from batches (PIECES) with all that has come to them."""
-    found: dict[int, Part] = {}
+    found: dict[int, ShufflePartition] = {}
     for batch in batches:
         columns = (batch["part"].to_pylist(), batch["chunk"].to_pylist(), batch["piece"])
         for number, chunk, piece in zip(*columns, strict=True):
-            part = found.setdefault(number, Part())
+            part = found.setdefault(number, ShufflePartition())
             if chunk == _NOTE:
-                part.notes.add(Notes.of(piece.as_py()))
+                part.notes.add(ChunkFacts.of(piece.as_py()))
             elif chunk == _VOID:
                 part.is_void = True
             elif chunk == _MOVED:
@@ -481,13 +490,13 @@ def _key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:
 
 def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
     """Whether two lists of one length differ, where neither is NULL; NULL elements count as equal."""
-    both = present(left) & present(right)
+    both = is_valid(left) & is_valid(right)
     rows = pa.array(np.flatnonzero(both))
     lists, others = left.take(rows), right.take(rows)
     ours, theirs = lists.flatten(), others.flatten()
-    unequal = booleans(pc.not_equal(ours, theirs)) | (present(ours) != present(theirs))
-    count = running(unequal)
-    ends = running(numbers(pc.list_value_length(lists)))
+    unequal = booleans(pc.not_equal(ours, theirs)) | (is_valid(ours) != is_valid(theirs))
+    count = offsets_from_lengths(unequal)
+    ends = offsets_from_lengths(int_array(pc.list_value_length(lists)))
     differ = np.zeros(len(left), dtype=np.bool_)
     differ[both] = count[ends[1:]] > count[ends[:-1]]
     return differ

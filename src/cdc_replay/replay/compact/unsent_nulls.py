@@ -57,7 +57,7 @@ class UnsentNulls:
         return sum(self.values.values())
 
 
-def lacks_values(net: DataFrame) -> bool:
+def has_missing_values(net: DataFrame) -> bool:
     """Whether `net` (NET) would insert a row with a value that was not sent; folds the window."""
     return not net.where(_lacks_values()).isEmpty()
 

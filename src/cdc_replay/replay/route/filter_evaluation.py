@@ -26,10 +26,10 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from cdc_replay.arrow.arrays import Bools, Int64s, booleans, characters, numbers
+from cdc_replay.arrow.arrays import Bools, Int64s, ascii_bytes, booleans, int_array
 from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.arrow_eval import filter_answers, is_computable
-from cdc_replay.filters.compile import CompiledFilter, ServerFilter, SparkFilter, compile_any
+from cdc_replay.filters.compile import CompiledFilter, ServerFilter, SparkFilter, compile_or
 from cdc_replay.filters.expression import Expression
 from cdc_replay.filters.server_eval import ServerCheck, server_answers
 from cdc_replay.filters.server_session import FilterSession
@@ -38,10 +38,10 @@ from cdc_replay.model.frames import ChangeKind
 from cdc_replay.model.publication import PublishAction
 from cdc_replay.model.relation import QualifiedName, Relation
 from cdc_replay.replay.route.attribute_map import positions
-from cdc_replay.replay.route.router import Places, Verdicts
+from cdc_replay.replay.route.router import FilterResults, RouteIndex
 from cdc_replay.replay.route.routes import Route, Routes
 from cdc_replay.replay.route.spark_case import per_route
-from cdc_replay.replay.route.tuples import Layout, Picked, Tuples
+from cdc_replay.replay.route.tuples import ColumnProjection, ProjectedRows, Tuples
 
 _ACTIONS: Final = {
     ChangeKind.INSERT: PublishAction.INSERT,
@@ -53,7 +53,7 @@ _LETTERS: Final = tuple(ord(kind.value) for kind in _ACTIONS)
 _Names: TypeAlias = tuple[str, ...]
 
 _TEXTS: Final = pa.list_(pa.string())
-QUESTIONS: Final = pa.schema(
+FILTER_INPUT: Final = pa.schema(
     [
         ("number", pa.int32()),
         ("place", pa.int32()),
@@ -85,7 +85,7 @@ class RouteFilters:
                     continue
                 key = self._group(item, action)
                 if key not in self._compiled:
-                    self._compiled[key] = compile_any(filters, item.published.table)
+                    self._compiled[key] = compile_or(filters, item.published.table)
                 self._users.setdefault(key, []).append((item, kind))
         self._computed = {
             key: each
@@ -93,7 +93,7 @@ class RouteFilters:
             if isinstance(each, SparkFilter) and is_computable(each.expression)
         }
 
-    def asker(self) -> Asker:
+    def evaluator(self) -> FilterEvaluator:
         """What the executors need to ask."""
         on_server = [key for key, each in self._compiled.items() if isinstance(each, ServerFilter)]
         computed = list(self._computed)
@@ -110,25 +110,25 @@ class RouteFilters:
                     computation[where] = computed.index(key)
                 else:
                     spark[where] = True
-        return Asker(
+        return FilterEvaluator(
             spark=spark,
             computed=computation,
-            computations=tuple(Computation.of(each, self.routes) for each in self._computed.values()),
+            computations=tuple(ArrowFilter.of(each, self.routes) for each in self._computed.values()),
             server=server,
-            whole=Layout.of(
+            whole=ColumnProjection.of(
                 [(positions(item.relation, item.relation.column_names), 0) for item in self.routes]
             ),
             checks=tuple(self._check(number, key) for number, key in enumerate(on_server)),
         )
 
-    def passes(self, kind: ChangeKind, row: str, begins: Sequence[int], held: Sequence[_Names]) -> Column:
+    def passes(self, kind: ChangeKind, row: str, entries: Sequence[int], held: Sequence[_Names]) -> Column:
         """Over the columns of QUESTIONS: whether the values in the column `row` pass the filter of a change.
 
-        Route `i` begins at place `begins[i]`; by place, `held` are the columns whose values there are.
+        Route `i` entries at place `entries[i]`; by place, `held` are the columns whose values there are.
         """
         action = _ACTIONS[kind]
         return per_route(
-            zip(self.routes, begins, strict=True),
+            zip(self.routes, entries, strict=True),
             number=lambda each: each[1],
             key=lambda each: (self._group(each[0], action), held[each[1]]),
             build=lambda each: self._answer(each[0], action, F.col(row), held[each[1]]),
@@ -179,15 +179,15 @@ class RouteFilters:
         return trees, published.table.id, published.table.columns, item.relation.column_names
 
 
-class Questionnaire:
+class SparkFilterPlan:
     """What Spark is asked for several subscriptions, whose routes begin at `places`; on the driver."""
 
-    def __init__(self, lanes: Sequence[RouteFilters], places: Places) -> None:
-        self._lanes = [(lane, places.begins(lane.routes).tolist()) for lane in lanes]
+    def __init__(self, lanes: Sequence[RouteFilters], places: RouteIndex) -> None:
+        self._lanes = [(lane, places.entries(lane.routes).tolist()) for lane in lanes]
         relations: dict[int, Relation] = {}
         read: dict[int, frozenset[str]] = {}
-        for lane, begins in self._lanes:
-            for item, place in zip(lane.routes, begins, strict=True):
+        for lane, entries in self._lanes:
+            for item, place in zip(lane.routes, entries, strict=True):
                 relations[place] = item.relation
                 read[place] = read.get(place, frozenset()) | lane.read(item)
         # The places of rows are the first ones.
@@ -197,10 +197,12 @@ class Questionnaire:
             for place, relation in enumerate(self._relations)
         ]
 
-    def inquiry(self) -> Inquiry:
+    def inquiry(self) -> SparkFilterInput:
         """What the executors need to ask."""
         of_places = zip(self._relations, self._held, strict=True)
-        return Inquiry(Layout.of([(positions(relation, held), 0) for relation, held in of_places]))
+        return SparkFilterInput(
+            ColumnProjection.of([(positions(relation, held), 0) for relation, held in of_places])
+        )
 
     def answers(self) -> tuple[Column, Column]:
         """Over the columns of QUESTIONS: by subscription, whether the old row passes, and the new one.
@@ -217,19 +219,19 @@ class Questionnaire:
         return self._passes(lane, "new_read", (ChangeKind.INSERT, ChangeKind.UPDATE))
 
     def _passes(self, lane: int, row: str, kinds: Sequence[ChangeKind]) -> Column:
-        filters, begins = self._lanes[lane]
+        filters, entries = self._lanes[lane]
         found = F.lit(True)
         for kind in kinds:
-            passes = F.coalesce(filters.passes(kind, row, begins, self._held), F.lit(True))
+            passes = F.coalesce(filters.passes(kind, row, entries, self._held), F.lit(True))
             found = F.when(F.col("kind") == kind.value, passes).otherwise(found)
         return F.when(F.col("asked")[lane], found).otherwise(F.lit(True))
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class SparkFilterInput:
     """What the filters of all subscriptions read, by place; picklable."""
 
-    read: Layout
+    read: ColumnProjection
 
     def questions(
         self, changes: pa.RecordBatch, tuples: Tuples, places: Int64s, asked: Sequence[Bools]
@@ -252,12 +254,12 @@ class Inquiry:
                 old.lists,
                 new.lists,
             ],
-            schema=QUESTIONS,
+            schema=FILTER_INPUT,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class SparkFilterResults:
     """Spark's answers about a batch: the changes asked about, and a row for each, by subscription."""
 
     numbers: Int64s
@@ -271,17 +273,17 @@ class Answers:
             found[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, lanes)
             for name in ("old_passes", "new_passes")
         )
-        return cls(numbers(found["number"]), old, new)
+        return cls(int_array(found["number"]), old, new)
 
-    def verdicts(self, lane: int, count: int) -> Verdicts:
+    def verdicts(self, lane: int, count: int) -> FilterResults:
         """Those for one subscription, among so many changes: who is not asked about passes."""
-        found = Verdicts.all_pass(count)
+        found = FilterResults.all_pass(count)
         found.old[self.numbers], found.new[self.numbers] = self.old[:, lane], self.new[:, lane]
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Computation:
+class ArrowFilter:
     """A filter of `table` that the worker computes; picklable.
 
     `layout` has its columns, for each route of them all.
@@ -290,7 +292,7 @@ class Computation:
     table: QualifiedName
     expression: Expression
     attnums: tuple[int, ...]
-    layout: Layout
+    layout: ColumnProjection
 
     @classmethod
     def of(cls, compiled: SparkFilter, routes: Sequence[Route]) -> Self:
@@ -300,10 +302,10 @@ class Computation:
             routes[0].published.table.name,
             compiled.expression,
             tuple(column.attnum for column in compiled.columns),
-            Layout.of([(positions(item.relation, names), 0) for item in routes]),
+            ColumnProjection.of([(positions(item.relation, names), 0) for item in routes]),
         )
 
-    def passing(self, picked: Picked) -> Bools:
+    def passing(self, picked: ProjectedRows) -> Bools:
         """Which of the rows pass that were picked with this layout.
 
         Raises:
@@ -323,7 +325,7 @@ class Computation:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class FilterEvaluator:
     """Whom the filters of a subscription ask; picklable.
 
     `spark[route, kind]` says whether Spark is asked, `computed[route, kind]` which computation is done,
@@ -332,13 +334,13 @@ class Asker:
 
     spark: Bools
     computed: Int64s
-    computations: tuple[Computation, ...]
+    computations: tuple[ArrowFilter, ...]
     server: Int64s
-    whole: Layout
+    whole: ColumnProjection
     checks: tuple[ServerCheck, ...]
 
     @property
-    def asks_spark(self) -> bool:
+    def uses_spark(self) -> bool:
         """Whether Spark has anything to answer."""
         return bool(self.spark.any())
 
@@ -357,9 +359,9 @@ class Asker:
         changes: pa.RecordBatch,
         tuples: Tuples,
         routes: Int64s,
-        answered: Verdicts,
+        answered: FilterResults,
         session: FilterSession | None,
-    ) -> Verdicts:
+    ) -> FilterResults:
         """All answers: those of Spark, what is computed here, and PostgreSQL's, which are fetched here.
 
         Raises:
@@ -372,7 +374,7 @@ class Asker:
             self._ask_server(changes, tuples, routes, answered, session)
         return answered
 
-    def _compute(self, chosen: Int64s, tuples: Tuples, routes: Int64s, found: Verdicts) -> None:
+    def _compute(self, chosen: Int64s, tuples: Tuples, routes: Int64s, found: FilterResults) -> None:
         for number in np.unique(chosen[chosen >= 0]).tolist():
             computation = self.computations[number]
             rows = np.flatnonzero(chosen == number)
@@ -384,7 +386,7 @@ class Asker:
         changes: pa.RecordBatch,
         tuples: Tuples,
         routes: Int64s,
-        found: Verdicts,
+        found: FilterResults,
         session: FilterSession,
     ) -> None:
         checks = _chosen(self.server, changes, routes)
@@ -408,22 +410,24 @@ class Asker:
         found.new[rows] = answers["new"][each, checks[rows]] == 1
 
 
-def _both(tuples: Tuples, rows: Int64s, places: Int64s, layout: Layout) -> tuple[Picked, Picked]:
+def _both(
+    tuples: Tuples, rows: Int64s, places: Int64s, layout: ColumnProjection
+) -> tuple[ProjectedRows, ProjectedRows]:
     """What filters read of the old and of the new rows; these are filled with what was not sent (R4.4)."""
     everything = np.ones(len(rows), dtype=np.bool_)
     old = tuples.rows_before(rows, places, layout, wanted=tuples.has_old[rows])
     return old, tuples.new_rows(rows, places, layout, wanted=everything, fill=everything)
 
 
-def _chosen(numbers: Int64s, changes: pa.RecordBatch, routes: Int64s) -> Int64s:
+def _chosen(int_array: Int64s, changes: pa.RecordBatch, routes: Int64s) -> Int64s:
     """Of numbers by route and kind those of the changes, -1 for those without a route or kind."""
     kinds = _kind_numbers(changes)
-    return np.where((routes >= 0) & (kinds >= 0), numbers[routes, kinds], -1)
+    return np.where((routes >= 0) & (kinds >= 0), int_array[routes, kinds], -1)
 
 
 def _kind_numbers(changes: pa.RecordBatch) -> Int64s:
     """0, 1, 2 for INSERT, UPDATE, DELETE, -1 for TRUNCATE."""
-    letters = characters(changes["kind"])
+    letters = ascii_bytes(changes["kind"])
     found = np.full(len(letters), -1, dtype=np.int64)
     for number, letter in enumerate(_LETTERS):
         found[letters == letter] = number

@@ -21,8 +21,8 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, characters, numbers, present
-from cdc_replay.arrow.take import taken_rows
+from cdc_replay.arrow.arrays import Bools, Bytes, Int64s, ascii_bytes, int_array, is_valid
+from cdc_replay.arrow.take import take_rows
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.frames import ROUTED, ChangeKind
 from cdc_replay.model.publication import PublishAction
@@ -30,7 +30,7 @@ from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.replay.route.attribute_map import Positions, positions
 from cdc_replay.replay.route.routes import Route, Routes
 from cdc_replay.replay.route.truncate import truncate_is_sent
-from cdc_replay.replay.route.tuples import LEAF, Layout, Tuples
+from cdc_replay.replay.route.tuples import LEAF, ColumnProjection, Tuples
 from cdc_replay.replay.route.update_transformation import update_outcomes
 
 _ARROW_TYPES: Final = {
@@ -53,7 +53,7 @@ TO_DELETE: Final = "updates_to_delete"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class FilterResults:
     """Whether the old and the new row of each change pass the filter of its action; NULL does not (R3.1)."""
 
     old: Bools
@@ -66,15 +66,15 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RouteIndex:
     """Where routes begin: a number for each relation version under each catalog version; picklable.
 
     Subscriptions have routes of their own, and these numbers in common. For TRUNCATE a relation has one more
     for each catalog version: any of its relation versions serves.
     """
 
-    rows: _Lookup
-    truncates: _Lookup
+    rows: _PairIndex
+    truncates: _PairIndex
     count: int
 
     @classmethod
@@ -84,29 +84,29 @@ class Places:
         rows = dict.fromkeys((each.relation.version, each.catalog_version) for each in items)
         truncates = dict.fromkeys((each.relation.id, each.catalog_version) for each in items)
         return cls(
-            rows=_Lookup.of({pair: number for number, pair in enumerate(rows)}),
-            truncates=_Lookup.of({pair: number for number, pair in enumerate(truncates, len(rows))}),
+            rows=_PairIndex.of({pair: number for number, pair in enumerate(rows)}),
+            truncates=_PairIndex.of({pair: number for number, pair in enumerate(truncates, len(rows))}),
             count=len(rows) + len(truncates),
         )
 
     def found(self, changes: pa.RecordBatch) -> Int64s:
         """The number of each change's place, -1 where no route begins."""
-        catalogs, is_truncate = numbers(changes["catalog_version"]), characters(changes["kind"]) == _T
-        found = self.rows.find(numbers(changes["relation_version"]), catalogs)
+        catalogs, is_truncate = int_array(changes["catalog_version"]), ascii_bytes(changes["kind"]) == _T
+        found = self.rows.find(int_array(changes["relation_version"]), catalogs)
         if is_truncate.any():
-            truncates = self.truncates.find(numbers(changes["relation_id"]), catalogs)
+            truncates = self.truncates.find(int_array(changes["relation_id"]), catalogs)
             found = np.where(is_truncate, truncates, found)
         return found
 
-    def begins(self, routes: Sequence[Route]) -> Int64s:
+    def entries(self, routes: Sequence[Route]) -> Int64s:
         """The number of each route's place, but for TRUNCATEs."""
         return self.rows.find(*_pairs((each.relation.version, each.catalog_version) for each in routes))
 
-    def leads_to(self, routes: Sequence[Route]) -> Int64s:
+    def route_by_entry(self, routes: Sequence[Route]) -> Int64s:
         """By place, and at last for none: the number of the route, -1 where there is none."""
         found = np.full(self.count + 1, -1, dtype=np.int64)
         route_numbers = [each.number for each in routes]
-        found[self.begins(routes)] = route_numbers
+        found[self.entries(routes)] = route_numbers
         pairs = _pairs((each.relation.id, each.catalog_version) for each in routes)
         found[self.truncates.find(*pairs)] = route_numbers
         return found
@@ -116,8 +116,8 @@ class Places:
 class Router:
     """The routes of one subscription, as arrays; picklable.
 
-    `routes` are their numbers by place, as `Places.leads_to` gives them. `published` has a row per route and
-    a column per kind of change, in the order of `ChangeKind`.
+    `routes` are their numbers by place, as `RouteIndex.leads_to` gives them. `published` has a row per route
+    and a column per kind of change, in the order of `ChangeKind`.
     """
 
     origin: OriginPolicy
@@ -126,39 +126,39 @@ class Router:
     applied_lsns: Int64s
     published: Bools
     refusals: tuple[str | None, ...]
-    columns: Layout
-    identity: Layout
+    columns: ColumnProjection
+    identity: ColumnProjection
     leaves: tuple[str, ...]
 
     @classmethod
-    def of(cls, routes: Routes, origin: OriginPolicy, places: Places) -> Self:
+    def of(cls, routes: Routes, origin: OriginPolicy, places: RouteIndex) -> Self:
         """For the routes of `plan_routes`, which begin at `places`; there must be one."""
         items = routes.routes
         return cls(
             origin=origin,
-            routes=places.leads_to(items),
+            routes=places.route_by_entry(items),
             targets=np.array([each.target.index for each in items], dtype=np.int64),
             applied_lsns=np.array([each.target.applied_lsn.value for each in items], dtype=np.int64),
             published=np.array([_published(each) for each in items], dtype=np.bool_),
             refusals=tuple(each.refusal for each in items),
-            columns=Layout.of([_columns(each) for each in items]),
-            identity=Layout.of([_identity(each) for each in items]),
+            columns=ColumnProjection.of([_columns(each) for each in items]),
+            identity=ColumnProjection.of([_identity(each) for each in items]),
             leaves=tuple(str(each.relation.id) for each in items),
         )
 
     def routes_of(self, changes: pa.RecordBatch, places: Int64s) -> Int64s:
         """The number of each change's route, -1 where it has none or must not be seen."""
         routes = self.routes[places]
-        is_new = numbers(changes["commit_lsn"]) > self.applied_lsns[routes]
+        is_new = int_array(changes["commit_lsn"]) > self.applied_lsns[routes]
         seen = (routes >= 0) & is_new
         if self.origin is OriginPolicy.NONE:
             # Only what has no origin is sent (R8.18, R8.19). The column tells of the change's own record and
             # of the commit's: capture has compared the two (R8.20).
-            seen &= ~present(changes["origin"])
+            seen &= ~is_valid(changes["origin"])
         return np.where(seen, routes, -1)
 
     def routed(
-        self, changes: pa.RecordBatch, tuples: Tuples, routes: Int64s, verdicts: Verdicts
+        self, changes: pa.RecordBatch, tuples: Tuples, routes: Int64s, verdicts: FilterResults
     ) -> tuple[pa.RecordBatch, Counter[str]]:
         """What is seen of `changes` (ROUTED), and how many changes were not, or became something else.
 
@@ -171,7 +171,7 @@ class Router:
         Raises:
             SubscriberNotReady: if a row must be found by what the publisher does not send (R8.6, R8.7).
         """
-        kinds = characters(changes["kind"])
+        kinds = ascii_bytes(changes["kind"])
         outcomes = self._outcomes(kinds, routes, tuples, verdicts)
         is_update = kinds == _U
         counts = Counter(
@@ -184,7 +184,7 @@ class Router:
         rows = np.flatnonzero(outcomes)
         return self._columns(changes, tuples, rows, routes[rows], outcomes[rows]), counts
 
-    def _outcomes(self, kinds: Bytes, routes: Int64s, tuples: Tuples, verdicts: Verdicts) -> Bytes:
+    def _outcomes(self, kinds: Bytes, routes: Int64s, tuples: Tuples, verdicts: FilterResults) -> Bytes:
         """The kind of change that the subscription sees, per change."""
         outcomes = np.full(len(kinds), _NOTHING, dtype=np.uint8)
         # R3.10: without an old tuple a DELETE is never sent.
@@ -210,11 +210,11 @@ class Router:
         self._check_sent(routes[finds])
         kept = changes.select(["commit_lsn", "commit_time", "seq", "truncate_flags", "kind"])
         kept = kept.take(pa.array(rows))
-        was_update = characters(kept["kind"]) == _U
+        was_update = ascii_bytes(kept["kind"]) == _U
         stays_update = outcomes == _U
         if not tuples.has_unsent and self.columns.is_whole[routes].all() and has_row[was_update].all():
             seen = changes.select(["new", "new_kinds"])
-            values, kinds = (seen if len(rows) == len(changes) else taken_rows(seen, rows)).columns
+            values, kinds = (seen if len(rows) == len(changes) else take_rows(seen, rows)).columns
         else:
             picked = tuples.new_rows(rows, routes, self.columns, wanted=has_row, fill=~stays_update)
             values, kinds = picked.lists, picked.kind_texts
@@ -243,7 +243,7 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class _PairIndex:
     """Numbers by two keys: `numbers[i, j]` for `firsts[i]` and `seconds[j]`, both ascending; -1 for none."""
 
     firsts: Int64s

@@ -105,7 +105,7 @@ class Unrouted:
     columns: tuple[str, ...]
 
 
-class Defined(NamedTuple):
+class VersionedRelation(NamedTuple):
     """A relation version, and the catalog that is in force for changes that have it (R9.10).
 
     `catalog_version` is the number that these changes carry.
@@ -117,7 +117,7 @@ class Defined(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _PublishedVersion:
     relation: Relation
     catalog_version: int
     published: PublishedRelation
@@ -127,7 +127,7 @@ NOT_RENAMED: Final[Mapping[RelationId, QualifiedName]] = MappingProxyType({})
 
 
 def plan_routes(
-    defined: Iterable[Defined],
+    defined: Iterable[VersionedRelation],
     publications: Sequence[str],
     targets: Mapping[QualifiedName, Target],
     renamed: Mapping[RelationId, QualifiedName] = NOT_RENAMED,
@@ -142,7 +142,7 @@ def plan_routes(
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
-    by_name: dict[QualifiedName, list[_Way]] = {}
+    by_name: dict[QualifiedName, list[_PublishedVersion]] = {}
     for way in _ways(defined, publications):
         name = renamed.get(way.published.table.id, way.published.table.name)
         by_name.setdefault(name, []).append(way)
@@ -164,16 +164,16 @@ def plan_routes(
     return Routes(tables, routes, elsewhere)
 
 
-def _ways(defined: Iterable[Defined], publications: Sequence[str]) -> Iterator[_Way]:
+def _ways(defined: Iterable[VersionedRelation], publications: Sequence[str]) -> Iterator[_PublishedVersion]:
     for relation, number, catalog in defined:
         if relation.id not in catalog.tables:
             continue
         published = resolve(catalog, publications, relation.id)
         if published is not None:
-            yield _Way(relation, number, published)
+            yield _PublishedVersion(relation, number, published)
 
 
-def _sent_columns(way: _Way) -> Iterator[str]:
+def _sent_columns(way: _PublishedVersion) -> Iterator[str]:
     """The published columns that this relation version has, in the published relation's order.
 
     A column that was dropped since is not in the catalog any more. Without a column list it was sent all the
@@ -188,7 +188,7 @@ def _sent_columns(way: _Way) -> Iterator[str]:
 
 
 def _subscribed_table(
-    index: int, name: QualifiedName, ways: Sequence[_Way], target: Target
+    index: int, name: QualifiedName, ways: Sequence[_PublishedVersion], target: Target
 ) -> SubscribedTable:
     sent: dict[str, None] = {}
     for way in reversed(ways):

@@ -16,18 +16,24 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from cdc_replay.arrow.arrays import present
+from cdc_replay.arrow.arrays import is_valid
 from cdc_replay.model.frames import CHANGES, ROUTED
 from cdc_replay.model.subscription import OriginPolicy
-from cdc_replay.replay.route.filter_evaluation import Answers, Asker, Inquiry, Questionnaire, RouteFilters
+from cdc_replay.replay.route.filter_evaluation import (
+    FilterEvaluator,
+    RouteFilters,
+    SparkFilterInput,
+    SparkFilterPlan,
+    SparkFilterResults,
+)
 from cdc_replay.replay.route.router import (
     FILTERED_OUT,
     ROUTED_SCHEMA,
     TO_DELETE,
     TO_INSERT,
-    Places,
+    FilterResults,
+    RouteIndex,
     Router,
-    Verdicts,
 )
 from cdc_replay.replay.route.routes import Routes
 from cdc_replay.replay.route.tuples import Tuples
@@ -62,11 +68,11 @@ def route(changes: DataFrame, routes: Routes, *, origin: OriginPolicy, publisher
         origin: the subscription's option.
         publisher_dsn: where filters are evaluated that Spark cannot answer exactly.
     """
-    filters, places = RouteFilters(routes), Places.of(routes.routes)
-    questionnaire = Questionnaire([filters], places)
+    filters, places = RouteFilters(routes), RouteIndex.of(routes.routes)
+    questionnaire = SparkFilterPlan([filters], places)
     router = Router.of(routes, origin, places)
-    work = _Work(places, router, questionnaire.inquiry(), filters.asker(), publisher_dsn)
-    if work.asker.asks_spark:
+    work = _Work(places, router, questionnaire.inquiry(), filters.evaluator(), publisher_dsn)
+    if work.evaluator.uses_spark:
         old, new = questionnaire.answers()
         asked = map_in_arrow(changes, work.ask, _ASKED_DDL)
         changes = asked.select(*CHANGES.names, "number", old.alias("old_passes"), new.alias("new_passes"))
@@ -80,17 +86,17 @@ def route(changes: DataFrame, routes: Routes, *, origin: OriginPolicy, publisher
 class _Work:
     """What the executors do with batches; picklable."""
 
-    places: Places
+    places: RouteIndex
     router: Router
-    inquiry: Inquiry
-    asker: Asker
+    inquiry: SparkFilterInput
+    evaluator: FilterEvaluator
     publisher_dsn: str
 
     def ask(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """CHANGES with the questions about them: the columns of QUESTIONS, NULL where nothing is asked."""
         for batch in batches:
             places = self.places.found(batch)
-            asked = self.asker.asked(batch, self.router.routes_of(batch, places))
+            asked = self.evaluator.asked(batch, self.router.routes_of(batch, places))
             questions = self.inquiry.questions(batch, Tuples.of(batch), places, [asked])
             rows = np.full(batch.num_rows, -1)
             rows[questions["number"].to_numpy()] = np.arange(questions.num_rows)
@@ -101,25 +107,25 @@ class _Work:
 
     def route(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """ROUTED, with the counts of each batch in a row of their own, whose kind is NULL."""
-        with self.asker.session(self.publisher_dsn) as session:
+        with self.evaluator.session(self.publisher_dsn) as session:
             for batch in batches:
                 changes = batch.select(list(CHANGES.names))
                 tuples, routes = (
                     Tuples.of(changes),
                     self.router.routes_of(changes, self.places.found(changes)),
                 )
-                verdicts = self.asker.verdicts(changes, tuples, routes, _answers(batch), session)
+                verdicts = self.evaluator.verdicts(changes, tuples, routes, _answers(batch), session)
                 routed, counts = self.router.routed(changes, tuples, routes, verdicts)
                 nothing = [pa.nulls(routed.num_rows, pa.int64()) for _ in _COUNTS]
                 yield pa.RecordBatch.from_arrays([*routed.columns, *nothing], schema=_COUNTED)
                 yield pa.RecordBatch.from_pylist([dict(counts)], schema=_COUNTED)
 
 
-def _answers(batch: pa.RecordBatch) -> Verdicts:
+def _answers(batch: pa.RecordBatch) -> FilterResults:
     """What Spark says of a batch, if it was asked; `number` is the row's."""
     if "number" not in batch.schema.names:
-        return Verdicts.all_pass(batch.num_rows)
-    rows = np.flatnonzero(present(batch["number"]))
+        return FilterResults.all_pass(batch.num_rows)
+    rows = np.flatnonzero(is_valid(batch["number"]))
     answered = batch.select(["old_passes", "new_passes"]).take(pa.array(rows))
     found = pa.Table.from_batches([answered.append_column("number", pa.array(rows, pa.int32()))])
-    return Answers.of(found, 1).verdicts(0, batch.num_rows)
+    return SparkFilterResults.of(found, 1).verdicts(0, batch.num_rows)

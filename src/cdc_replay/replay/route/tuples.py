@@ -28,12 +28,12 @@ from cdc_replay.arrow.arrays import (
     Bytes,
     Int32s,
     Int64s,
-    characters,
-    numbers,
-    present,
-    running,
+    ascii_bytes,
+    int_array,
+    is_valid,
+    offsets_from_lengths,
+    string_array,
     text_lists,
-    texts,
 )
 from cdc_replay.replay.route.attribute_map import NOT_SENT, Positions
 
@@ -46,7 +46,7 @@ LEAF: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ColumnProjection:
     """Per route, which of the leaf's columns a list holds, in order.
 
     Each is a position in the leaf's tuple; `MISSING` where this relation version does not have the column;
@@ -101,15 +101,15 @@ class Tuples:
         """Of a batch with the columns `old`, `old_kinds`, `new`, `new_kinds`."""
         new, old = changes["new"], changes["old"]
         new_values, old_values = new.flatten(), old.flatten()
-        new_kinds = characters(pc.fill_null(changes["new_kinds"], ""))
-        old_kinds = characters(pc.fill_null(changes["old_kinds"], ""))
+        new_kinds = ascii_bytes(pc.fill_null(changes["new_kinds"], ""))
+        old_kinds = ascii_bytes(pc.fill_null(changes["old_kinds"], ""))
         return cls(
             values=pa.concat_arrays([new_values, old_values]),
             kinds=np.concatenate([new_kinds, old_kinds]),
-            new_at=running(_lengths(new))[:-1].astype(np.int64),
-            old_at=running(_lengths(old))[:-1].astype(np.int64) + len(new_values),
-            has_new=present(new),
-            has_old=present(old),
+            new_at=offsets_from_lengths(_lengths(new))[:-1].astype(np.int64),
+            old_at=offsets_from_lengths(_lengths(old))[:-1].astype(np.int64) + len(new_values),
+            has_new=is_valid(new),
+            has_old=is_valid(old),
             has_unsent=bool((new_kinds == _UNSENT).any()),
             leaves_at=len(new_values) + len(old_values),
         )
@@ -120,13 +120,15 @@ class Tuples:
             self, values=pa.concat_arrays([self.values, pa.array(leaves, pa.string())])
         )
 
-    def new_rows(self, rows: Int64s, routes: Int64s, layout: Layout, *, wanted: Bools, fill: Bools) -> Picked:
+    def new_rows(
+        self, rows: Int64s, routes: Int64s, layout: ColumnProjection, *, wanted: Bools, fill: Bools
+    ) -> ProjectedRows:
         """The new rows of `rows` where they are `wanted`, each in the layout of its route.
 
         Where `fill` says so, unsent values are those of the old row (R4.4): the kind of a value that it had
         is `t` then; one that neither row has stays `u`.
         """
-        picked = Picked.of(self, self.new_at[rows], routes, layout, wanted & self.has_new[rows])
+        picked = ProjectedRows.of(self, self.new_at[rows], routes, layout, wanted & self.has_new[rows])
         if not self.has_unsent:
             return picked
         is_filled = (fill & self.has_old[rows])[picked.rows] & (picked.kinds == _UNSENT)
@@ -137,14 +139,16 @@ class Tuples:
             picked, places=places, kinds=np.where(is_text, np.uint8(_TEXT), picked.kinds)
         )
 
-    def rows_before(self, rows: Int64s, routes: Int64s, layout: Layout, *, wanted: Bools) -> Picked:
+    def rows_before(
+        self, rows: Int64s, routes: Int64s, layout: ColumnProjection, *, wanted: Bools
+    ) -> ProjectedRows:
         """What a change finds its row by: the old row, the new one where no old row was sent (R1.6)."""
         starts = np.where(self.has_old, self.old_at, self.new_at)[rows]
-        return Picked.of(self, starts, routes, layout, wanted & (self.has_old | self.has_new)[rows])
+        return ProjectedRows.of(self, starts, routes, layout, wanted & (self.has_old | self.has_new)[rows])
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class ProjectedRows:
     """Lists that were picked: list `i` is elements `offsets[i]` to `offsets[i + 1]`, NULL unless `wanted[i]`.
 
     Per element, `rows` is the number of its list, `places` where its value is, below 0 if it has none.
@@ -158,10 +162,12 @@ class Picked:
     kinds: Bytes
 
     @classmethod
-    def of(cls, tuples: Tuples, starts: Int64s, routes: Int64s, layout: Layout, wanted: Bools) -> Self:
+    def of(
+        cls, tuples: Tuples, starts: Int64s, routes: Int64s, layout: ColumnProjection, wanted: Bools
+    ) -> Self:
         """The columns of `layout` from the tuples that start at `starts`."""
         widths = np.where(wanted, layout.widths[routes], 0)
-        offsets = running(widths)
+        offsets = offsets_from_lengths(widths)
         rows = np.repeat(np.arange(len(routes)), widths)
         within = np.arange(len(rows)) - offsets[:-1][rows]
         positions = layout.positions[layout.starts[routes][rows] + within]
@@ -187,8 +193,8 @@ class Picked:
     @property
     def kind_texts(self) -> pa.StringArray:
         """Their kinds."""
-        return texts(self.offsets, self.kinds, self.wanted)
+        return string_array(self.offsets, self.kinds, self.wanted)
 
 
 def _lengths(lists: pa.ListArray) -> Int64s:
-    return numbers(pc.list_value_length(lists))
+    return int_array(pc.list_value_length(lists))

@@ -25,7 +25,16 @@ will be again, neither on the publisher nor in what the subscription can still s
 Nothing is written anywhere. A process that is killed here has read, and the next one reads again.
 """
 
-from cdc_replay.replay.toast.resolve import Found, History, Position, find
-from cdc_replay.replay.toast.tracked_leaf import FollowedLeaf, Shape, TupleColumn, tuple_columns
+from cdc_replay.replay.toast.resolve import ChangeHistory, ChangePosition, ResolvedValues, resolve_values
+from cdc_replay.replay.toast.tracked_leaf import Shape, TrackedLeaf, TupleColumn, tuple_columns
 
-__all__ = ["FollowedLeaf", "Found", "History", "Position", "Shape", "TupleColumn", "find", "tuple_columns"]
+__all__ = [
+    "ChangeHistory",
+    "ChangePosition",
+    "ResolvedValues",
+    "Shape",
+    "TrackedLeaf",
+    "TupleColumn",
+    "resolve_values",
+    "tuple_columns",
+]

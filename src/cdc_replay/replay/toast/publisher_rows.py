@@ -33,7 +33,7 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
 from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
 from cdc_replay.replay.toast.row_history import as_batch, give_up
-from cdc_replay.replay.toast.tracked_leaf import FollowedLeaf, TupleColumn
+from cdc_replay.replay.toast.tracked_leaf import TrackedLeaf, TupleColumn
 from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _IS_REWRITTEN: Final = "select pg_relation_filenode(oid) <> relfilenode from pg_
 
 
 @dataclass(frozen=True, slots=True)
-class FencedLeaf:
+class PublisherLeaf:
     """How rows of a leaf are read at the fence, where it is `table`; picklable.
 
     `keys` are the columns of the replica identity in order of attribute number, with type and equality
@@ -106,10 +106,10 @@ class FencedTables:
 
     snapshot: SharedSnapshot
     columns: Mapping[int, Mapping[TupleColumn, str]]
-    readable: Mapping[int, FencedLeaf]
+    readable: Mapping[int, PublisherLeaf]
 
     @classmethod
-    def of(cls, snapshot: SharedSnapshot, leaves: Iterable[FollowedLeaf]) -> Self:
+    def of(cls, snapshot: SharedSnapshot, leaves: Iterable[TrackedLeaf]) -> Self:
         """What the fence has of `leaves`."""
         by_id = {int(leaf.id): leaf for leaf in leaves}
         with contextlib.closing(import_snapshot(snapshot, purpose="unsent values")) as connection:
@@ -122,7 +122,7 @@ class FencedTables:
                 columns[oid][TupleColumn(*column)] = name
             tables = read_target_tables(connection, names.values())
         readable = {
-            oid: FencedLeaf(_planned(oid, name, columns[oid]), keys)
+            oid: PublisherLeaf(_planned(oid, name, columns[oid]), keys)
             for oid, name in names.items()
             if name in tables and (keys := _keys(tables[name], by_id[oid], columns[oid]))
         }
@@ -139,7 +139,7 @@ def _planned(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) 
 
 
 def _keys(
-    table: TargetTable, leaf: FollowedLeaf, names: Mapping[TupleColumn, str]
+    table: TargetTable, leaf: TrackedLeaf, names: Mapping[TupleColumn, str]
 ) -> tuple[tuple[str, str, Operator], ...]:
     """The leaf's key columns as the table has them; none if its identity is another one now."""
     by_number = {column.attnum: name for column, name in names.items()}
@@ -151,11 +151,11 @@ def _keys(
 
 
 @dataclass(frozen=True, slots=True)
-class FenceReader:
+class PublisherRowReader:
     """Reads what entries are waiting for; runs on executors, one connection per task."""
 
     tables: FencedTables
-    leaves: Mapping[int, FollowedLeaf]
+    leaves: Mapping[int, TrackedLeaf]
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The entries (FOUND) with the values that are there; what is not there is given up or lost."""
@@ -193,20 +193,22 @@ class FenceReader:
             position: column for position in entry["missing"] if (column := columns[position]) is not None
         }
 
-    def _readable(self, entry: Mapping[str, Any], columns: Mapping[int, TupleColumn]) -> _Wanted | None:
+    def _readable(
+        self, entry: Mapping[str, Any], columns: Mapping[int, TupleColumn]
+    ) -> _WantedColumns | None:
         """What to read of the entry's row; None if it cannot be looked for."""
         leaf = entry["relation_id"]
         if entry["key"] is None or leaf not in self.tables.readable:
             return None
         names = self.tables.columns[leaf]
         positions = {position: names[column] for position, column in columns.items() if column in names}
-        return _Wanted(self.tables.readable[leaf], positions) if columns else None
+        return _WantedColumns(self.tables.readable[leaf], positions) if columns else None
 
     @staticmethod
     def _fill_alike(
         session: _Session,
         entries: list[dict[str, Any]],
-        wanted: _Wanted | None,
+        wanted: _WantedColumns | None,
         is_gone: Sequence[int],
     ) -> None:
         rows: dict[int, list[str | None]] = {}
@@ -238,10 +240,10 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _WantedColumns:
     """Columns of a leaf, by position in the entries' tuples."""
 
-    leaf: FencedLeaf
+    leaf: PublisherLeaf
     positions: Mapping[int, str]
 
     def read(self, connection: Connection, keys: Sequence[Sequence[str]]) -> dict[int, list[str | None]]:

@@ -20,34 +20,34 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc_replay.model.frames import CHANGES, ChangeKind
-from cdc_replay.model.key_links import Key, Slot, linked
+from cdc_replay.model.key_links import KeyText, TableKey, linked
 from cdc_replay.model.lsn import ZERO
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot
-from cdc_replay.replay.toast.publisher_rows import FencedTables, FenceReader
+from cdc_replay.replay.toast.publisher_rows import FencedTables, PublisherRowReader
 from cdc_replay.replay.toast.row_history import FOLLOWED, follow, unfollowed
-from cdc_replay.replay.toast.tracked_leaf import FOUND, FollowedLeaf, key_positions
+from cdc_replay.replay.toast.tracked_leaf import FOUND, TrackedLeaf, key_positions
 from cdc_replay.spark.nullable_lists import map_in_arrow
 
-Position: TypeAlias = tuple[int, int]
+ChangePosition: TypeAlias = tuple[int, int]
 """Commit LSN and seq of a row change, which no other row change has."""
 
 _POSITION: Final = ("commit_lsn", "seq")
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ChangeHistory:
     """Unfiltered changes (CHANGES), and the `leaves` into which rows enter.
 
     With a `fence` they are those that have led to the rows in it, exactly.
     """
 
     changes: DataFrame
-    leaves: tuple[FollowedLeaf, ...]
+    leaves: tuple[TrackedLeaf, ...]
     fence: SharedSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedValues:
     """Entries (FOUND), kept until the context that made them ends; `unknown` values are left in them.
 
     Those that are `GIVEN_UP` are among them.
@@ -56,7 +56,7 @@ class Found:
     rows: DataFrame
     unknown: int
 
-    def put_into(self, changes: DataFrame) -> DataFrame:
+    def merge_into(self, changes: DataFrame) -> DataFrame:
         """`changes` (CHANGES), which hold the entries, with the entries as they were found."""
         places = F.broadcast(self.rows.select(*_POSITION))
         others = changes.join(places, list(_POSITION), "left_anti").select(*CHANGES.names)
@@ -64,7 +64,7 @@ class Found:
 
 
 @contextlib.contextmanager
-def find(history: History, entries: Sequence[Position]) -> Iterator[Found]:
+def resolve_values(history: ChangeHistory, entries: Sequence[ChangePosition]) -> Iterator[ResolvedValues]:
     """The values that the UPDATEs at `entries` did not send, as far as they can be proved.
 
     Entries of other leaves than the history's are not among the rows, and count as one unknown value each.
@@ -77,12 +77,12 @@ def find(history: History, entries: Sequence[Position]) -> Iterator[Found]:
     try:
         totals = rows.agg(F.count("*"), F.sum(F.col("lost") + F.size("missing"))).collect()[0]
         elsewhere = len(entries) - int(totals[0])
-        yield Found(rows, elsewhere + int(totals[1] or 0))
+        yield ResolvedValues(rows, elsewhere + int(totals[1] or 0))
     finally:
         rows.unpersist()
 
 
-def _found(history: History, entries: Sequence[Position]) -> DataFrame:
+def _found(history: ChangeHistory, entries: Sequence[ChangePosition]) -> DataFrame:
     leaves = {int(leaf.id): leaf for leaf in history.leaves}
     marked = _marked(history, entries)
     keyed = _with_keys(history, marked)
@@ -117,7 +117,7 @@ def _found(history: History, entries: Sequence[Position]) -> DataFrame:
     )
     if history.fence is None:
         return found
-    reader = FenceReader(FencedTables.of(history.fence, history.leaves), leaves)
+    reader = PublisherRowReader(FencedTables.of(history.fence, history.leaves), leaves)
     return map_in_arrow(found, reader.read, FOUND.ddl)
 
 
@@ -126,7 +126,7 @@ _LINEAGE: Final = pa.schema(
 )
 
 
-def _is_followed(history: History) -> Column:
+def _is_followed(history: ChangeHistory) -> Column:
     """Whether a change is one by which rows are followed."""
     followed = [leaf for leaf in history.leaves if leaf.key]
     versions = [relation.version for leaf in followed for relation in leaf.relations]
@@ -143,7 +143,7 @@ def _is_followed(history: History) -> Column:
     return F.coalesce(ours, F.lit(False))
 
 
-def _marked(history: History, entries: Sequence[Position]) -> DataFrame:
+def _marked(history: ChangeHistory, entries: Sequence[ChangePosition]) -> DataFrame:
     """The changes, and whether they are entries."""
     columns = list(zip(*entries, strict=True))
     types = (pa.int64(), pa.int32())
@@ -156,7 +156,7 @@ def _marked(history: History, entries: Sequence[Position]) -> DataFrame:
     return marked.withColumn("is_entry", is_entry)
 
 
-def _with_keys(history: History, marked: DataFrame) -> DataFrame:
+def _with_keys(history: ChangeHistory, marked: DataFrame) -> DataFrame:
     """The changes by which rows are followed, with the rows' keys before and after."""
     old_key, new_key = _key(history.leaves, _old_value), _key(history.leaves, _new_value)
     # An UPDATE without an old tuple has not changed its key (R1.6).
@@ -176,7 +176,7 @@ def _new_value(position: int) -> Column:
     return F.when(is_unsent, F.col("old")[position]).otherwise(F.col("new")[position])
 
 
-def _key(leaves: Sequence[FollowedLeaf], value_of: Callable[[int], Column]) -> Column:
+def _key(leaves: Sequence[TrackedLeaf], value_of: Callable[[int], Column]) -> Column:
     """The values of the replica identity in order of attribute number."""
     versions: dict[tuple[int, ...], list[int]] = {}
     for relation in (relation for leaf in leaves if leaf.key for relation in leaf.relations):
@@ -189,22 +189,22 @@ def _key(leaves: Sequence[FollowedLeaf], value_of: Callable[[int], Column]) -> C
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _KeyScan:
     """(leaf, key, lineage) of every key that a row with an entry has had, and each leaf's last TRUNCATE."""
 
-    lineages: tuple[tuple[int, Key, int], ...]
-    truncated: Mapping[int, Position]
+    lineages: tuple[tuple[int, KeyText, int], ...]
+    truncated: Mapping[int, ChangePosition]
 
 
-def _look_at(keyed: DataFrame) -> _Seen:
+def _look_at(keyed: DataFrame) -> _KeyScan:
     is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value
     is_move = (F.col("kind") == ChangeKind.UPDATE.value) & (F.col("key_before") != F.col("key_after"))
     rows = keyed.where(is_truncate | is_move | F.col("is_entry")).select(
         "relation_id", "kind", *_POSITION, "key_before", "key_after", "is_entry"
     )
-    moves: list[tuple[Slot, Slot]] = []
-    entered: set[Slot] = set()
-    truncated: dict[int, Position] = {}
+    moves: list[tuple[TableKey, TableKey]] = []
+    entered: set[TableKey] = set()
+    truncated: dict[int, ChangePosition] = {}
     for row in rows.toArrow().to_pylist():
         leaf, position = row["relation_id"], (row["commit_lsn"], row["seq"])
         if row["kind"] == ChangeKind.TRUNCATE.value:
@@ -216,4 +216,4 @@ def _look_at(keyed: DataFrame) -> _Seen:
             entered.add(after)
     found = list(linked(moves))
     wanted = {lineage for leaf, key, lineage in found if (leaf, key) in entered}
-    return _Seen(tuple(each for each in found if each[-1] in wanted), truncated)
+    return _KeyScan(tuple(each for each in found if each[-1] in wanted), truncated)

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from cdc_replay.model.frames import CHANGES, GIVEN_UP, ChangeKind
 from cdc_replay.model.relation import Relation
-from cdc_replay.replay.toast.tracked_leaf import FOUND, FOUND_SCHEMA, FollowedLeaf, TupleColumn
+from cdc_replay.replay.toast.tracked_leaf import FOUND, FOUND_SCHEMA, TrackedLeaf, TupleColumn
 
 FOLLOWED: Final = (*CHANGES.names, "lineage", "key_before", "key_after", "is_entry")
 """What is folded, sorted by lineage and position; the keys are replica identities before and after."""
@@ -42,7 +42,7 @@ _Position: TypeAlias = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Entry:
+class _EnteringRow:
     """A row's entry; `waiting` are the positions of its unknown values, by attribute number."""
 
     change: _Change
@@ -69,22 +69,22 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TrackedRow:
     known: dict[int, tuple[TupleColumn, str | None]] = field(default_factory=dict)
     """The last value of each column by its attribute number, and as what it was sent."""
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[_EnteringRow] = field(default_factory=list)
 
 
-class _Lineage:
+class _RowTracker:
     """The rows of linked keys."""
 
-    def __init__(self, leaves: Mapping[int, FollowedLeaf], truncated: Mapping[int, _Position]) -> None:
+    def __init__(self, leaves: Mapping[int, TrackedLeaf], truncated: Mapping[int, _Position]) -> None:
         self._leaves = leaves
         self._versions = {each.version: each for leaf in leaves.values() for each in leaf.relations}
         self._truncated = truncated
-        self._slots: dict[tuple[int, int, tuple[str, ...]], _Row] = {}
+        self._slots: dict[tuple[int, int, tuple[str, ...]], _TrackedRow] = {}
         """By leaf, how many rewrites have come before, and key."""
-        self._entries: list[_Entry] = []
+        self._entries: list[_EnteringRow] = []
 
     def apply(self, change: _Change) -> None:
         """Take the next change."""
@@ -96,7 +96,7 @@ class _Lineage:
         row = self._slots.pop((leaf, rewrites, before), None) if before is not None else None
         if after is None:
             return
-        row = _Row() if row is None or change["kind"] == ChangeKind.INSERT.value else row
+        row = _TrackedRow() if row is None or change["kind"] == ChangeKind.INSERT.value else row
         columns = _columns(change, self._leaves[leaf], relation)
         _take_over(change, columns, row)
         if change["is_entry"]:
@@ -122,7 +122,7 @@ class _Lineage:
 
 def follow(
     batches: Iterable[pa.RecordBatch],
-    leaves: Mapping[int, FollowedLeaf],
+    leaves: Mapping[int, TrackedLeaf],
     truncated: Mapping[int, _Position],
 ) -> Iterator[pa.RecordBatch]:
     """The entries (FOUND) among changes (FOLLOWED).
@@ -130,11 +130,11 @@ def follow(
     `truncated` is the position (commit LSN, seq) of the last TRUNCATE of each leaf that has any.
     """
     rows: list[_Change] = []
-    lineage, number = _Lineage(leaves, truncated), None
+    lineage, number = _RowTracker(leaves, truncated), None
     for change in (change for batch in batches for change in batch.to_pylist()):
         if change["lineage"] != number:
             rows += lineage.finish()
-            lineage, number = _Lineage(leaves, truncated), change["lineage"]
+            lineage, number = _RowTracker(leaves, truncated), change["lineage"]
         lineage.apply(change)
         if len(rows) >= BATCH_ROWS:
             yield as_batch(rows)
@@ -151,7 +151,7 @@ def as_batch(rows: list[_Change]) -> pa.RecordBatch:
 
 
 def unfollowed(
-    batches: Iterable[pa.RecordBatch], leaves: Mapping[int, FollowedLeaf]
+    batches: Iterable[pa.RecordBatch], leaves: Mapping[int, TrackedLeaf]
 ) -> Iterator[pa.RecordBatch]:
     """Entries (CHANGES) whose rows cannot be followed, as FOUND: all of their values are missing.
 
@@ -180,11 +180,11 @@ def give_up(entry: _Change, positions: Collection[int]) -> _Change:
     return entry | {"new_kinds": "".join(kinds), "lost": entry["lost"] + len(positions)}
 
 
-def _columns(change: _Change, leaf: FollowedLeaf, relation: Relation) -> tuple[TupleColumn | None, ...]:
+def _columns(change: _Change, leaf: TrackedLeaf, relation: Relation) -> tuple[TupleColumn | None, ...]:
     return leaf.columns_of((relation.version, change["catalog_version"]), len(relation.columns))
 
 
-def _take_over(change: _Change, columns: tuple[TupleColumn | None, ...], row: _Row) -> None:
+def _take_over(change: _Change, columns: tuple[TupleColumn | None, ...], row: _TrackedRow) -> None:
     """What the change says of its row's columns; entries before it do not have what it changes."""
     old, old_kinds = change["old"], change["old_kinds"]
     for position, column in enumerate(columns):
@@ -203,7 +203,7 @@ def _take_over(change: _Change, columns: tuple[TupleColumn | None, ...], row: _R
 
 
 def _wanted(
-    change: _Change, columns: tuple[TupleColumn | None, ...], relation: Relation, leaf: FollowedLeaf
+    change: _Change, columns: tuple[TupleColumn | None, ...], relation: Relation, leaf: TrackedLeaf
 ) -> dict[int, TupleColumn | None]:
     """The columns of an entry that the subscription has, and that were not sent, by position."""
     old, old_kinds = change["old"], change["old_kinds"]
@@ -216,7 +216,7 @@ def _wanted(
     }
 
 
-def _entered(change: _Change, wanted: Mapping[int, TupleColumn | None], row: _Row) -> _Entry:
+def _entered(change: _Change, wanted: Mapping[int, TupleColumn | None], row: _TrackedRow) -> _EnteringRow:
     """The entry, with the values that are known."""
     new, kinds, waiting = list(change["new"]), list(change["new_kinds"]), {}
     lost = 0
@@ -230,4 +230,4 @@ def _entered(change: _Change, wanted: Mapping[int, TupleColumn | None], row: _Ro
             new[position], kinds[position] = value, "t"
         else:
             waiting[column.attnum] = position
-    return _Entry(change | {"new": new, "new_kinds": "".join(kinds)}, waiting, lost)
+    return _EnteringRow(change | {"new": new, "new_kinds": "".join(kinds)}, waiting, lost)

@@ -35,11 +35,11 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import PublishAction, PublisherCatalog, Table
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.publication.capture_coverage import is_captured
-from cdc_replay.replay.compact import Survey
+from cdc_replay.replay.compact import WindowFacts
 from cdc_replay.replay.log_window import catalog_history, decode_window, definitions
-from cdc_replay.replay.publisher_fence import Fence
-from cdc_replay.replay.route.routes import Defined, Routes
-from cdc_replay.replay.toast import FollowedLeaf, History, Shape, TupleColumn, tuple_columns
+from cdc_replay.replay.publisher_fence import PublisherFence
+from cdc_replay.replay.route.routes import Routes, VersionedRelation
+from cdc_replay.replay.toast import ChangeHistory, Shape, TrackedLeaf, TupleColumn, tuple_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,28 +49,30 @@ _IDENTIFYING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class ToastSources:
     """The rows of one routed window that enter without a value, and where its values may be."""
 
     change_log: str
     """Its URI."""
     routes: Routes
-    found: Survey
+    found: WindowFacts
 
-    def in_window(self, changes: DataFrame, window: Window) -> History:
+    def in_window(self, changes: DataFrame, window: Window) -> ChangeHistory:
         """The window itself; `changes` may hold more than it."""
         change_log = ChangeLog.open(self.change_log)
         inside = changes.where(changes["commit_lsn"] > window.after.value)
-        return History(inside, self._leaves(change_log, window))
+        return ChangeHistory(inside, self._leaves(change_log, window))
 
-    def at_fence(self, session: SparkSession, fence: Fence, after: Lsn) -> History:
+    def at_fence(self, session: SparkSession, fence: PublisherFence, after: Lsn) -> ChangeHistory:
         """The log after `after` that has led to the fence, and the publisher there."""
         change_log = ChangeLog.open(self.change_log)
         window = Window(after, fence.upto)
         changes = _seen_changes(session, change_log, window, fence)
-        return History(changes, self._leaves(change_log, window), fence.snapshot)
+        return ChangeHistory(changes, self._leaves(change_log, window), fence.snapshot)
 
-    def at_fence_with_whole_log(self, session: SparkSession, fence: Fence, after: Lsn) -> History:
+    def at_fence_with_whole_log(
+        self, session: SparkSession, fence: PublisherFence, after: Lsn
+    ) -> ChangeHistory:
         """As `at_fence`, with all that the log has.
 
         A leaf whose rows can be followed after `after` only, as it was not captured before, or had another
@@ -83,9 +85,9 @@ class Unsent:
             dataclasses.replace(late[leaf.id], begins=after) if not leaf.key and leaf.id in late else leaf
             for leaf in self._leaves(change_log, window)
         )
-        return History(_seen_changes(session, change_log, window, fence), leaves, fence.snapshot)
+        return ChangeHistory(_seen_changes(session, change_log, window, fence), leaves, fence.snapshot)
 
-    def _leaves(self, change_log: ChangeLog, window: Window) -> tuple[FollowedLeaf, ...]:
+    def _leaves(self, change_log: ChangeLog, window: Window) -> tuple[TrackedLeaf, ...]:
         entered = {target for target, _, _ in self.found.unsent}
         wanted: dict[RelationId, set[str]] = {}
         for route in self.routes.routes:
@@ -97,7 +99,7 @@ class Unsent:
         columns = _columns(definitions(change_log, window), _uncertain(history, catalogs, wanted))
         rewrites = _rewrites(change_log, window)
         leaves = (
-            FollowedLeaf.of(versions[leaf], columns.get(leaf, {}), frozenset(names))
+            TrackedLeaf.of(versions[leaf], columns.get(leaf, {}), frozenset(names))
             for leaf, names in wanted.items()
             if leaf in versions
         )
@@ -111,7 +113,9 @@ class Unsent:
         )
 
 
-def _seen_changes(session: SparkSession, change_log: ChangeLog, window: Window, fence: Fence) -> DataFrame:
+def _seen_changes(
+    session: SparkSession, change_log: ChangeLog, window: Window, fence: PublisherFence
+) -> DataFrame:
     """The changes of the window that the fence's snapshot has."""
     changes = decode_window(session, change_log, window)
     if not fence.unseen:
@@ -140,7 +144,7 @@ def _rewrites(change_log: ChangeLog, window: Window) -> dict[RelationId, set[int
 
 
 def _columns(
-    defined: Iterable[Defined], uncertain: Mapping[RelationId, frozenset[str]]
+    defined: Iterable[VersionedRelation], uncertain: Mapping[RelationId, frozenset[str]]
 ) -> dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]]:
     """What the columns of tuples are, by leaf and shape."""
     found: dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]] = {}

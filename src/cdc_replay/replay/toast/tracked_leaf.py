@@ -49,7 +49,7 @@ Shape: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedLeaf:
+class TrackedLeaf:
     """A leaf into which rows enter; picklable.
 
     `columns` are those of its tuples by shape; None is one of which it is not certain which it is. `wanted`
@@ -76,7 +76,7 @@ class FollowedLeaf:
         relations: Iterable[Relation],
         columns: Mapping[Shape, tuple[TupleColumn | None, ...]],
         wanted: frozenset[str],
-    ) -> FollowedLeaf:
+    ) -> TrackedLeaf:
         """The leaf with these versions and shapes; without a key if its rows have none, or different ones.
 
         Between changes under different identities nothing tells whether it is the same row. Under REPLICA

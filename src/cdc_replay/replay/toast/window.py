@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import PublicationRefused, UnknownValue
+from cdc_replay.errors import PublicationRefused, UnchangedToastLost
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -33,33 +33,33 @@ from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.replay.apply.session import Applied, BeforeCommit, apply_window
 from cdc_replay.replay.compact import (
     EnteredRow,
-    Survey,
     UnsentNulls,
-    lacks_values,
-    net_changes,
-    survey,
+    WindowFacts,
+    fold_frame,
+    has_missing_values,
+    scan_window,
     unsent_nulls,
     with_nulls,
 )
 from cdc_replay.replay.log_window import catalog_history, decode_window
-from cdc_replay.replay.publisher_fence import Fences
+from cdc_replay.replay.publisher_fence import FenceProvider
 from cdc_replay.replay.route.spark_router import Routed, route
 from cdc_replay.replay.routing_groups import request_of
-from cdc_replay.replay.toast import History, find
-from cdc_replay.replay.toast.sources import Unsent
-from cdc_replay.replay.window_plan import Plan, content_of, plan_window
+from cdc_replay.replay.toast import ChangeHistory, resolve_values
+from cdc_replay.replay.toast.sources import ToastSources
+from cdc_replay.replay.window_plan import WindowPlan, plan_window, read_content
 from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 UNSENT_NULLS: Final = "unsent_nulls"
 """The count of NULLs that were stored for unsent values, beside those of the routing."""
 
-Record: TypeAlias = Callable[[Plan, Callable[[], Mapping[str, int]]], BeforeCommit]
+RecordResult: TypeAlias = Callable[[WindowPlan, Callable[[], Mapping[str, int]]], BeforeCommit]
 """Records the result of a plan's window, with the routing's counts, which are asked for then."""
 
 
@@ -68,18 +68,18 @@ class PublisherAccess:
     """The publisher, as far as replay needs it beside the log."""
 
     source: CaptureSource
-    fences: Fences
+    fences: FenceProvider
     may_extend: bool = True
     """Whether a window may go further than it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Flow:
+class _DecodedWindow:
     """A plan's window as it was decoded, and what is known of it."""
 
-    plan: Plan
+    plan: WindowPlan
     changes: DataFrame
-    found: Survey
+    found: WindowFacts
 
     def routed(self, publisher: PublisherAccess, changes: DataFrame | None = None) -> Routed:
         """What the subscription sees of the window, or of `changes` in its place."""
@@ -88,7 +88,9 @@ class _Flow:
         return route(seen, self.plan.routes, origin=origin, publisher_dsn=publisher.source.dsn)
 
 
-def apply_with_unsent(plan: Plan, found: Survey, publisher: PublisherAccess, record: Record) -> None:
+def apply_with_toast(
+    plan: WindowPlan, found: WindowFacts, publisher: PublisherAccess, record: RecordResult
+) -> None:
     """Apply the window with the values of the first history that has all of them.
 
     Raises:
@@ -97,21 +99,27 @@ def apply_with_unsent(plan: Plan, found: Survey, publisher: PublisherAccess, rec
     """
     change_log = ChangeLog.open(publisher.source.change_log)
     changes = decode_window(spark_session("cdc-replay"), change_log, plan.window)
-    for tried, history, is_last in _histories(_Flow(plan, changes, found), publisher):
+    for tried, history, is_last in _toast_sources(_DecodedWindow(plan, changes, found), publisher):
         entries = [(commit_lsn, seq) for _, commit_lsn, seq in tried.found.unsent]
-        with find(history, entries) as values:
+        with resolve_values(history, entries) as values:
             failpoint("fill.after_read")
-            routed = tried.routed(publisher, values.put_into(tried.changes))
+            routed = tried.routed(publisher, values.merge_into(tried.changes))
             tables, policy = tried.plan.routes.tables, tried.plan.opened.subscription.on_conflict
-            net = net_changes(routed.changes, tried.found, tables, tried.plan.window, policy=policy)
+            net = fold_frame(routed.changes, tried.found, tables, tried.plan.window, policy=policy)
             # A row that leaves again, or gets another value, does not need the one that was not sent.
-            if is_last or values.unknown == 0 or not lacks_values(net):
+            if is_last or values.unknown == 0 or not has_missing_values(net):
                 _apply(tried, net, routed, record, change_log, is_complete=values.unknown == 0)
                 return
 
 
 def _apply(
-    flow: _Flow, net: DataFrame, routed: Routed, record: Record, change_log: ChangeLog, *, is_complete: bool
+    flow: _DecodedWindow,
+    net: DataFrame,
+    routed: Routed,
+    record: RecordResult,
+    change_log: ChangeLog,
+    *,
+    is_complete: bool,
 ) -> None:
     """Apply the flow's net changes, with NULL for what is missing where that may be."""
     plan, name = flow.plan, flow.plan.name
@@ -129,7 +137,7 @@ def _apply(
     _tell_of(plan, nulls)
 
 
-def _accepted(plan: Plan) -> dict[int, Lsn]:
+def _accepted(plan: WindowPlan) -> dict[int, Lsn]:
     """By target, up to which commit a row may enter with NULL for a value that nobody has."""
     if plan.opened.subscription.unchanged_toast is UnchangedToast.NATIVE:
         return {table.index: plan.window.upto for table in plan.routes.tables}
@@ -137,11 +145,11 @@ def _accepted(plan: Plan) -> dict[int, Lsn]:
     return {table.index: accepted[table.name] for table in plan.routes.tables if table.name in accepted}
 
 
-def _tell_of(plan: Plan, nulls: UnsentNulls) -> None:
+def _tell_of(plan: WindowPlan, nulls: UnsentNulls) -> None:
     tables = {table.index: table for table in plan.routes.tables}
     for target, count in nulls.values.items():
         keys = ", ".join(_key(tables[target], row) for row in nulls.rows[target])
-        log.warning(
+        logger.warning(
             "subscription %s: table %s: %d NULL, as natively, for values that were not sent and that neither"
             " the log nor the publisher has any more (R4.6); first rows: %s",
             *(plan.name, tables[target].name, count, keys),
@@ -155,7 +163,7 @@ def _key(table: SubscribedTable, row: EnteredRow) -> str:
     return f"({', '.join(table.identity)})=({', '.join(map(str, shown))})"
 
 
-def _unknown_value(plan: Plan, row: EnteredRow, more: int, change_log: ChangeLog) -> UnknownValue:
+def _unknown_value(plan: WindowPlan, row: EnteredRow, more: int, change_log: ChangeLog) -> UnchangedToastLost:
     table = next(table for table in plan.routes.tables if table.index == row.target)
     subscription, target = plan.opened.subscription, table.name
     columns = [f'"{name}"' for name, kind in zip(table.columns, row.kinds, strict=True) if kind == "u"]
@@ -168,7 +176,7 @@ def _unknown_value(plan: Plan, row: EnteredRow, more: int, change_log: ChangeLog
     ]
     if target in _published(subscription, change_log):
         ways.append(f"copy the table again: `cdc-replay snapshot {subscription.name} --table {target}`")
-    error = UnknownValue(
+    error = UnchangedToastLost(
         f'a row enters table "{target.schema}"."{target.name}" without a value of column'
         f" {', '.join(columns)}",
         detail=f"Key {_key(table, row)}, by the transaction that committed at {row.commit_lsn}. An UPDATE has"
@@ -197,26 +205,28 @@ def _published(subscription: Subscription, change_log: ChangeLog) -> frozenset[Q
         return frozenset()
 
 
-def _histories(flow: _Flow, publisher: PublisherAccess) -> Iterator[tuple[_Flow, History, bool]]:
+def _toast_sources(
+    flow: _DecodedWindow, publisher: PublisherAccess
+) -> Iterator[tuple[_DecodedWindow, ChangeHistory, bool]]:
     """What to apply, where to look for its unsent values, and whether it is the last that can be tried."""
     window, session = flow.plan.window, flow.changes.sparkSession
-    unsent = Unsent(publisher.source.change_log, flow.plan.routes, flow.found)
+    unsent = ToastSources(publisher.source.change_log, flow.plan.routes, flow.found)
     yield flow, unsent.in_window(flow.changes, window), False
     fence = publisher.fences.of(window)
     yield flow, unsent.at_fence(session, fence, window.after), False
     if publisher.may_extend and fence.complete_upto > window.upto:
-        flow = _extended(flow, publisher, fence.complete_upto)
-        unsent = Unsent(publisher.source.change_log, flow.plan.routes, flow.found)
+        flow = _extend_window(flow, publisher, fence.complete_upto)
+        unsent = ToastSources(publisher.source.change_log, flow.plan.routes, flow.found)
         yield flow, unsent.at_fence(session, fence, window.after), False
     yield flow, unsent.at_fence_with_whole_log(session, fence, window.after), True
 
 
-def _extended(flow: _Flow, publisher: PublisherAccess, upto: Lsn) -> _Flow:
+def _extend_window(flow: _DecodedWindow, publisher: PublisherAccess, upto: Lsn) -> _DecodedWindow:
     """The flow of the window, which goes up to `upto` instead."""
     change_log = ChangeLog.open(publisher.source.change_log)
-    content = functools.partial(content_of, change_log)
+    content = functools.partial(read_content, change_log)
     plan = plan_window(change_log, content, flow.plan.opened, upto, may_be_cut=False)
-    log.warning(
+    logger.warning(
         "subscription %s: window %s is extended to %s, because rows enter it with values that were not sent"
         " and that have changed since",
         plan.name,
@@ -224,5 +234,5 @@ def _extended(flow: _Flow, publisher: PublisherAccess, upto: Lsn) -> _Flow:
         upto,
     )
     changes = decode_window(flow.changes.sparkSession, change_log, plan.window)
-    extended = _Flow(plan, changes, Survey((), ()))
-    return _Flow(plan, changes, survey(extended.routed(publisher).changes))
+    extended = _DecodedWindow(plan, changes, WindowFacts((), ()))
+    return _DecodedWindow(plan, changes, scan_window(extended.routed(publisher).changes))
