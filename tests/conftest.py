@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-pytest_plugins = ["fixtures.postgres", "fixtures.spark", "fixtures.browser", "fixtures.airflow"]
+pytest_plugins = [
+    "fixtures.postgres",
+    "fixtures.spark",
+    "fixtures.browser",
+    "fixtures.airflow",
+    "fixtures.twin",
+    "fixtures.capture",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,7 +20,7 @@ from conformance.versions import PACKAGES, ROOT, NoServer, environment, programs
 TESTS = (
     "tests/conformance/test_conformance.py",
     "tests/conformance/test_random_cases.py",
-    "tests/integration/commands/test_reconcile.py",
+    "tests/integration/compare/test_reconcile.py",
     "tests/security/test_forged_messages.py",
     "tests/security/test_least_privilege.py",
     "tests/security/test_no_text_is_executed.py",

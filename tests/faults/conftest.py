@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.postgres import Cluster
-from fixtures.postgres import Database
+from fixtures.twin import Twin
 from integration.changelog.conftest import s3_endpoint, s3_uri
-from integration.commands.twin import Twin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["on_storage", "s3_endpoint", "s3_uri", "twin"]
+__all__ = ["on_storage", "s3_endpoint", "s3_uri"]
 
 
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
@@ -32,14 +29,3 @@ def on_storage(twin: Twin, spark: SparkSession, request: pytest.FixtureRequest) 
     yield twin
     environment.clear()
     environment.update(before)
-
-
-@pytest.fixture
-def twin(
-    spark: SparkSession, publisher: Database, subscriber_cluster: Cluster, tmp_path: Path
-) -> Iterator[Twin]:
-    """Commands that run to their end do so in this process, on its Spark session."""
-    assert spark.version
-    found = Twin(publisher, subscriber_cluster, tmp_path)
-    yield found
-    found.drop()

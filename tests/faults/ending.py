@@ -17,7 +17,7 @@ from benchmarks.memory import descendants
 from cdc_replay.failpoints import VARIABLE
 from embedded.java import spark_environment
 from fixtures.native import wait_for
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 LIMIT_SECONDS: Final = 10
 TERMINATED: Final = 128 + signal.SIGTERM

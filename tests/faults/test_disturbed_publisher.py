@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import pytest
 
-from cdc_replay.commands import refresh as refreshing
 from cdc_replay.commands.capture import capture
+from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.teardown import teardown
@@ -36,7 +36,7 @@ from faults.disturbing import DISTURBANCES, Program
 from faults.test_killed_commands import check_nothing_is_left
 from fixtures.postgres import Database, create_database, drop_database
 from fixtures.proxy import Line
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 
@@ -258,8 +258,8 @@ def test_a_slot_that_is_dropped_meanwhile_costs_a_new_log_and_nothing_else(
         twin.publisher.run(f"select pg_drop_replication_slot('{twin.slot}')")
         return reconcile_tables(*arguments)
 
-    monkeypatch.setattr(refreshing, "reconcile_tables", merge_without_slot)
-    refreshing.refresh(twin.config, "s", reconcile=True)
+    monkeypatch.setattr("cdc_replay.snapshot.refresh.reconcile_tables", merge_without_slot)
+    refresh(twin.config, "s", reconcile=True)
     assert content(ours) == before
     twin.publish("insert into t values (4, 40)")
     for _ in range(2):

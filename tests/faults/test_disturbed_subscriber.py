@@ -32,7 +32,7 @@ from embedded.postgres import Cluster
 from faults.disturbing import DISTURBANCES, Program, restart_server
 from faults.test_killed_commands import PUBLISHED, STAGING, TABLES, TRAFFIC, content
 from fixtures.postgres import Database, create_database, drop_database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

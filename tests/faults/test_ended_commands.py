@@ -42,7 +42,7 @@ from cdc_replay.failpoints import FAILPOINTS
 from faults.ending import LIMIT_SECONDS, SESSIONS, end, ended, send, start, state
 from fixtures.native import wait_for
 from fixtures.postgres import Database, our_origins
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

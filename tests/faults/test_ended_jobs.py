@@ -17,7 +17,7 @@ from cdc_replay.commands.replay import replay
 from embedded.java import spark_environment
 from faults.ending import check_nothing_is_left
 from fixtures.native import wait_for
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

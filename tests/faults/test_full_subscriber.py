@@ -20,7 +20,7 @@ from cdc_replay.commands.validate import validate
 from cdc_replay.errors import Retry, SubscriberNotWritable
 from cdc_replay.model.relation import QualifiedName
 from fixtures.postgres import Database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -32,7 +32,7 @@ from cdc_replay.model.table_state import Ready
 from embedded.java import spark_environment
 from fixtures.native import wait_for
 from fixtures.postgres import Database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

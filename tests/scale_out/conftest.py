@@ -9,7 +9,7 @@ import pytest
 
 from embedded.postgres import Cluster
 from fixtures.postgres import Database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from scale_out.cluster import SparkCluster
 
 

@@ -15,7 +15,7 @@ from benchmarks.memory import descendants
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.snapshot import snapshot
 from fixtures.native import wait_for
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from scale_out.cluster import SparkCluster, Submitted
 
 pytestmark = pytest.mark.spark

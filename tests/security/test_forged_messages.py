@@ -17,7 +17,7 @@ from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.commands.capture import capture
 from cdc_replay.commands.verify_log import verify_log
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from security.stranger import Stranger
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
 from embedded.postgres import binaries
 from fixtures.postgres import Database
-from integration.commands.twin import Pair, Twin
+from fixtures.twin import Pair, Twin
 from security.stranger import Stranger
 
 pytestmark = pytest.mark.spark

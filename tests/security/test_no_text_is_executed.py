@@ -29,7 +29,7 @@ from cdc_replay.filters.server_session import FilterFailed, FilterSession
 from cdc_replay.model.publication import Generated, RowFilter, Table
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

@@ -19,7 +19,7 @@ from cdc_replay.commands.resume import resume
 from cdc_replay.commands.snapshot import snapshot
 from cdc_replay.commands.validate import validate
 from cdc_replay.model.relation import QualifiedName
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from security.stranger import Stranger
 
 pytestmark = pytest.mark.spark

@@ -33,7 +33,7 @@ from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.copy_tables import load_tables
 from fixtures.postgres import Database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from integration.snapshot.resumed import ResumedCopy
 from security.stranger import Stranger
 
@@ -160,12 +160,12 @@ READERS: dict[str, tuple[Callable[[Twin], None], str, Callable[[Twin], object]]]
     ),
     "reconcile": (
         synced,
-        "cdc_replay.commands.refresh.reconcile_tables",
+        "cdc_replay.snapshot.refresh.reconcile_tables",
         lambda twin: refresh(twin.config, "s", reconcile=True),
     ),
     "preview": (
         synced,
-        "cdc_replay.commands.refresh.preview_tables",
+        "cdc_replay.snapshot.refresh.preview_tables",
         lambda twin: refresh(twin.config, "s", reconcile=True, dry_run=True),
     ),
     "compare": (

@@ -15,7 +15,7 @@ from cdc_replay.commands.setup import setup
 from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.publication import PublishAction
 from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from security.stranger import Stranger
 
 pytestmark = pytest.mark.spark

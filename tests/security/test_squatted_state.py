@@ -12,7 +12,7 @@ import pytest
 
 from cdc_replay.commands.status import status
 from cdc_replay.errors import SubscriberNotReady
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 from security.stranger import Stranger
 
 pytestmark = pytest.mark.spark

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cdc_replay.changelog.log import ChangeLog
+from fixtures.command_line import CommandLine
 from fixtures.postgres import Database
 from integration.changelog.conftest import SECRET
-from integration.commands.command_line import CommandLine
 
 TABLE = "create table t (id int primary key, v text)"
 

@@ -21,8 +21,8 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import state
 from embedded.postgres import Cluster
+from fixtures.command_line import CommandLine
 from fixtures.postgres import Database
-from integration.commands.command_line import CommandLine
 
 TABLES = "create table t (id int primary key, a int); create table u (id int primary key, b int)"
 

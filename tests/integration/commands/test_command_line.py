@@ -15,10 +15,10 @@ import pytest
 
 from cdc_replay.cli import run_line
 from cdc_replay.commands.capture import capture
+from fixtures.command_line import PROGRAM, CommandLine, one_object
 from fixtures.native import wait_for
 from fixtures.postgres import Database
-from integration.commands.command_line import PROGRAM, CommandLine, one_object
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 TABLES = "create table t (id int primary key, a int)"
 RESULT = {"subscription", "from_lsn", "to_lsn", "seconds"}

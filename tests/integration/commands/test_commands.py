@@ -30,7 +30,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

@@ -15,7 +15,7 @@ from cdc_replay.commands.capture import capture
 from cdc_replay.commands.status import subscription_result
 from cdc_replay.errors import ServerUnavailable, SubscriptionParked
 from embedded.java import spark_environment
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

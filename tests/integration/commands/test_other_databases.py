@@ -42,7 +42,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database, create_database, drop_database
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

@@ -8,7 +8,7 @@ import yaml
 from cdc_replay.commands.sync import sync
 from cdc_replay.config import load_config
 from cdc_replay.errors import CdcReplayError, TargetMismatch
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ import pytest
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.validate import validate
 from cdc_replay.subscriber import state
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

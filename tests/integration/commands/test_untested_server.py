@@ -19,7 +19,7 @@ from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
 from cdc_replay.subscriber import state
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 TABLES = "create table t (id int primary key)"
 

@@ -11,7 +11,7 @@ import pytest
 from embedded.postgres import Cluster
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

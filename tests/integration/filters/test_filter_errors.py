@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ from cdc_replay.filters.server_eval import ServerCheck
 from fixtures.postgres import Database
 from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable
-from integration.commands.twin import Twin
+from fixtures.twin import Twin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

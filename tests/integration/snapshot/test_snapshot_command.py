@@ -15,9 +15,9 @@ from cdc_replay.commands.sync import sync
 from cdc_replay.errors import SubscriptionInUse
 from cdc_replay.model.table_state import Copying, Ready
 from embedded.java import spark_environment
+from fixtures.command_line import PROGRAM
 from fixtures.native import wait_for
 from fixtures.postgres import Database
-from integration.commands.command_line import PROGRAM
 from integration.snapshot.copying import public, states_of
 from integration.snapshot.resumed import ResumedCopy
 

@@ -1,0 +1,99 @@
+"""A window that fails leaves nothing, one without changes needs no Spark. Killed ones: `tests/faults`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_replay.errors import MissingPrivilege, TargetMismatch
+from cdc_replay.failpoints import VARIABLE
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.table_state import Ready
+from cdc_replay.postgres.connection import connect
+from cdc_replay.replay.apply import session as window
+from cdc_replay.replay.apply.session import Applied, ApplyRequest, advance_only
+from cdc_replay.subscriber import state
+from fixtures.postgres import Database
+from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
+from integration.replay.apply.windows import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).resolve().parents[2]
+STAGING = "select count(*) from pg_class where relname like 'stage%'"
+
+
+def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
+    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscriber.run(TABLES)
+    target = Target(spark, subscriber.dsn, PUBLISHED)
+    monkeypatch.setenv(VARIABLE, "replay.mid_merge=error")
+    with pytest.raises(RuntimeError, match=r"replay\.mid_merge"):
+        run_once(target)
+    assert subscriber.rows(STAGING) == [(0,)]
+    monkeypatch.delenv(VARIABLE)
+    assert run_once(target)
+    assert subscriber.rows("select * from t order by id") == EXPECTED
+
+
+def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
+    spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7.12: it is not subscribed to, whatever it is called."""
+    subscriber.run(TABLES)
+    before = subscriber.rows("select * from t order by id")
+    target = Target(spark, subscriber.dsn, PUBLISHED)
+
+    def replace(name: str) -> None:
+        if name == "replay.after_staging":
+            subscriber.run("alter table t rename to was_t; create table t (like was_t including all)")
+
+    monkeypatch.setattr(window, "failpoint", replace)
+    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or made anew'):
+        run_once(target)
+    assert subscriber.rows("select * from t") == []
+    assert subscriber.rows("select * from was_t order by id") == before
+
+
+def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
+    subscriber.run(TABLES)
+    target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
+    tables = tuple(target.window().tables)
+    request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
+    recorded: list[Applied] = []
+    with connect(subscriber.dsn, purpose="test") as connection:
+        state.install(connection)
+        state.remember_subscription(connection, "nsw", "1", ["p"])
+        assert advance_only(request, before_commit=lambda _, applied: recorded.append(applied)) == Applied()
+        ready = Ready(Lsn(500))
+        assert state.table_states(connection, "nsw") == {
+            QualifiedName("public", "t"): ready,
+            QualifiedName("public", "u"): ready,
+        }
+    assert recorded == [Applied()]
+
+
+def test_a_role_that_cannot_act_as_a_replication_worker_is_told_what_it_needs(
+    spark: SparkSession, subscriber: Database
+) -> None:
+    """R8.13: session_replication_role needs a superuser, or the privilege on the parameter."""
+    role = f"poor_{subscriber.name}"
+    subscriber.run(
+        f"{TABLES}; create role {role} login; grant create on database {subscriber.name} to {role};"
+        f"grant all on all tables in schema public to {role}"
+    )
+    try:
+        dsn = subscriber.cluster.dsn(subscriber.name, role)
+        target = Target(spark, dsn, PUBLISHED, run_as_owner=True)
+        with pytest.raises(MissingPrivilege, match="grant set on parameter session_replication_role"):
+            run_once(target)
+        subscriber.run(f"grant set on parameter session_replication_role to {role}")
+        assert run_once(target)
+        assert subscriber.rows("select * from t order by id") == EXPECTED
+    finally:
+        subscriber.run(f"drop owned by {role} cascade; drop role {role}")

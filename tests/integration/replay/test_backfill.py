@@ -1,0 +1,216 @@
+"""A past range of the log, applied again: it repairs, it never takes a row back in time."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from cdc_replay.commands.backfill import backfill
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.errors import InvalidConfiguration, SubscriberNotReady
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import BackfillResult
+from fixtures.postgres import Database
+from fixtures.twin import Twin
+
+pytestmark = pytest.mark.spark
+
+TABLES = """
+    create table t (id int primary key, a int, own text);
+    create table u (id int primary key, a int);
+    create table w (id int primary key, a int)
+"""
+ROWS = "table t order by id"
+TRANSACTIONS = (
+    "insert into t values (4, 4), (5, 5), (100, 100); insert into w values (3, 0)",
+    """
+    update t set a = 20 where id = 2; update t set id = 30, a = 30 where id = 3; delete from t
+    where id = 1; update w set a = 10
+    """,
+    "update t set a = a + 1; insert into u values (1, 1)",
+    """
+    delete from t where id = 5; update t set id = 1 where id = 30; update t set id = 6 where id = 100
+    """,
+)
+
+
+class History:
+    """Four transactions between five positions; the subscriber has all of them."""
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin = twin
+        twin.publisher.run("""
+            create table t (id int primary key, a int);
+            create table u (id int primary key, a int);
+            create table w (id int primary key, a int);
+            create publication p for table t where (id < 100), u;
+            create publication q for table w with (publish = 'update');
+            insert into t values (1, 0), (2, 0), (3, 0);
+            insert into w values (1, 0), (2, 0)
+        """)
+        twin.subscribe("s", "p", "q", tables=TABLES, native=False)
+        twin.sync_ours()
+        self.positions = [twin.position()]
+        self.times = [self.now()]
+        for statement in TRANSACTIONS:
+            twin.publish(statement)
+            self.positions.append(twin.position())
+            self.times.append(self.now())
+        twin.sync_ours()
+        self.ours = twin.pairs["s"].ours
+
+    def now(self) -> str:
+        """The publisher's clock, which no commit has reached yet or shares."""
+        [(moment,)] = self.twin.publisher.rows("select clock_timestamp()")
+        assert isinstance(moment, dt.datetime)
+        return moment.isoformat()
+
+    def fill(
+        self, begin: int, end: int, into: Database | None = None, *, dry_run: bool = False
+    ) -> BackfillResult:
+        return backfill(
+            self.twin.config,
+            "s",
+            str(self.positions[begin]),
+            str(self.positions[end]),
+            into=None if into is None else into.dsn,
+            dry_run=dry_run,
+        )
+
+
+#   after  t on the publisher, id < 100
+STATES = (
+    [(1, 0), (2, 0), (3, 0)],
+    [(1, 0), (2, 0), (3, 0), (4, 4), (5, 5)],
+    [(2, 20), (4, 4), (5, 5), (30, 30)],
+    [(2, 21), (4, 5), (5, 6), (30, 31)],
+    [(1, 31), (2, 21), (4, 5), (6, 101)],
+)
+
+
+@pytest.fixture
+def history(twin: Twin) -> History:
+    found = History(twin)
+    assert shared(found.ours) == STATES[4]
+    return found
+
+
+def shared(database: Database) -> list[tuple[int, int]]:
+    return [(key, value) for key, value, _ in database.rows(ROWS)]
+
+
+def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
+    """The range touches 4, 5 (later deleted) and 2, 3, 1; what came later of them is applied as well."""
+    everything = history.fill(0, 4)
+    assert shared(history.ours) == STATES[4]
+    assert everything.transactions == 4
+    assert not everything.dry_run
+
+    # A row that is missing, one that was changed, two that should be gone, and a column's own value.
+    history.ours.run("""
+        delete from t where id = 4; update t set a = -1, own = 'kept' where id = 2;
+        insert into t values (5, 55), (30, 300); delete from u
+    """)
+    counted = history.fill(0, 2, dry_run=True)
+    assert counted.dry_run
+    assert shared(history.ours) == [(1, 31), (2, -1), (5, 55), (6, 101), (30, 300)]
+    assert sum(counted.applied.values()) > 0
+
+    result = history.fill(0, 2)
+    assert shared(history.ours) == STATES[4]
+    assert history.ours.rows("select own from t where id = 2") == [("kept",)]
+    # The range (0, 2] has nothing of u: that stays damaged until a range is replayed that has.
+    assert history.ours.rows("table u") == []
+    assert (result.from_lsn, result.to_lsn, result.transactions) == (*history.positions[0:3:2], 2)
+    assert sum(result.conflicts.values()) > 0
+    history.fill(2, 3)
+    assert history.ours.rows("table u") == [(1, 1)]
+    assert shared(history.ours) == STATES[4]
+
+    # Replay goes on where it was.
+    history.twin.publish("insert into t values (7, 7)")
+    (synced,) = history.twin.sync_ours()
+    assert synced.replay.applied["insert"] == 1
+    assert shared(history.ours) == [*STATES[4], (7, 7)]
+
+
+def test_an_update_that_finds_no_row_natively_brings_none(history: History) -> None:
+    """R4.1, R8.4: with publish = 'update' row 3 was never there, and nothing says that row 2 must be."""
+    assert history.ours.rows("table w order by id") == [(1, 10), (2, 10)]
+    history.ours.run("update w set a = -1 where id = 1; delete from w where id = 2")
+
+    history.fill(1, 2)
+
+    assert history.ours.rows("table w order by id") == [(1, 10)]
+
+
+def test_another_database_gets_the_range_as_it_was(history: History) -> None:
+    """It holds the state at `--from`, so it holds that at `--to` afterwards; nothing else stays behind."""
+    other = history.twin.database(TABLES)
+    other.run("insert into t values (1, 0), (2, 0), (3, 0)")
+    for end in range(1, 5):
+        history.fill(end - 1, end, other)
+        assert shared(other) == STATES[end], end
+    assert other.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
+    assert other.rows("table u") == [(1, 1)]
+
+    # Empty tables get the rows that the range inserts or updates whole.
+    empty = history.twin.database(TABLES)
+    history.fill(1, 3, empty)
+    #  1: deleted; 2, 4, 5: updated; 3 → 30
+    assert shared(empty) == [(2, 21), (4, 5), (5, 6), (30, 31)]
+    assert shared(history.ours) == STATES[4]
+
+
+def test_a_range_may_be_given_by_time(history: History) -> None:
+    """Up to the last transaction that was committed by then."""
+    other = history.twin.database(TABLES)
+    other.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
+    result = backfill(history.twin.config, "s", history.times[1], history.times[3], into=other.dsn)
+
+    assert shared(other) == STATES[3]
+    assert result.transactions == 2
+    assert history.positions[0] < result.from_lsn < result.to_lsn <= history.positions[3]
+
+
+def test_a_table_that_was_truncated_since_gets_what_came_after(history: History) -> None:
+    """The TRUNCATE empties what the range wrote; the rows that came after it are part of the repair."""
+    history.twin.publish(
+        "truncate t;\ninsert into t values (8, 8), (9, 9);\nupdate t set a = 90 where id = 9"
+    )
+    history.twin.sync_ours()
+    history.ours.run("insert into t values (4, 4); delete from t where id = 8")
+
+    history.fill(0, 1)
+
+    assert shared(history.ours) == [(8, 8), (9, 90)]
+
+
+def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
+    twin, config = history.twin, history.twin.config
+    first, second = (str(each) for each in history.positions[:2])
+    with pytest.raises(InvalidConfiguration, match="is empty"):
+        backfill(config, "s", second, first)
+    with pytest.raises(InvalidConfiguration, match="is empty"):
+        backfill(config, "s", history.times[1], history.times[1])
+    for begin, end in ((first, "FFFF/0"), ("0/1", second)):
+        with pytest.raises(InvalidConfiguration, match=r"(?s)is not in the change log.*The log holds"):
+            backfill(config, "s", begin, end)
+    with pytest.raises(InvalidConfiguration, match='"yesterday" is neither a WAL position nor a timestamp'):
+        backfill(config, "s", "yesterday", second)
+    with pytest.raises(InvalidConfiguration, match=r"(?s)is the subscriber of.*Leave out `--into`"):
+        backfill(config, "s", first, second, into=history.ours.dsn)
+    with pytest.raises(InvalidConfiguration, match='the destination is the publisher "pub" itself'):
+        backfill(config, "s", first, second, into=twin.publisher.dsn)
+    with pytest.raises(SubscriberNotReady, match=r'(?s)"public"."t".*"public"."u"'):
+        backfill(config, "s", first, str(history.positions[3]), into=twin.database().dsn)
+
+    history.ours.run("alter table t drop constraint t_pkey")
+    with pytest.raises(SubscriberNotReady, match=r"(?s)without a key cannot be repaired: public\.t.*--table"):
+        backfill(config, "s", first, second)
+
+    twin.publish("insert into t values (51, 51)")
+    snapshot(config, "s", tables=[QualifiedName("public", "t")])
+    with pytest.raises(SubscriberNotReady, match="ahead of the change log"):
+        backfill(config, "s", first, second)

@@ -1,0 +1,61 @@
+"""A slot's snapshot waits for what is open on the publisher (R1.35); replay of the subscription does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cdc_replay.commands.capture import capture
+from cdc_replay.commands.refresh import refresh
+from cdc_replay.commands.replay import replay
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.commands.validate import validate
+from cdc_replay.config import Config
+from cdc_replay.model.relation import QualifiedName
+from fixtures.native import wait_for
+from fixtures.twin import Twin
+
+pytestmark = pytest.mark.spark
+
+TABLES = "create table t (id int primary key); create table more (id int primary key)"
+EXPORTING = "select from pg_replication_slots where temporary and database = current_database()"
+
+_T = QualifiedName("public", "t")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda config: validate(config, "s"),
+        lambda config: snapshot(config, "s", tables=[_T]),
+        lambda config: refresh(config, "s"),
+        lambda config: refresh(config, "s", reconcile=True),
+    ],
+    ids=["validate", "snapshot", "refresh", "reconcile"],
+)
+def test_replay_goes_on_while_a_command_waits_for_a_transaction(
+    twin: Twin, command: Callable[[Config], object]
+) -> None:
+    twin.publisher.run(f"{TABLES}; create publication p for table t; insert into t values (1)")
+    twin.subscribe("s", "p", tables=TABLES, native=False)
+    twin.sync_ours()
+    twin.publisher.run("alter publication p add table more; insert into more values (1)")
+
+    with ThreadPoolExecutor(1) as pool, twin.publisher.connect() as idle:
+        idle.execute("begin; insert into t values (2)")
+        waiting = pool.submit(command, twin.config)
+        wait_for(lambda: waiting.done() or bool(twin.publisher.rows(EXPORTING)), "the command to export")
+        twin.publish("insert into t values (3)")
+        capture(twin.config, "pub")
+        (replayed,) = replay(twin.config, ["s"])
+        assert replayed.error is None
+        assert twin.pairs["s"].ours.rows("table t order by id") == [(1,), (3,)]
+        assert not waiting.done()
+        idle.execute("commit")
+        waiting.result()
+
+    twin.sync_ours()
+    assert twin.pairs["s"].ours.rows("table t order by id") == [(1,), (2,), (3,)]
+    assert validate(twin.config, "s").success

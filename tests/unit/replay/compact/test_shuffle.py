@@ -1,0 +1,358 @@
+"""Changes that travel as packed pieces come to the same net changes as changes that travel one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_replay.arrow.key_hash import key_numbers
+from cdc_replay.model.frames import ROUTED, ChangeKind, NetKind, Truncation
+from cdc_replay.model.key_links import linked
+from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.replay.compact import shuffle as pieces
+from cdc_replay.replay.compact.fold import FoldRules
+from cdc_replay.replay.compact.fold_reference import RoutedChange
+from cdc_replay.replay.compact.shuffle import (
+    ChunkFacts,
+    PartitionAssignment,
+    ShuffleWriter,
+    chunk_facts,
+    fold_deferred,
+    note_piece,
+    read_partitions,
+)
+from cdc_replay.replay.route.router import ROUTED_SCHEMA
+from unit.replay.compact.test_fold import (
+    by_reference,
+    canonical,
+    changes_of,
+    delete,
+    in_python,
+    insert,
+    steps,
+    update,
+)
+
+Placed = list[tuple[int, RoutedChange]]
+
+
+def routed(changes: Placed, first: int = 0) -> pa.RecordBatch:
+    """Changes of targets as ROUTED; `seq` counts from `first`."""
+    rows = [
+        dict.fromkeys(ROUTED.names)
+        | {
+            "target": target,
+            "commit_lsn": change.commit_lsn,
+            "seq": seq,
+            "kind": change.kind.value,
+            "transformed": False,
+            "search_key": change.search_key,
+            "new_key": change.new_key,
+            "values": change.values,
+            "kinds": change.kinds,
+        }
+        for seq, (target, change) in enumerate(changes, first)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=ROUTED_SCHEMA)
+
+
+def lineages(changes: Placed) -> list[int]:
+    """The lineage of each change: keys that a row moves between are one, however far."""
+    slots = [
+        (
+            (target, change.search_key or change.new_key or ()),
+            (target, change.new_key or change.search_key or ()),
+        )
+        for target, change in changes
+    ]
+    numbers = {(target, key): number for target, key, number in linked(slots)}
+    return [numbers[slot] for slot, _ in slots]
+
+
+def truncate(lsn: int = 1) -> RoutedChange:
+    return RoutedChange(ChangeKind.TRUNCATE, lsn, None, None, None, None)
+
+
+def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
+    """TRUNCATEs of targets before the changes with these numbers, in the transaction that comes before."""
+    found: Placed = []
+    for number, placed in enumerate(changes):
+        if number in places:
+            found.append((places[number], truncate(found[-1][1].commit_lsn if found else 0)))
+        found.append(placed)
+    return found
+
+
+def that_count(changes: Placed) -> list[bool]:
+    """Whether each is a change of a row behind the last TRUNCATE of its target."""
+    last = {
+        target: number
+        for number, (target, change) in enumerate(changes)
+        if change.kind is ChangeKind.TRUNCATE
+    }
+    return [number > last.get(target, -1) for number, (target, _) in enumerate(changes)]
+
+
+def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
+    borders = [0, *sorted(cut % (len(changes) + 1) for cut in cuts), len(changes)]
+    return [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
+
+
+def canonical_births(made: list[Any]) -> list[str]:
+    """As `canonical`; births count from 0, because each way to fold a window numbers changes its own way."""
+    known = sorted({change.born for _, change, _, _ in made if change.born is not None})
+    ranks: dict[int | None, int | None] = {None: None} | {born: rank for rank, born in enumerate(known)}
+    return canonical(
+        [(target, replace(change, born=ranks[change.born]), *rest) for target, change, *rest in made]
+    )
+
+
+def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
+    """The net changes, after the notes of a first round, as replay makes them."""
+    chunks = chunks_of(changes, cuts)
+    notes = ChunkFacts()
+    for number, chunk in enumerate(chunks):
+        notes.add(chunk_facts(chunk, number, Counter()))
+    rules = rules.with_truncated(notes.emptied)
+    packer = ShuffleWriter(rules, notes.survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
+    packed = [packer.packed(chunk, number, ChunkFacts()) for number, chunk in enumerate(chunks)]
+    packed.reverse()  # a shuffle brings them in any order
+    return [
+        in_python(row)
+        for part in read_partitions(packed).values()
+        for net in part.net(rules)
+        for row in net.to_pylist()
+    ]
+
+
+def in_one_round(
+    changes: Placed, cuts: list[int], rules: FoldRules, parts: int
+) -> tuple[list[Any], list[Any], ChunkFacts]:
+    """The net changes of what is not set aside, of what is, and what the driver is told; a task per chunk."""
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
+    packed = []
+    for number, chunk in enumerate(chunks_of(changes, cuts)):
+        notes = chunk_facts(chunk, number, Counter({"filtered_out": 1}))
+        if not packer.is_void(notes):
+            packed.append(packer.packed(chunk, number, notes))
+        packed += packer.write_facts(notes)
+    packed.reverse()
+    found = read_partitions(packed).values()
+    folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
+    notes = ChunkFacts.joined(part.notes.dumped() for part in found)
+    survey = notes.survey()
+    waiting = [
+        in_python(row)
+        for share in range(2 if notes.aside else 0)
+        for net in fold_deferred(notes, survey, rules, share=share, shares=2)
+        for row in net.to_pylist()
+    ]
+    return folded, waiting, notes
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), steps), max_size=40),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.sampled_from(ConflictPolicy),
+    st.dictionaries(st.integers(0, 39), st.integers(0, 1), max_size=4),
+    st.booleans(),
+    st.integers(1, 3),
+)
+@settings(max_examples=600, deadline=None)
+def test_any_chunks_and_parts_give_what_the_state_machine_gives(
+    chosen: list[tuple[int, Any]],
+    cuts: list[int],
+    policy: ConflictPolicy,
+    truncates: dict[int, int],
+    moves: bool,
+    parts: int,
+) -> None:
+    """Target 0 has a key, target 1 has none; three keys, so that chunks have several changes of one."""
+    rules = FoldRules(policy, keyless=frozenset({1}), truncated=frozenset())
+    made = changes_of([step for _, step in chosen], moves=moves)
+    changes = [(target, change) for (target, _), change in zip(chosen, made, strict=True)]
+    changes = with_truncates(changes, truncates)
+    rows = [
+        (target, lineage, change)
+        for (target, change), lineage, counts in zip(
+            changes, lineages(changes), that_count(changes), strict=True
+        )
+        if counts
+    ]
+    truncated = {target for target, change in changes if change.kind is ChangeKind.TRUNCATE}
+    expected = canonical_births(by_reference(rows, rules.with_truncated(truncated)))
+    assert canonical_births(through_pieces(changes, cuts, rules, parts)) == expected
+    folded, aside, notes = in_one_round(changes, cuts, rules, parts)
+    assert canonical_births(folded + aside) == expected
+    assert not notes.is_void
+    # Where keys move only before a TRUNCATE, nothing may have to wait.
+    assert notes.moves if notes.aside else notes.truncations or not notes.moves
+    assert notes.counts == {"filtered_out": len(cuts) + 1}
+
+
+def test_pieces_leave_no_memory_behind() -> None:
+    """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
+    changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(2, {0: 1}))
+    before = pa.total_allocated_bytes()
+    for chunk in range(10):
+        packer.packed(changes, chunk, ChunkFacts())
+    assert pa.total_allocated_bytes() == before
+
+
+def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
+    """The chunk that moves a key and those that only change it, before and after; a move back and forth."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    first = [update("k", "k", "1", lsn=1), update("a", "a", "1", lsn=1), update("b", "b", "1", lsn=2)]
+    second = [update("k", "l", "2", lsn=3), update("a", "a", "2", lsn=3), update("l", "k", "2", lsn=4)]
+    third = [update("k", "k", "3", lsn=5), update("c", "c", "3", lsn=5)]
+    changes = [(0, change) for change in (*first, *second, *third)]
+    folded, aside, notes = in_one_round(changes, [3, 6], rules, 2)
+    assert sorted(change.base_key for _, change, _, _ in folded) == [("a",), ("b",), ("c",)]
+    assert [(change.base_key, change.values, change.update_missing) for _, change, _, _ in aside] == [
+        (("l",), None, 0),
+        (("k",), ("k", "3"), 4),
+    ]
+    assert sorted((each.chunk, each.rows) for each in notes.aside) == [(0, 1), (1, 2), (2, 1)]
+    assert not notes.is_void
+
+
+@pytest.mark.parametrize(
+    ("limit", "bound"), [("_MOST_ROWS_ASIDE", 2), ("_MOST_BYTES_ASIDE", 1000)], ids=["rows", "bytes"]
+)
+@pytest.mark.parametrize("chunks", [1, 4], ids=["in a task", "in a part"])
+def test_where_too_much_would_wait_the_round_is_void(
+    monkeypatch: pytest.MonkeyPatch, limit: str, bound: int, chunks: int
+) -> None:
+    """Then nothing of it is set aside, and the moves are known for the next one."""
+    monkeypatch.setattr(pieces, limit, bound)
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = [(0, update("k", "l", "x", lsn=1))]
+    changes += [(0, update("l", "l", str(number), lsn=number)) for number in range(2, 9)]
+    folded, aside, notes = in_one_round(changes, [1, 3, 5][: chunks - 1], rules, 1)
+    assert (folded, aside, notes.aside, notes.is_void) == ([], [], [], True)
+    assert len(notes.survey().lineages) == 2
+
+
+@pytest.mark.parametrize("limit", ["_MOST_JOINED_BYTES", "_BYTES_PER_FOLD"])
+def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Also where the pieces of a part are too much for one array."""
+    changes = [(0, insert(str(number % 7), lsn=number)) for number in range(7)]
+    changes += [(0, update(str(number % 7), str(number % 7), "x", lsn=number)) for number in range(7, 50)]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    expected = through_pieces(changes, [10, 20, 30], rules, 1)
+    monkeypatch.setattr(pieces, limit, 0)
+    assert canonical(through_pieces(changes, [10, 20, 30], rules, 1)) == canonical(expected)
+    assert len(expected) == 7
+
+
+def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
+    changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(1, {0: 1, 1: 1}))
+    packed = packer.packed(routed(changes), 0, ChunkFacts())
+    (net,) = [row for batch in read_partitions([packed])[0].net(rules) for row in batch.to_pylist()]
+    assert net["update_missing"] == 1000
+    assert packed["piece"][0].as_buffer().size < 2500
+
+
+@pytest.mark.parametrize("cuts", [[], [2], [3], [1, 2, 3, 4, 5]], ids=str)
+def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
+    """The changes before it, of its table only, in its chunk and in others; also where keys have moved."""
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = [
+        (0, update("a", "b", "old", lsn=1)),
+        (1, insert("a", lsn=1)),
+        (0, truncate(lsn=2)),
+        (0, update("b", "b", "gone", lsn=3)),
+        (0, insert("b", "new", lsn=3)),
+        (0, insert("c", "new", lsn=4)),
+    ]
+    folded, aside, notes = in_one_round(changes, cuts, rules, 2)
+    left = {
+        (target, change.kind, change.values): conflicts for target, change, _, conflicts in folded + aside
+    }
+    assert left == {
+        (1, NetKind.INSERT, ("a",)): None,
+        (0, NetKind.INSERT, ("b", "new")): [("update_missing", 1)],
+        (0, NetKind.INSERT, ("c", "new")): None,
+    }
+    assert notes.survey().truncations == (Truncation(0, 2, 2, restart_identity=False),)
+    assert not notes.is_void
+
+
+def test_notes_name_moves_and_travel_with_the_pieces() -> None:
+    chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
+    notes = chunk_facts(chunk, 0, Counter({"filtered_out": 2}))
+    assert notes.moves == {((0, ("a",)), (0, ("b",)))}
+    arrived = read_partitions([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
+    assert arrived.moves == notes.moves
+    assert arrived.counts == {"filtered_out": 4}
+
+
+def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
+    """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
+    news = ChunkFacts(unsent={(0, 5, 1)})
+    rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
+    changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
+    first, second = (
+        ShuffleWriter(rules, survey, 4, PartitionAssignment.of(3, {0: 1}))
+        for survey in (ChunkFacts().survey(), news.survey())
+    )
+    for packer, rows in ((first, 0), (second, 20)):
+        assert packer.is_void(news) == (rows == 0)
+        assert not packer.is_void(ChunkFacts())
+        parts = read_partitions(
+            [
+                packer.packed(changes, 0, ChunkFacts()),
+                *packer.write_facts(news),
+                *packer.write_facts(ChunkFacts()),
+            ]
+        )
+        assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
+        assert sorted(parts) == [4, 5, 6]
+        assert parts[4].notes.survey() == news.survey()
+
+
+def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
+    """So most tasks have one target, and none has much more than its share; all parts are used."""
+    spread = PartitionAssignment.of(10, {0: 500, 2: 250, 3: 125, 7: 125})
+    rng = np.random.default_rng(1)
+    lineages = rng.integers(-(2**63), 2**63, 4000)
+    found = {target: spread.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}
+    assert {target: sorted(set(parts.tolist())) for target, parts in found.items()} == {
+        0: [0, 1, 2, 3, 4],
+        2: [5, 6, 7],
+        3: [7, 8],
+        7: [8, 9],
+    }
+    assert np.bincount(found[0]).min() > 700
+    assert spread.parts_of(np.array([7]), np.array([-1]))[0] == 9
+
+
+def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None:
+    keys: list[list[str | None] | None] = [
+        ["a"],
+        ["a"],
+        [""],
+        [None],
+        ["a", None],
+        None,
+        ["ab", "c"],
+        ["a", "bc"],
+    ]
+    array = pa.array(keys, pa.list_(pa.string()))
+    numbers = key_numbers(pa.array([0] * len(keys)).to_numpy(), array)
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers.tolist())) == len(keys) - 1
+    assert key_numbers(pa.array([0, 0]).to_numpy(), array.slice(2, 2)).tolist() == numbers[2:4].tolist()
+    assert key_numbers(pa.array([1]).to_numpy(), array.slice(0, 1))[0] != numbers[0]
