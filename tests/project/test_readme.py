@@ -34,6 +34,9 @@ from cdc_replay.model.subscription import Subscription
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = ROOT / "README.md"
+DOCS: Final = ROOT / "docs"
+CONFIGURATION: Final = DOCS / "configuration.md"
+COMMANDS: Final = DOCS / "commands.md"
 PAGES: Final = sorted(
     [
         *ROOT.glob("*.md"),
@@ -42,6 +45,10 @@ PAGES: Final = sorted(
     ]
 )
 FOLDERS: Final = ("src", "tests", "docs", "dags", "plugins", "jobs", "demo", "docker", "tools")
+
+PACKAGE: Final = ROOT / "src" / "cdc_replay"
+PROPERTIES: Final = {"catalog", "capture"}
+"""Words behind `cdc_replay.` that are not packages: the prefix of messages, for example."""
 
 IN_CODE: Final = re.compile(r"`([^`\n]+)`")
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
@@ -77,15 +84,19 @@ def make_targets() -> set[str]:
     return {line.split()[1] for line in done.stdout.splitlines()}
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_make_targets_exist_and_are_all_named(page: Path) -> None:
-    content = text(page)
-    sentence = re.search(r"lists the other targets: ([^.]*)\.", content)
-    named = set(re.findall(r"\bmake ([a-z-]+)", content))
-    named |= set(IN_CODE.findall(sentence[1])) if sentence else set()
+def named_targets(page: Path) -> set[str]:
+    return set(re.findall(r"(?:`| {4})make ([a-z-]+)", text(page)))
+
+
+def test_make_targets_in_pages_exist_and_contributing_names_all() -> None:
     targets = make_targets()
-    assert named <= targets
-    assert targets - {"help"} <= named
+    for page in PAGES:
+        assert named_targets(page) <= targets, page.name
+    assert targets - {"help"} <= named_targets(ROOT / "CONTRIBUTING.md")
+
+
+def test_readme_is_short() -> None:
+    assert len(text(README).splitlines()) <= 130
 
 
 def commands() -> dict[str, set[str]]:
@@ -100,7 +111,7 @@ def commands() -> dict[str, set[str]]:
 def test_commands_are_those_of_the_command_line_with_their_options() -> None:
     common = {"--config", "--log-level", "--json", "--help"}
     named: dict[str, set[str]] = {}
-    for first, *_ in table_rows(README, "## Commands"):
+    for first, *_ in table_rows(COMMANDS, "## Reference"):
         if (match := re.match(r"`([a-z-]+)", first)) is not None:
             named[match[1]] = set(re.findall(r"--[a-z-]+", first))
     assert named == {name: options - common for name, options in commands().items()}
@@ -135,7 +146,7 @@ def configuration_keys() -> set[str]:
 
 
 def documented_defaults() -> dict[str, str]:
-    rows = table_rows(README, "## Configuration")
+    rows = table_rows(CONFIGURATION, "## Keys")
     found = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
     return {key: default for key, default in found.items() if "." in key}
 
@@ -182,8 +193,9 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
     assert configuration_keys() - {"subscriptions.dsn"} <= shown
 
 
-def test_configurations_in_the_readme_are_valid(tmp_path: Path) -> None:
-    blocks = code_blocks(README, "yaml")
+@pytest.mark.parametrize("page", [README, DOCS / "tutorial.md"], ids=lambda page: page.name)
+def test_configurations_in_the_text_are_valid(page: Path, tmp_path: Path) -> None:
+    blocks = code_blocks(page, "yaml")
     assert blocks
     for number, block in enumerate(blocks):
         file = tmp_path / f"{number}.yaml"
@@ -191,26 +203,48 @@ def test_configurations_in_the_readme_are_valid(tmp_path: Path) -> None:
         configuration.load_config(file)
 
 
-def test_json_in_the_readme_has_the_form_of_a_result() -> None:
-    (block,) = code_blocks(README, "json")
+def test_json_of_the_commands_page_has_the_form_of_a_result() -> None:
+    (block,) = code_blocks(COMMANDS, "json")
     assert list(json.loads(block)) == [field.name for field in dataclasses.fields(ReplayResult)]
 
 
-def test_environment_variables_and_dags_in_the_readme_exist() -> None:
-    sources = "".join(
-        text(path) for folder in ("src", "plugins", "dags", "tools") for path in (ROOT / folder).rglob("*.py")
-    )
-    content = text(README)
-    for name in set(re.findall(r"\bCDC_REPLAY_\w+", content)):
-        assert f'"{name}"' in sources, name
-    for prefix in set(re.findall(r"`([a-z]+__)<", content)):
-        assert f'f"{prefix}{{' in sources, prefix
+def test_environment_variables_and_dags_in_the_text_exist() -> None:
+    folders = ("src", "plugins", "dags", "tools", "tests")
+    sources = "".join(text(path) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    for page in PAGES:
+        content = text(page)
+        for name in set(re.findall(r"\bCDC_REPLAY_\w+[A-Z]", content)):
+            assert f'"{name}' in sources, f"{page.name}: {name}"
+        for prefix in set(re.findall(r"`([a-z]+__)[<…]", content)):
+            assert f'f"{prefix}{{' in sources, f"{page.name}: {prefix}"
+
+
+def module_exists(name: str) -> bool:
+    """Whether `name`, with slashes or dots, is a module or package of ours, or a name in a module."""
+    parts = name.removesuffix(".py").replace(".", "/").split("/")
+    whole, parent = PACKAGE.joinpath(*parts), PACKAGE.joinpath(*parts[:-1]).with_suffix(".py")
+    if whole.is_dir() or whole.with_suffix(".py").is_file():
+        return True
+    return parent.is_file() and re.search(rf"^(?:class|def) {parts[-1]}\b", text(parent), re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_pages_name_exist(page: Path) -> None:
+    """`replay/route` and `replay.decode` do; names of Spark's settings, failpoints and keys look alike."""
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"spark"}
+    for found in IN_CODE.findall(text(page)):
+        name = found.removeprefix("cdc_replay.")
+        if found in FAILPOINTS or found.startswith("cdc_replay.") and name in PROPERTIES:
+            continue
+        if re.fullmatch(r"\w+(?:[./]\w+)+", name) and re.split(r"[./]", name)[0] in packages:
+            assert module_exists(name), found
 
 
 def anchors(path: Path) -> set[str]:
     prose = re.sub(r"^```.*?^```", "", text(path), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    named = set(re.findall(r'<a id="([^"]+)"></a>', prose))
+    return named | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -247,6 +281,11 @@ def test_no_file_names_a_package_registry_or_somebodys_folder() -> None:
 
 def test_semantics_page_is_up_to_date_and_names_known_rules_only() -> None:
     assert text(semantics_page.PAGE) == semantics_page.render(), "run `make docs`"
+
+
+def test_every_rule_has_an_anchor() -> None:
+    known = {rule for section in semantics_page.rules().values() for rule in section}
+    assert known <= anchors(semantics_page.PAGE)
 
 
 def test_rules_that_pages_cite_are_in_the_list() -> None:
