@@ -1,14 +1,18 @@
-"""Writes `docs/semantics.md`: each rule of `docs/rules.yaml` with the code and the tests that name it.
+"""Writes `docs/semantics.md`: each rule of `docs/rules.yaml`, with one module and one test that cite it.
 
-A file names a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is named but not in the list is an
-error, so a number in an error message always leads somewhere: `python tools/semantics_page.py`.
+A file cites a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is cited but not in the list is an
+error, so a number in an error message always has an anchor on the page: `python tools/semantics_page.py`.
+
+The module of a rule is the one that explains it: one that cites it in its header, else the one that cites it
+most. The test is a conformance scenario if one cites the rule, else the file that cites it most.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -22,24 +26,35 @@ CODE: Final = ROOT / "src" / "cdc_replay"
 TESTS: Final = ROOT / "tests"
 SCENARIOS: Final = TESTS / "conformance" / "scenarios"
 
-_MENTION: Final = re.compile(r"R(\d+)\.(\d+)(?:-R(\d+)\.(\d+))?")
+_CITATION: Final = re.compile(r"R(\d+)\.(\d+)(?:-R(\d+)\.(\d+))?")
 
-Mentions: TypeAlias = Mapping[str, Sequence[Path]]
-"""Rule → the files that name it, in order."""
+Weight: TypeAlias = tuple[int, int]
+"""How much a file says about a rule: (is it the preferred kind of place, citations of that very number)."""
+Citations: TypeAlias = Mapping[str, Mapping[Path, Weight]]
+"""Rule → the files that cite it."""
 
 _INTRODUCTION: Final = """\
-# Semantics: what PostgreSQL does, and where this software does it
+# Semantics
 
-*This page is made from `docs/rules.yaml` and from the rule numbers in code and tests: `make docs`.*
+*Generated from `docs/rules.yaml` and from the rule numbers in code and tests: `make docs`.*
 
-A rule says what PostgreSQL 15 to 18 do, and so what a subscriber must hold. Error messages end with the rule
-that they enforce, such as `[R2.17]`. A rule without code needs none, or is a limit that the
-[README](../README.md) names. Tests in *italics* are conformance scenarios, which run beside a real native
-subscription.
+Each rule says what PostgreSQL 15 to 18 do, and so what a subscriber must hold. Error messages end with the
+number of the rule that they enforce, such as `[R2.17]`.
 
-Leaf: the relation in which a row physically changed. Published relation: the one under whose name the change
-is sent, the leaf or one of its ancestors. Via root: the option `publish_via_partition_root`. RI: replica
-identity. Letters are those of messages (B, C, R, I, U, D, T, …) and of values (n, t, u, b) on the wire.
+Beside each rule are the module that explains it and one test of it. Tests in *italics* are conformance scenarios,
+which run beside a real native subscription. `git grep -w R4.4` finds everything that cites a rule. A rule without
+a module needs no code, or is a [known limit](compatibility.md#known-limits).
+
+| term | meaning |
+| --- | --- |
+| leaf | the relation in which a row physically changed |
+| published relation | the relation under whose name the change is sent: the leaf or one of its ancestors |
+| via root | the publication option `publish_via_partition_root` |
+| effective publications | the subscribed publications that contribute filters and column lists (R2.6) |
+| RI | replica identity |
+| B, C, O, R, I, U, D, T, M, … | the bytes of pgoutput's messages, see [pgoutput](pgoutput.md#messages) |
+| K, O in a message | its old tuple is the key, or the whole row |
+| n, t, u, b | the kinds of a value: NULL, text, unchanged and not sent, binary |
 """
 
 
@@ -53,33 +68,41 @@ def rules() -> dict[str, dict[str, str]]:
     return loaded
 
 
-def mentions(files: Iterable[Path], known: Iterable[str]) -> Mentions:
-    """Which of `files` name which rule.
+def citations(files: Iterable[Path], known: Iterable[str]) -> Citations:
+    """Which of `files` cite which rule, and how much.
 
     Raises:
-        UnknownRule: if one names a rule that is not `known`.
+        UnknownRule: if one cites a rule that is not `known`.
     """
     numbers = set(known)
-    found: defaultdict[str, list[Path]] = defaultdict(list)
+    citing: defaultdict[str, dict[Path, Weight]] = defaultdict(dict)
     for file in sorted(files):
-        named = set(_named(file.read_text(encoding="utf-8"), numbers))
-        if unknown := named - numbers:
-            raise UnknownRule(f"{file.relative_to(ROOT)} names {', '.join(sorted(unknown))}")
-        for rule in named:
-            found[rule].append(file)
-    return found
+        text = file.read_text(encoding="utf-8")
+        cited, explained = _cited(text, numbers), _cited(_header(file, text), numbers)
+        if unknown := cited.keys() - numbers:
+            raise UnknownRule(f"{file.relative_to(ROOT)} cites {', '.join(sorted(unknown))}")
+        for rule, count in cited.items():
+            citing[rule][file] = (int(rule in explained), count)
+    return citing
 
 
-def _named(text: str, known: set[str]) -> Iterator[str]:
-    for match in _MENTION.finditer(text):
-        section, first, last_section, last = match.groups()
-        yield f"R{section}.{first}"
+def _header(file: Path, text: str) -> str:
+    """What counts as the place to explain a rule: a module's docstring, all of a scenario."""
+    return ast.get_docstring(ast.parse(text)) or "" if file.suffix == ".py" else text
+
+
+def _cited(text: str, known: set[str]) -> Counter[str]:
+    """Rule → how often its number stands in the text; 0 for a rule that only a range covers."""
+    cited: Counter[str] = Counter()
+    for section, first, last_section, last in (match.groups() for match in _CITATION.finditer(text)):
+        cited[f"R{section}.{first}"] += 1
         if last is None:
             continue
-        yield f"R{last_section}.{last}"
+        cited[f"R{last_section}.{last}"] += 1
         if section == last_section:
             within = (f"R{section}.{number}" for number in range(int(first), int(last)))
-            yield from (rule for rule in within if rule in known)
+            cited.update({rule: 0 for rule in within if rule in known})
+    return cited
 
 
 def code_files() -> Iterator[Path]:
@@ -101,30 +124,35 @@ def render() -> str:
     """
     sections = rules()
     known = [rule for section in sections.values() for rule in section]
-    code, tests = mentions(code_files(), known), mentions(test_files(), known)
+    code, tests = citations(code_files(), known), citations(test_files(), known)
     parts = [_INTRODUCTION]
     for title, section in sections.items():
         parts += [f"## {title}\n", _table(section, code, tests)]
     return "\n".join(parts)
 
 
-def _table(section: Mapping[str, str], code: Mentions, tests: Mentions) -> str:
-    lines = ["| rule | PostgreSQL | code | tests |", "| --- | --- | --- | --- |"]
-    for rule, words in section.items():
-        where = "<br>".join(_module(file) for file in code.get(rule, ())) or "-"
-        proof = "<br>".join(_test(file) for file in tests.get(rule, ())) or "-"
-        lines.append(f"| {rule} | {words} | {where} | {proof} |")
+def _table(section: Mapping[str, str], code: Citations, tests: Citations) -> str:
+    lines = ["| rule | PostgreSQL | module | test |", "| --- | --- | --- | --- |"]
+    for rule, sentence in section.items():
+        module, test = _first(code.get(rule, {})), _first(tests.get(rule, {}))
+        lines.append(f'| <a id="{rule}"></a>{rule} | {sentence} | {_module(module)} | {_test(test)} |')
     return "\n".join(lines) + "\n"
 
 
-def _module(file: Path) -> str:
-    return _link(file.relative_to(CODE).with_suffix("").as_posix(), file)
+def _first(citing: Mapping[Path, Weight]) -> Path | None:
+    """The file that says most about the rule; of equals the first by name."""
+    return min(citing, key=lambda file: (*(-weight for weight in citing[file]), file), default=None)
 
 
-def _test(file: Path) -> str:
-    if file.suffix == ".yaml":
-        return f"*{_link(file.stem, file)}*"
-    return _link(file.relative_to(TESTS).with_suffix("").as_posix(), file)
+def _module(file: Path | None) -> str:
+    return "" if file is None else _link(file.relative_to(CODE).with_suffix("").as_posix(), file)
+
+
+def _test(file: Path | None) -> str:
+    if file is None:
+        return ""
+    name = _link(file.stem.removeprefix("test_"), file)
+    return f"*{name}*" if file.suffix == ".yaml" else name
 
 
 def _link(text: str, file: Path) -> str:

@@ -225,7 +225,10 @@ def module_exists(name: str) -> bool:
     whole, parent = PACKAGE.joinpath(*parts), PACKAGE.joinpath(*parts[:-1]).with_suffix(".py")
     if whole.is_dir() or whole.with_suffix(".py").is_file():
         return True
-    return parent.is_file() and re.search(rf"^(?:class|def) {parts[-1]}\b", text(parent), re.MULTILINE) is not None
+    return (
+        parent.is_file()
+        and re.search(rf"^(?:class|def) {parts[-1]}\b", text(parent), re.MULTILINE) is not None
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -234,7 +237,7 @@ def test_modules_that_pages_name_exist(page: Path) -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"spark"}
     for found in IN_CODE.findall(text(page)):
         name = found.removeprefix("cdc_replay.")
-        if found in FAILPOINTS or found.startswith("cdc_replay.") and name in PROPERTIES:
+        if found in FAILPOINTS or (found.startswith("cdc_replay.") and name in PROPERTIES):
             continue
         if re.fullmatch(r"\w+(?:[./]\w+)+", name) and re.split(r"[./]", name)[0] in packages:
             assert module_exists(name), found
