@@ -41,9 +41,9 @@ _INTRODUCTION: Final = """\
 Each rule says what PostgreSQL 15 to 18 do, and so what a subscriber must hold. Error messages end with the
 number of the rule that they enforce, such as `[R2.17]`.
 
-Beside each rule are the module that explains it and one test of it. Tests in *italics* are conformance scenarios,
-which run beside a real native subscription. `git grep -w R4.4` finds everything that cites a rule. A rule without
-a module needs no code, or is a [known limit](compatibility.md#known-limits).
+Beside each rule are the module that explains it and one test of it. Tests in *italics* are conformance
+scenarios, which run beside a real native subscription. `git grep -w R4.4` finds all that cites a rule. A
+rule without a module needs no code, or is a [known limit](compatibility.md#known-limits).
 
 | term | meaning |
 | --- | --- |

@@ -37,12 +37,12 @@ OF_THE_IMAGES: Final = {
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    return content
 
 
 def services_of_the_project(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in compose["services"].items() if "build" in each}
+    return {name: service for name, service in compose["services"].items() if "build" in service}
 
 
 def dockerfile_instructions() -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def dockerfile_instructions() -> Iterator[tuple[str, str]]:
 
 
 def environment_names(compose: dict[str, Any]) -> set[str]:
-    names = {name for each in compose["services"].values() for name in each.get("environment", {})}
+    names = {name for service in compose["services"].values() for name in service.get("environment", {})}
     for instruction, arguments in dockerfile_instructions():
         if instruction == "ENV":
             names.update(re.findall(r"(\w+)=", arguments))
@@ -64,11 +64,11 @@ def environment_names(compose: dict[str, Any]) -> set[str]:
 def test_it_follows_the_compose_specification() -> None:
     tool = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent))
     assert tool is not None
-    done = subprocess.run(
+    process = subprocess.run(
         [tool, "--builtin-schema", "vendor.compose-spec", str(COMPOSE)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_all_parts_are_there(compose: dict[str, Any]) -> None:
@@ -83,21 +83,23 @@ def test_the_publisher_decodes_logically(compose: dict[str, Any]) -> None:
 
 
 def test_every_service_that_stays_has_a_health_check(compose: dict[str, Any]) -> None:
-    staying = {name: each for name, each in compose["services"].items() if each["restart"] != "no"}
-    assert set(compose["services"]) - set(staying) == {"airflow-init"}
-    assert all("healthcheck" in each for each in staying.values())
+    long_running = {
+        name: service for name, service in compose["services"].items() if service["restart"] != "no"
+    }
+    assert set(compose["services"]) - set(long_running) == {"airflow-init"}
+    assert all("healthcheck" in service for service in long_running.values())
 
 
 def test_services_wait_for_services_that_exist_and_say_for_what(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    for each in services.values():
-        for name, how in each.get("depends_on", {}).items():
+    for service in services.values():
+        for name, how in service.get("depends_on", {}).items():
             healthy = "healthcheck" in services[name]
             assert how["condition"] == ("service_healthy" if healthy else "service_completed_successfully")
 
 
 def test_ports_are_open_on_loopback_only(compose: dict[str, Any]) -> None:
-    ports = [port for each in compose["services"].values() for port in each.get("ports", ())]
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
@@ -113,8 +115,8 @@ def test_secrets_come_from_the_environment_and_have_no_default() -> None:
 
 
 def test_every_mounted_and_copied_path_exists(compose: dict[str, Any]) -> None:
-    for each in compose["services"].values():
-        for volume in each["volumes"]:
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (ROOT / source).exists(), source
     build = services_of_the_project(compose)["spark-worker"]["build"]
@@ -169,11 +171,11 @@ def test_every_environment_name_is_read_by_someone(
 
 def test_every_airflow_command_exists(compose: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
     """Parsed by Airflow's own command line, nothing is run."""
-    commands = [each["command"] for each in compose["services"].values() if "command" in each]
-    checks = [each["healthcheck"] for each in compose["services"].values() if "healthcheck" in each]
+    commands = [service["command"] for service in compose["services"].values() if "command" in service]
+    checks = [service["healthcheck"] for service in compose["services"].values() if "healthcheck" in service]
     commands += [check["test"][1:] for check in checks]
-    found = [command[1:] for command in commands if command[0] == "airflow"]
-    assert len(found) == 7
+    airflow_commands = [command[1:] for command in commands if command[0] == "airflow"]
+    assert len(airflow_commands) == 7
     answer = run_in_airflow(
         f"""
         from airflow.cli.cli_parser import get_parser
@@ -181,13 +183,13 @@ def test_every_airflow_command_exists(compose: dict[str, Any], run_in_airflow: R
         from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
         from airflow.jobs.triggerer_job_runner import TriggererJobRunner
 
-        for command in {found!r}:
+        for command in {airflow_commands!r}:
             get_parser().parse_args(command)
         runners = (DagProcessorJobRunner, SchedulerJobRunner, TriggererJobRunner)
         answer = [runner.job_type for runner in runners]
         """
     )
-    assert {command[3] for command in found if command[0] == "jobs"} == set(answer)
+    assert {command[3] for command in airflow_commands if command[0] == "jobs"} == set(answer)
 
 
 def test_every_spark_class_is_in_the_package(compose: dict[str, Any]) -> None:
@@ -198,9 +200,9 @@ def test_every_spark_class_is_in_the_package(compose: dict[str, Any]) -> None:
     with zipfile.ZipFile(core) as content:
         names = set(content.namelist())
     classes = [
-        each["command"][1]
-        for each in compose["services"].values()
-        if each.get("command", [""])[0] == "spark-class"
+        service["command"][1]
+        for service in compose["services"].values()
+        if service.get("command", [""])[0] == "spark-class"
     ]
     assert len(classes) == 2
     assert all(f"{name.replace('.', '/')}.class" in names for name in classes)
@@ -217,12 +219,12 @@ def test_connections_and_configuration_are_readable(
             json.loads(value)
             monkeypatch.setenv(name, value)
     config = load_config(ROOT / "docker" / "cdc_replay.yaml")
-    hosts = {config.dsn_of(each).rpartition("@")[2] for each in config.publishers.values()}
-    hosts |= {config.dsn_of(each).rpartition("@")[2] for each in config.subscriptions.values()}
+    hosts = {config.dsn_of(endpoint).rpartition("@")[2] for endpoint in config.publishers.values()}
+    hosts |= {config.dsn_of(endpoint).rpartition("@")[2] for endpoint in config.subscriptions.values()}
     databases = {
-        f"{name}/{each['environment']['POSTGRES_DB']}"
-        for name, each in compose["services"].items()
-        if "POSTGRES_DB" in each.get("environment", {})
+        f"{name}/{service['environment']['POSTGRES_DB']}"
+        for name, service in compose["services"].items()
+        if "POSTGRES_DB" in service.get("environment", {})
     }
     assert hosts <= databases
     spark = {f"AIRFLOW_CONN_{group.spark_conn_id.upper()}" for group in config.groups.values()}
@@ -232,7 +234,7 @@ def test_connections_and_configuration_are_readable(
 def test_servers_get_roles_that_may_only_log_in(subscriber_cluster: Cluster, subscriber: Database) -> None:
     """The script runs as in PostgreSQL's image, on a database of that name."""
     role, password = f"apply_{subscriber.name}", "quote ' and \\"
-    done = subprocess.run(
+    process = subprocess.run(
         ["/bin/sh", str(ROOT / "docker" / "roles.sh")],
         env={
             "PATH": f"{binaries()}:{os.environ['PATH']}",
@@ -246,10 +248,10 @@ def test_servers_get_roles_that_may_only_log_in(subscriber_cluster: Cluster, sub
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     try:
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
         attributes = "rolcanlogin, rolsuper, rolreplication, rolcreatedb, rolcreaterole, rolbypassrls"
-        found = subscriber.rows(f"select {attributes} from pg_roles where rolname = '{role}'")
-        assert found == [(True, False, False, False, False, False)]
+        attributes_of_role = subscriber.rows(f"select {attributes} from pg_roles where rolname = '{role}'")
+        assert attributes_of_role == [(True, False, False, False, False, False)]
         [(owner,)] = subscriber.rows(
             "select pg_get_userbyid(datdba)::text from pg_database where datname = current_database()"
         )
@@ -268,7 +270,7 @@ def test_the_api_server_gets_its_password_from_the_environment(tmp_path: Path) -
     )
     stand_in.chmod(0o755)
     passwords = tmp_path / "passwords.json"
-    done = subprocess.run(
+    process = subprocess.run(
         ["/bin/sh", str(ROOT / "docker" / "api-server.sh")],
         env={
             "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -277,6 +279,6 @@ def test_the_api_server_gets_its_password_from_the_environment(tmp_path: Path) -
         },
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout == "api-server|unset"
+    assert process.stdout == "api-server|unset"
     assert json.loads(passwords.read_text(encoding="utf-8")) == {"admin": 'quote " and \\'}
     assert passwords.stat().st_mode & 0o077 == 0

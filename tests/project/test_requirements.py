@@ -37,19 +37,19 @@ def lock(name: str) -> Path:
     return ROOT / f"{name}.lock"
 
 
-def wanted(name: str) -> list[Requirement]:
+def requirements_in(name: str) -> list[Requirement]:
     lines = (ROOT / f"{name}.in").read_text(encoding="utf-8").splitlines()
     return [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
 
 
-def of_the_package() -> list[Requirement]:
+def package_requirements() -> list[Requirement]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     extras = [text for several in project["optional-dependencies"].values() for text in several]
     return [Requirement(text) for text in (*project["dependencies"], *extras)]
 
 
-def here(name: str) -> dict[str, str]:
+def locked_versions(name: str) -> dict[str, str]:
     """What a lock has for this Python on this system: version by name."""
     return {
         requirement.name: str(requirement.specifier).removeprefix("==")
@@ -60,22 +60,28 @@ def here(name: str) -> dict[str, str]:
 
 def needed(requirements: list[Requirement]) -> set[str]:
     """The names of all that these need, by the metadata of what is installed."""
-    found: set[tuple[str, str]] = set()
-    todo = [(canonicalize_name(each.name), extra) for each in requirements for extra in ("", *each.extras)]
+    resolved: set[tuple[str, str]] = set()
+    todo = [
+        (canonicalize_name(requirement.name), extra)
+        for requirement in requirements
+        for extra in ("", *requirement.extras)
+    ]
     while todo:
         name, extra = step = todo.pop()
-        if step in found:
+        if step in resolved:
             continue
-        found.add(step)
+        resolved.add(step)
         for text in metadata.requires(name) or ():
-            each = Requirement(text)
-            if each.marker is None or each.marker.evaluate({"extra": extra}):
-                todo += [(canonicalize_name(each.name), more) for more in ("", *each.extras)]
-    return {str(name) for name, _ in found}
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                todo += [(canonicalize_name(requirement.name), more) for more in ("", *requirement.extras)]
+    return {str(name) for name, _ in resolved}
 
 
 def test_requirements_are_those_of_the_package() -> None:
-    assert {each.name for each in of_the_package()} == {each.name for each in wanted(RUN)} - OF_OTHERS
+    assert {requirement.name for requirement in package_requirements()} == {
+        requirement.name for requirement in requirements_in(RUN)
+    } - OF_OTHERS
 
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT, BUILD])
@@ -87,26 +93,30 @@ def test_locks_hold_what_is_wanted_by_version_and_hash(name: str) -> None:
         assert re.match(r"[\w.-]+==[\w.]+( ; [^\n]*)? \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+$", block), (
             block
         )
-    versions = {canonicalize_name(key): version for key, version in here(name).items()}
-    for each in wanted(name):
-        assert each.specifier.contains(versions[canonicalize_name(each.name)], prereleases=True), each
+    versions = {canonicalize_name(key): version for key, version in locked_versions(name).items()}
+    for requirement in requirements_in(name):
+        assert requirement.specifier.contains(
+            versions[canonicalize_name(requirement.name)], prereleases=True
+        ), requirement
 
 
 def test_versions_are_those_that_the_package_allows() -> None:
-    for each in of_the_package():
-        assert each.specifier.contains(here(RUN)[each.name]), each
+    for requirement in package_requirements():
+        assert requirement.specifier.contains(locked_versions(RUN)[requirement.name]), requirement
     with (ROOT / "pyproject.toml").open("rb") as file:
         (builder,) = map(Requirement, tomllib.load(file)["build-system"]["requires"])
-    assert builder.specifier.contains(here(BUILD)[builder.name])
+    assert builder.specifier.contains(locked_versions(BUILD)[builder.name])
 
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT])
 def test_locks_hold_what_is_needed_and_nothing_else(name: str) -> None:
-    assert {canonicalize_name(each) for each in here(name)} == needed(wanted(name))
+    assert {canonicalize_name(requirement) for requirement in locked_versions(name)} == needed(
+        requirements_in(name)
+    )
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
-    locked = here(RUN) | here(DEVELOPMENT)
+    locked = locked_versions(RUN) | locked_versions(DEVELOPMENT)
     assert {name: metadata.version(name) for name in locked} == locked
 
 
@@ -118,8 +128,10 @@ def test_development_has_the_versions_of_run_time() -> None:
 
 def test_run_time_has_no_servers_tests_or_linters() -> None:
     only_imported_there = {"httpx"}
-    development = {canonicalize_name(each.name) for each in wanted(DEVELOPMENT)} - only_imported_there
-    assert not development & {canonicalize_name(name) for name in here(RUN)}
+    development = {
+        canonicalize_name(requirement.name) for requirement in requirements_in(DEVELOPMENT)
+    } - only_imported_there
+    assert not development & {canonicalize_name(name) for name in locked_versions(RUN)}
 
 
 def pip_installs(path: Path) -> Iterator[str]:

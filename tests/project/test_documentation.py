@@ -78,10 +78,10 @@ def table_rows(path: Path, heading: str) -> Iterator[list[str]]:
 
 
 def make_targets() -> set[str]:
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return {line.split()[1] for line in done.stdout.splitlines()}
+    return {line.split()[1] for line in process.stdout.splitlines()}
 
 
 def named_targets(page: Path) -> set[str]:
@@ -110,11 +110,11 @@ def commands() -> dict[str, set[str]]:
 
 def test_commands_are_those_of_the_command_line_with_their_options() -> None:
     common = {"--config", "--log-level", "--json", "--help"}
-    named: dict[str, set[str]] = {}
+    documented: dict[str, set[str]] = {}
     for first, *_ in table_rows(COMMANDS, "## Reference"):
         if (match := re.match(r"`([a-z-]+)", first)) is not None:
-            named[match[1]] = set(re.findall(r"--[a-z-]+", first))
-    assert named == {name: options - common for name, options in commands().items()}
+            documented[match[1]] = set(re.findall(r"--[a-z-]+", first))
+    assert documented == {name: options - common for name, options in commands().items()}
 
 
 def test_commands_in_the_text_exist() -> None:
@@ -122,9 +122,9 @@ def test_commands_in_the_text_exist() -> None:
     for page in PAGES:
         for verb in re.findall(r"^(?: {4})?cdc-replay ([a-z-]+)", text(page), re.MULTILINE):
             assert verb in known, f"{page.name}: {verb}"
-        for found in IN_CODE.findall(text(page)):
-            if (match := re.match(r"cdc-replay ([a-z-]+)", found)) is not None:
-                assert match[1] in known, f"{page.name}: {found}"
+        for token in IN_CODE.findall(text(page)):
+            if (match := re.match(r"cdc-replay ([a-z-]+)", token)) is not None:
+                assert match[1] in known, f"{page.name}: {token}"
 
 
 def configuration_keys() -> set[str]:
@@ -139,16 +139,16 @@ def configuration_keys() -> set[str]:
     keys = {
         f"{section}.{field.name.removesuffix('_text')}"
         for section, classes in kinds.items()
-        for each in classes
-        for field in dataclasses.fields(each)
+        for kind in classes
+        for field in dataclasses.fields(kind)
     }
     return keys - derived
 
 
 def documented_defaults() -> dict[str, str]:
     rows = table_rows(CONFIGURATION, "## Keys")
-    found = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
-    return {key: default for key, default in found.items() if "." in key}
+    defaults = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
+    return {key: default for key, default in defaults.items() if "." in key}
 
 
 def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
         section, _, name = key.partition(".")
         if default in {"", "required", "the publisher", "on new changes"}:
             continue
-        (found,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
-        plain = getattr(found, "value", found)
+        (value,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
+        plain = getattr(value, "value", value)
         expected = "cdc_replay_name" if name == "slot" else yaml.safe_load(default)
         expected = parse_duration(default) if isinstance(plain, dt.timedelta) else expected
         assert plain == expected, key
@@ -235,19 +235,19 @@ def module_exists(name: str) -> bool:
 def test_modules_that_pages_name_exist(page: Path) -> None:
     """`replay/route` and `replay.decode` do; names of Spark's settings, failpoints and keys look alike."""
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"spark"}
-    for found in IN_CODE.findall(text(page)):
-        name = found.removeprefix("cdc_replay.")
-        if found in FAILPOINTS or (found.startswith("cdc_replay.") and name in PROPERTIES):
+    for token in IN_CODE.findall(text(page)):
+        name = token.removeprefix("cdc_replay.")
+        if token in FAILPOINTS or (token.startswith("cdc_replay.") and name in PROPERTIES):
             continue
         if re.fullmatch(r"\w+(?:[./]\w+)+", name) and re.split(r"[./]", name)[0] in packages:
-            assert module_exists(name), found
+            assert module_exists(name), token
 
 
 def anchors(path: Path) -> set[str]:
     prose = re.sub(r"^```.*?^```", "", text(path), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
-    named = set(re.findall(r'<a id="([^"]+)"></a>', prose))
-    return named | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    anchored = set(re.findall(r'<a id="([^"]+)"></a>', prose))
+    return anchored | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -259,9 +259,9 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), target
-    for found in IN_CODE.findall(text(page)):
-        if found.split("/")[0] in FOLDERS and re.fullmatch(r"[\w./-]+", found) and "/" in found:
-            assert (ROOT / found).exists(), found
+    for path in IN_CODE.findall(text(page)):
+        if path.split("/")[0] in FOLDERS and re.fullmatch(r"[\w./-]+", path) and "/" in path:
+            assert (ROOT / path).exists(), path
 
 
 def test_pictures_are_small_and_need_nothing_else() -> None:
@@ -343,8 +343,10 @@ def shop_log(tmp_path: Path) -> Path:
 
 def test_change_log_is_read_as_its_page_says(shop_log: Path) -> None:
     reading, decoding = code_blocks(ROOT / "docs" / "change-log.md", "python")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{reading}\n{decoding}\nprint(values_of_insert({MESSAGE!r}))"],
         cwd=shop_log, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["ends at 0xc8", "public.orders I 1", "['12', None]"], done.stderr
+    assert process.stdout.splitlines() == ["ends at 0xc8", "public.orders I 1", "['12', None]"], (
+        process.stderr
+    )
