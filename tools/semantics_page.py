@@ -3,8 +3,9 @@
 A file cites a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is cited but not in the list is an
 error, so a number in an error message always has an anchor on the page: `python tools/semantics_page.py`.
 
-The module of a rule is the one that explains it: one that cites it in its header, else the one that cites it
-most. The test is a conformance scenario if one cites the rule, else the file that cites it most.
+The module of a rule is the one that explains it: first those of the rooms of its section, then those that
+cite it in their header, then the one that cites it most, then the one that cites the fewest other rules. The
+test is chosen likewise; all of a scenario counts as its header.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,10 +27,25 @@ CODE: Final = ROOT / "src" / "cdc_replay"
 TESTS: Final = ROOT / "tests"
 SCENARIOS: Final = TESTS / "conformance" / "scenarios"
 
+ROOMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Wire format and slot functions": ("pgoutput", "postgres", "capture"),
+    "Which relation's rules apply": ("publication",),
+    "Row filters": ("publication", "filters"),
+    "UPDATE transformation": ("replay/route", "replay/toast"),
+    "What publications may say": ("publication", "filters"),
+    "Column lists": ("publication",),
+    "Initial synchronisation": ("snapshot", "publication"),
+    "Apply": ("replay/apply", "subscriber", "replay"),
+    "Transactions": ("capture", "catalog"),
+    "Gaps of native replication": (),
+}
+"""Section → the packages in which its rules are at home, the most likely one first."""
+
 _CITATION: Final = re.compile(r"R(\d+)\.(\d+)(?:-R(\d+)\.(\d+))?")
 
-Weight: TypeAlias = tuple[int, int]
-"""How much a file says about a rule: (is it the preferred kind of place, citations of that very number)."""
+Weight: TypeAlias = tuple[int, int, int]
+"""How much a file says about a rule: 2 in the first line, 1 in the header, 0 elsewhere; how often;
+less the number of rules that it cites."""
 Citations: TypeAlias = Mapping[str, Mapping[Path, Weight]]
 """Rule → the files that cite it."""
 
@@ -78,11 +94,13 @@ def citations(files: Iterable[Path], known: Iterable[str]) -> Citations:
     citing: defaultdict[str, dict[Path, Weight]] = defaultdict(dict)
     for file in sorted(files):
         text = file.read_text(encoding="utf-8")
-        cited, explained = _cited(text, numbers), _cited(_header(file, text), numbers)
+        header = _header(file, text)
+        cited, explained = _cited(text, numbers), _cited(header, numbers)
+        titled = _cited(header.partition("\n")[0], numbers)
         if unknown := cited.keys() - numbers:
             raise UnknownRule(f"{file.relative_to(ROOT)} cites {', '.join(sorted(unknown))}")
         for rule, count in cited.items():
-            citing[rule][file] = (int(rule in explained), count)
+            citing[rule][file] = (int(rule in explained) + int(rule in titled), count, -len(cited))
     return citing
 
 
@@ -127,25 +145,32 @@ def render() -> str:
     code, tests = citations(code_files(), known), citations(test_files(), known)
     parts = [_INTRODUCTION]
     for title, section in sections.items():
-        parts += [f"## {title}\n", _table(section, code, tests)]
+        parts += [f"## {title}\n", _table(section, ROOMS[title], code, tests)]
     return "\n".join(parts)
 
 
-def _table(section: Mapping[str, str], code: Citations, tests: Citations) -> str:
+def _table(section: Mapping[str, str], rooms: Sequence[str], code: Citations, tests: Citations) -> str:
     lines = ["| rule | PostgreSQL | module | test |", "| --- | --- | --- | --- |"]
     for rule, sentence in section.items():
-        module, test = _first(code.get(rule, {})), _first(tests.get(rule, {}))
+        module, test = _first(code.get(rule, {}), rooms), _first(tests.get(rule, {}))
         lines.append(f'| <a id="{rule}"></a>{rule} | {sentence} | {_module(module)} | {_test(test)} |')
     return "\n".join(lines) + "\n"
 
 
-def _first(citing: Mapping[Path, Weight]) -> Path | None:
+def _first(citing: Mapping[Path, Weight], rooms: Sequence[str] = ()) -> Path | None:
     """The file that says most about the rule; of equals the first by name."""
-    return min(citing, key=lambda file: (*(-weight for weight in citing[file]), file), default=None)
+
+    def order(file: Path) -> tuple[int, tuple[int, ...], Path]:
+        within = (index for index, room in enumerate(rooms) if (CODE / room) in file.parents)
+        return next(within, len(rooms)), tuple(-weight for weight in citing[file]), file
+
+    return min(citing, key=order, default=None)
 
 
 def _module(file: Path | None) -> str:
-    return "" if file is None else _link(file.relative_to(CODE).with_suffix("").as_posix(), file)
+    if file is None:
+        return ""
+    return _link(file.relative_to(CODE).with_suffix("").as_posix().removesuffix("/__init__"), file)
 
 
 def _test(file: Path | None) -> str:
