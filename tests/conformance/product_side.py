@@ -107,6 +107,14 @@ class Product:
         if left:
             raise Mismatch(f"teardown leaves {', '.join(name for (name,) in left)}")
 
+    def subscriber_options(self, name: str) -> dict[str, object]:
+        """Where the subscription's subscriber is, and with which rights it is written to."""
+        return {"dsn": self.databases[name].dsn}
+
+    def publisher_dsn(self) -> str:
+        """Where the publisher is."""
+        return self.publisher.dsn
+
     def _configured(self, subscription: Subscription) -> Config:
         """The configuration with this subscription as it is now, beside the earlier ones."""
         options = subscription.options
@@ -115,7 +123,7 @@ class Product:
         self._subscriptions[_key(subscription)] = {
             "publisher": PUBLISHER,
             "publications": list(subscription.publications),
-            "dsn": self.databases[subscription.name].dsn,
+            **self.subscriber_options(subscription.name),
             "copy_data": _is_on(options.get("copy_data", True)),
             "origin": options.get("origin", "any"),
         }
@@ -123,7 +131,7 @@ class Product:
 
     def _write(self) -> Config:
         publisher = {
-            "dsn": self.publisher.dsn,
+            "dsn": self.publisher_dsn(),
             "slot": self.slot,
             "change_log": str(self.folder / "change_log"),
         }

@@ -5,7 +5,6 @@ The scripts are those that `setup --dry-run` prints for a role that may only log
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from cdc_replay.commands.setup import script_of, setup, subscriber_script
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
-from embedded.postgres import binaries
-from fixtures.postgres import Database
+from fixtures.postgres import run_as_administrator
 from fixtures.twin import Pair, Twin
 from security.stranger import Stranger
 
@@ -56,18 +54,6 @@ TRAFFIC = """
     truncate "Shop".parts;
     insert into "Shop".parts values (1, 1), (2, 200)
 """
-
-
-def run_as_administrator(database: Database, script: str) -> None:
-    """As a person would: through psql, where no statement may fail."""
-    done = subprocess.run(
-        [binaries() / "psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", database.dsn],
-        input=script,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @dataclass(frozen=True)

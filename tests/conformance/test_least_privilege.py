@@ -1,0 +1,95 @@
+"""Every scenario once more, with roles that own nothing and are no superusers.
+
+An administrator runs the scripts that `setup --dry-run` prints before each command, because scenarios change
+publications and tables; the roles do everything else. The tables belong to superusers, so the subscriptions
+have `run_as_owner: true` and the grants of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_replay.commands.setup import script_of, setup, subscriber_script
+from cdc_replay.config import Config
+from cdc_replay.errors import CdcReplayError
+from conformance.product_side import PUBLISHER, Product, slot_name
+from conformance.run import Servers, placed, run_scenario
+from conformance.scenario import Refreshed, Scenario, Subscription, load_scenarios
+from fixtures.postgres import Database, run_as_administrator
+from security.stranger import Stranger
+
+
+@dataclass
+class LeastPrivileged(Product):
+    """The product with a role of its own on each database."""
+
+    roles: dict[Database, Stranger] = field(default_factory=dict)
+    is_ended: bool = False
+    """The administrator takes the publisher's objects away, as he has made them."""
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._prepare(self._configured(subscription))
+        super().subscribe(subscription)
+
+    def sync(self, subscription: Subscription) -> None:
+        self._prepare(self._configured(subscription))
+        super().sync(subscription)
+
+    def sync_together(self, subscriptions: Sequence[Subscription]) -> Mapping[str, CdcReplayError]:
+        self._prepare(self._write())
+        return super().sync_together(subscriptions)
+
+    def refresh(self, subscription: Subscription, what: Refreshed) -> None:
+        self._prepare(self._configured(subscription))
+        super().refresh(subscription, what)
+
+    def subscriber_options(self, name: str) -> dict[str, object]:
+        return {"dsn": self._role(self.databases[name]).dsn, "run_as_owner": True}
+
+    def publisher_dsn(self) -> str:
+        return self.publisher.dsn if self.is_ended else self._role(self.publisher).dsn
+
+    def tear_down(self) -> None:
+        self.is_ended = True
+        super().tear_down()
+        for role in self.roles.values():
+            assert not role.is_superuser()
+            role.leave()
+
+    def _role(self, database: Database) -> Stranger:
+        if database not in self.roles:
+            self.roles[database] = Stranger(database, f"least_{database.name}")
+            self.roles[database].enter()
+        return self.roles[database]
+
+    def _prepare(self, config: Config) -> None:
+        """What an administrator does; what cannot be prepared is told by the command that follows."""
+        with suppress(CdcReplayError, psycopg.Error):
+            run_as_administrator(self.publisher, script_of(setup(config, PUBLISHER, dry_run=True)))
+            for name, subscription in config.subscriptions.items():
+                (database,) = (
+                    database
+                    for database in self.databases.values()
+                    if self._role(database).dsn == subscription.dsn_text
+                )
+                run_as_administrator(database, script_of(subscriber_script(config, PUBLISHER, name)))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("scenario", list(load_scenarios()), ids=lambda scenario: scenario.name)
+def test_scenario_holds_with_roles_that_own_nothing(
+    runnable: Scenario, servers: Servers, tmp_path: Path
+) -> None:
+    with placed(runnable, servers) as place:
+        product = LeastPrivileged(place.publisher, place.product, tmp_path, slot_name(runnable.name))
+        run_scenario(runnable, servers, place, product)
+        if runnable.subscriptions:
+            product.tear_down()
