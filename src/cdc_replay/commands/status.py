@@ -28,9 +28,9 @@ from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.table_rewrites import rewritten_tables
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.progress import reported_progress
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.tables import read_target_tables
 
 _POSITION = "select pg_current_wal_flush_lsn()::text"
@@ -192,8 +192,8 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
     """
     found = config.subscription(subscription)
     with connect(config.dsn_of(found), purpose=f"status {subscription}") as connection:
-        last = state.last_result(connection, subscription, "replay")
-        record = state.subscription_record(connection, subscription)
+        last = recorded_results.last_result(connection, subscription, "replay")
+        record = subscription_records.subscription_record(connection, subscription)
     if last is None:
         raise ChangeLogMissing(f'subscription "{subscription}" was never replayed')
     if error := last.result.get("error"):
@@ -263,10 +263,10 @@ def _subscriber(config: Config, found: SubscriptionConfig, seconds: float) -> Su
     name = found.name
     publisher = config.publisher(found.subscription.publisher)
     with connect_to_ask(config.dsn_of(found), purpose=f"status {name}", seconds=seconds) as connection:
-        known = state.known_tables(connection, name)
-        record = state.subscription_record(connection, name)
-        replayed = state.last_result(connection, name, "replay")
-        validated = state.last_result(connection, name, "validate")
+        known = subscription_tables.known_tables(connection, name)
+        record = subscription_records.subscription_record(connection, name)
+        replayed = recorded_results.last_result(connection, name, "replay")
+        validated = recorded_results.last_result(connection, name, "validate")
         notices = _notices(config, found, connection)
         lag_seconds, lag, error = _lag(publisher, connection, name)
         copies = _copies(connection, name)
@@ -402,7 +402,9 @@ def _lag(
 ) -> tuple[float | None, Lag | None, str | None]:
     """Seconds of lag of the tables that are replayed, why they lag, or why the log cannot tell it."""
     tables = [
-        table for table in state.table_states(connection, subscription).values() if isinstance(table, Ready)
+        table
+        for table in subscription_tables.table_states(connection, subscription).values()
+        if isinstance(table, Ready)
     ]
     try:
         lag = lag_of(connection, subscription, found.change_log)

@@ -37,7 +37,7 @@ from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Unrouted
 from cdc_replay.subscriber.owners import Acting, Rights
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 _KINDS: Final = {

@@ -20,7 +20,7 @@ from cdc_replay.replay.schema_changes import fit
 from cdc_replay.replay.table_rewrites import TableRewrites, first_rewrites, rewrites_in
 from cdc_replay.replay.unsubscribed_tables import renamed_alike, strangers
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 ROWS_PER_WINDOW: Final = 2_000_000

@@ -56,7 +56,8 @@ from cdc_replay.snapshot.staging import (
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import TargetSession, act_on, named
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import known_tables, set_table_state, stable_hash
+from cdc_replay.subscriber.subscription_lock import stable_hash
+from cdc_replay.subscriber.subscription_tables import known_tables, set_table_state
 from cdc_replay.subscriber.tables import TargetTable, check_names
 
 

@@ -51,7 +51,7 @@ from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import set_table_state
+from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.tables import check_names
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from cdc_replay.snapshot.staging import (
     staging_name,
 )
 from cdc_replay.subscriber.replication_origin import drop_origins
-from cdc_replay.subscriber.state import set_table_state, table_states
+from cdc_replay.subscriber.subscription_tables import set_table_state, table_states
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
 
 if TYPE_CHECKING:

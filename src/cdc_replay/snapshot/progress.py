@@ -29,7 +29,7 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.snapshot.copy_chunk import CopySettings
 from cdc_replay.snapshot.planning import TablePlan
 from cdc_replay.subscriber.progress import CopyProgress, forget_progress, report_progress
-from cdc_replay.subscriber.state import SCHEMA
+from cdc_replay.subscriber.state_schema import SCHEMA
 
 logger = logging.getLogger(__name__)
 

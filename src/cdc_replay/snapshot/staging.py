@@ -38,7 +38,7 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import column_list
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.state import SCHEMA
+from cdc_replay.subscriber.state_schema import SCHEMA
 from cdc_replay.subscriber.tables import TargetTable
 
 STAGED: Final = """

@@ -17,7 +17,7 @@ from typing import Final
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state import is_installed
+from cdc_replay.subscriber.state_schema import is_installed
 
 _REMEMBER: Final = """
     insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns, relation)

@@ -14,7 +14,7 @@ from typing import Final
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state import is_installed
+from cdc_replay.subscriber.state_schema import is_installed
 
 _REPORT: Final = """
     insert into cdc_replay.copy_progress

@@ -17,8 +17,8 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_tables
+from cdc_replay.subscriber.subscription_tables import KnownTable
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SubscriptionSession:
             dataclasses.replace(each, state=Ready(self.assumed[each.relation]))
             if each.relation in self.assumed
             else each
-            for each in state.known_tables(self.connection, self.subscription.name)
+            for each in subscription_tables.known_tables(self.connection, self.subscription.name)
         )
 
     def table_states(self) -> Mapping[QualifiedName, TableState]:
@@ -54,7 +54,9 @@ class SubscriptionSession:
 
     def tables_are_listed(self) -> bool:
         """Whether a snapshot or refresh has found out which tables it has, be it none."""
-        return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
+        return bool(self.known_tables()) or subscription_tables.has_tables_listed(
+            self.connection, self.subscription.name
+        )
 
     def as_if_applied(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
         """As it is once the window that is being applied is applied."""
@@ -93,7 +95,7 @@ def open_session(
         if writes:
             _check_writable(connection, name)
         if installs:
-            state.install(connection)
+            state_schema.install(connection)
         with contextlib.ExitStack() as stack:
             _wait_for_lock(stack, connection, name)
             yield SubscriptionSession(subscription, dsn, connection)
@@ -102,7 +104,7 @@ def open_session(
 @contextlib.contextmanager
 def release_subscription_lock(session: SubscriptionSession) -> Iterator[None]:
     """Let go of the subscription until the context ends; who works on it then is waited for."""
-    with state.unlocked(session.connection, session.subscription.name):
+    with subscription_lock.unlocked(session.connection, session.subscription.name):
         yield
 
 
@@ -144,7 +146,7 @@ def snapshot_lock(session: SubscriptionSession) -> Iterator[None]:
     Raises:
         SubscriptionBusy: if another one does.
     """
-    with state.lock(session.connection, f"{session.subscription.name} (snapshot)"):
+    with subscription_lock.lock(session.connection, f"{session.subscription.name} (snapshot)"):
         yield
 
 
@@ -160,7 +162,7 @@ def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: st
     is_announced = False
     while True:
         try:
-            stack.enter_context(state.lock(connection, name))
+            stack.enter_context(subscription_lock.lock(connection, name))
         except SubscriptionInUse as busy:
             if time.monotonic() > began + PATIENCE_SECONDS:
                 raise

@@ -38,7 +38,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records, subscription_tables
 from embedded.postgres import Cluster
 from fixtures.command_line import CommandLine, one_object
 from fixtures.native import wait_for
@@ -87,12 +87,14 @@ class History:
         if not states:
             return database
         with database.connect() as connection:
-            state.install(connection)
+            state_schema.install(connection)
             identifier = system_identifier or self.log.header.system_identifier
-            state.remember_subscription(connection, name, identifier, ["p"])
+            subscription_records.remember_subscription(connection, name, identifier, ["p"])
             for number, each in enumerate(states):
                 database.run(f"create table t{number} ()")
-                state.set_table_state(connection, name, QualifiedName("public", f"t{number}"), each)
+                subscription_tables.set_table_state(
+                    connection, name, QualifiedName("public", f"t{number}"), each
+                )
         return database
 
     def subscribe(self, name: str, dsn: str) -> None:
@@ -277,7 +279,7 @@ def test_what_goes_is_told_before_it_goes(history: History) -> None:
 
     def set_back(_: PruneResult) -> None:
         with database.connect() as connection:
-            state.set_table_state(connection, "s", QualifiedName("public", "t0"), Ready(at[2]))
+            subscription_tables.set_table_state(connection, "s", QualifiedName("public", "t0"), Ready(at[2]))
 
     assert history.prune(confirm=set_back).segments == 2
     assert history.kept() == [2, 3]
@@ -348,7 +350,7 @@ def test_a_subscriber_of_an_earlier_release_is_asked_too(history: History) -> No
 def test_a_job_that_may_be_about_to_copy_keeps_everything(history: History) -> None:
     """Its snapshot may be taken already, behind the log's end, without being in its state yet."""
     database = history.subscriber("s", Pending(), Ready(history.positions[4]))
-    with database.connect() as connection, state.lock(connection, "s"):
+    with database.connect() as connection, subscription_lock.lock(connection, "s"):
         with pytest.raises(PruneLimitUnknown, match="about to copy"):
             history.prune()
         assert history.kept() == [0, 1, 2, 3]
@@ -359,7 +361,7 @@ def test_while_a_job_runs_the_files_stay(history: History) -> None:
     """A backfill may read below what its subscription needs."""
     database = history.subscriber("s", Ready(history.positions[3]))
     reader = history.log
-    with database.connect() as connection, state.lock(connection, "s"):
+    with database.connect() as connection, subscription_lock.lock(connection, "s"):
         result = history.prune()
         assert (result.segments, result.files, history.files) == (3, 0, 4)
         assert reader.summary(Window(history.positions[0], history.positions[4])).transactions == 4
@@ -538,7 +540,7 @@ def test_subscriptions_go_on_over_a_log_that_is_pruned_under_them(twin: Twin) ->
     # As a subscriber that is restored from a backup.
     with twin.pairs["fast"].ours.connect() as connection:
         connection.execute("delete from t where id = 2")
-        state.set_table_state(connection, "fast", QualifiedName("public", "t"), Ready(begin))
+        subscription_tables.set_table_state(connection, "fast", QualifiedName("public", "t"), Ready(begin))
     twin.publish("insert into t values (3, 3)")
     capture(twin.config, "pub")
     (told,) = replay(twin.config, ["fast"])

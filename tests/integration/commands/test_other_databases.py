@@ -40,7 +40,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.database import Database as PublisherDatabase
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.postgres import Database, create_database, drop_database
 from fixtures.twin import Twin
 
@@ -201,7 +201,7 @@ def test_a_database_that_was_renamed_goes_on_under_its_new_name(synced: Twin) ->
         assert ChangeLog.open(str(synced.change_log)).header.database == now
         assert replay(synced.config, ["s"])[0].error is None
         with synced.pairs["s"].ours.connect() as connection:
-            record = state.subscription_record(connection, "s")
+            record = subscription_records.subscription_record(connection, "s")
         assert record is not None
         assert record.publisher_database == now
         assert validate(synced.config, "s").success
@@ -229,7 +229,7 @@ def test_log_and_state_of_an_earlier_release_are_taken_over(
     known = PublisherDatabase(oid(synced.publisher), synced.publisher.name)
     assert ChangeLog.open(str(synced.change_log)).header.database == known
     with subscriber.connect() as connection:
-        record = state.subscription_record(connection, "s")
+        record = subscription_records.subscription_record(connection, "s")
     assert record is not None
     assert record.publisher_database == known
     synced.options = {"dsn": other.dsn}

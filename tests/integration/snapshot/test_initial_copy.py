@@ -20,7 +20,7 @@ from cdc_replay.snapshot.copy_chunk import (
     copy_chunks,
 )
 from cdc_replay.snapshot.copy_tables import load_tables
-from cdc_replay.subscriber.state import set_table_state
+from cdc_replay.subscriber.subscription_tables import set_table_state
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, public, snapshot_request, states_of, target_table
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import replication_origin as origin
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, our_origins
 from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
@@ -72,7 +72,7 @@ def test_an_origin_that_a_killed_process_has_left_is_taken_over_and_goes_with_th
         assert run_once(target)
         assert our_origins(subscriber) == []
         connection.execute("select pg_replication_origin_create(%s)", (name,))
-        state.remove_subscription(connection, "nsw")
+        subscription_records.remove_subscription(connection, "nsw")
     assert our_origins(subscriber) == []
 
 

@@ -49,7 +49,7 @@ from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import advance_tables, set_table_state
+from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
 from cdc_replay.subscriber.tables import (
     TargetTable,
     check_names,
@@ -238,7 +238,7 @@ def open_apply_session(
 ) -> Iterator[ApplySession]:
     """Prepare a window for staging; what was staged is gone when the context ends.
 
-    The caller holds the subscription's lock (`subscriber.state.lock`). `behind` is the window before, if
+    The caller holds the subscription's lock (`subscription_lock.lock`). `behind` is the window before, if
     that is still open.
 
     Raises:

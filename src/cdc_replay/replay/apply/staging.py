@@ -46,7 +46,8 @@ from cdc_replay.replay.contingent_changes import changes_text
 from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.state import SCHEMA, stable_hash
+from cdc_replay.subscriber.state_schema import SCHEMA
+from cdc_replay.subscriber.subscription_lock import stable_hash
 from cdc_replay.subscriber.tables import TargetColumn, TargetTable
 
 if TYPE_CHECKING:
