@@ -17,7 +17,7 @@ from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.staged_columns import check_types
-from cdc_replay.subscriber.tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 from security.stranger import Stranger
 

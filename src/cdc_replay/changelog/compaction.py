@@ -40,8 +40,14 @@ from cdc_replay.changelog.metadata_tables import (
     relations_of,
     write_rows,
 )
-from cdc_replay.changelog.row_groups import regrouped
-from cdc_replay.changelog.segment import RESTORE, Segment, SegmentWriter, plan_row_groups, read_row_group
+from cdc_replay.changelog.segment import (
+    RESTORE,
+    Segment,
+    SegmentWriter,
+    plan_row_groups,
+    read_row_group,
+    regrouped,
+)
 from cdc_replay.changelog.storage import Location, delete_files
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import failpoint

@@ -63,7 +63,6 @@ from cdc_replay.changelog.queries import (
     logged_messages,
     relation_versions,
 )
-from cdc_replay.changelog.row_groups import regrouped
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
     RESTORE,
@@ -72,6 +71,7 @@ from cdc_replay.changelog.segment import (
     SegmentWriter,
     plan_row_groups,
     read_row_group,
+    regrouped,
 )
 from cdc_replay.changelog.storage import (
     Location,
@@ -210,7 +210,7 @@ class ChangeLog:
     def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
         """Write messages of `LOG_SCHEMA`, in order, to a durable file that nothing names yet.
 
-        Small batches are joined, so that a row group has up to `row_groups.ROW_GROUP_ROWS` rows or
+        Small batches are joined, so that a row group has up to `segment.ROW_GROUP_ROWS` rows or
         `ROW_GROUP_BYTES` bytes. Returns nothing if there was no message: then there is no file.
 
         Raises:

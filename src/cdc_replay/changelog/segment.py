@@ -11,7 +11,7 @@ Every page that is read is compared with its checksum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -53,6 +53,11 @@ RESTORE: Final = (
     " and `cdc-replay setup` for the publisher, then run `cdc-replay snapshot` for each of its subscriptions."
 )
 """The remedy for a damaged log."""
+
+
+ROW_GROUP_ROWS: Final = 50_000
+ROW_GROUP_BYTES: Final = 32 << 20
+"""The size of a row group: what one task reads at a time, and holds in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,21 @@ class SegmentWriter:
             self._file.filesystem.delete_file(self._file.path)
         except (OSError, pa.ArrowException):
             return
+
+
+def regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, each within the limits unless a given one exceeds them."""
+    held: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        if held and (rows + batch.num_rows > ROW_GROUP_ROWS or size_bytes + batch.nbytes > ROW_GROUP_BYTES):
+            yield pa.concat_batches(held)
+            held, rows, size_bytes = [], 0, 0
+        held.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+    if held:
+        yield pa.concat_batches(held)
 
 
 def plan_row_groups(file: Location, window: Window) -> tuple[RowGroup, ...]:

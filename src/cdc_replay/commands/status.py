@@ -31,7 +31,7 @@ from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.progress import reported_progress
 from cdc_replay.subscriber.subscription_tables import KnownTable
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 _POSITION = "select pg_current_wal_flush_lsn()::text"
 

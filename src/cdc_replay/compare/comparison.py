@@ -42,7 +42,8 @@ from cdc_replay.postgres.planned_tables import PlannedTable, hold
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
-from cdc_replay.subscriber.tables import TargetTable, missing_columns
+from cdc_replay.subscriber.target_checks import missing_columns
+from cdc_replay.subscriber.target_tables import TargetTable
 
 logger = logging.getLogger(__name__)
 

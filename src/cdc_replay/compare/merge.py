@@ -31,7 +31,7 @@ from cdc_replay.postgres.copy import writing
 from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.staged_columns import collate
-from cdc_replay.subscriber.tables import TargetColumn
+from cdc_replay.subscriber.target_tables import TargetColumn
 
 _ALWAYS: Final = "a"
 """`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""

@@ -45,7 +45,7 @@ from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_definitions import CopyDefinition, read_copy_definitions
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable, read_target_tables
 
 _TREES: Final = """
     with wanted as (

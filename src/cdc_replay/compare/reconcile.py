@@ -45,7 +45,8 @@ from cdc_replay.subscriber.apply_connection import (
 from cdc_replay.subscriber.as_owner import TargetSessions, act_on, named
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
-from cdc_replay.subscriber.tables import TargetTable, check_names, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_names, check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 logger = logging.getLogger(__name__)

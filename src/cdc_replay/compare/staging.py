@@ -26,7 +26,7 @@ from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -51,7 +51,7 @@ from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber import recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,8 @@ from cdc_replay.replay.route.routes import Unrouted
 from cdc_replay.subscriber.owners import Acting, Rights
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.subscription_tables import KnownTable
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 _KINDS: Final = {
     PublishAction.INSERT: MessageType.INSERT.value,

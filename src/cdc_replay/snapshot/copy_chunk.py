@@ -58,7 +58,8 @@ from cdc_replay.subscriber.as_owner import TargetSession, act_on, named
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_lock import stable_hash
 from cdc_replay.subscriber.subscription_tables import known_tables, set_table_state
-from cdc_replay.subscriber.tables import TargetTable, check_names
+from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
-from cdc_replay.subscriber.tables import check_names
+from cdc_replay.subscriber.target_checks import check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

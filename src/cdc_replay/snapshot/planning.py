@@ -42,7 +42,8 @@ from cdc_replay.snapshot.staging import (
 )
 from cdc_replay.subscriber.replication_origin import drop_origins
 from cdc_replay.subscriber.subscription_tables import set_table_state, table_states
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     from psycopg import sql

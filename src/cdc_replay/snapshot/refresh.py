@@ -66,7 +66,8 @@ from cdc_replay.snapshot.run import (
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 logger = logging.getLogger(__name__)
 

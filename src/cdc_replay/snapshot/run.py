@@ -54,7 +54,8 @@ from cdc_replay.subscriber.session import (
     release_subscription_lock,
     snapshot_lock,
 )
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from cdc_replay.postgres.copy import column_list
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.state_schema import SCHEMA
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 STAGED: Final = """
     select relname::text, pg_catalog.obj_description(oid, 'pg_class'),

@@ -32,7 +32,8 @@ from psycopg import sql
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.subscriber.owners import CANNOT_BECOME, Acting, Rights, hold, read_acting
-from cdc_replay.subscriber.tables import TargetTable, check_names
+from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_tables import TargetTable
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer

@@ -13,7 +13,8 @@ from psycopg import sql
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.tables import TargetColumn, renamed_meanwhile
+from cdc_replay.subscriber.target_checks import renamed_meanwhile
+from cdc_replay.subscriber.target_tables import TargetColumn
 
 _OPAQUE: Final = """
     with recursive element (oid) as (

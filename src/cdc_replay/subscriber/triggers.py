@@ -18,7 +18,7 @@ from psycopg import sql
 
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
-from cdc_replay.subscriber.tables import StatementTrigger, TargetTable
+from cdc_replay.subscriber.target_tables import StatementTrigger, TargetTable
 
 _log: Final = logging.getLogger(__name__)
 

@@ -167,7 +167,7 @@ def test_a_segment_of_many_row_groups_keeps_its_order(
 ) -> None:
     """A transaction over several row groups, with TRUNCATEs in the first, in middle ones and in the last."""
     monkeypatch.setattr("cdc_replay.postgres.peek.BATCH_ROWS", 7)
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 7)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 7)
     publisher.run(ROOT)
     captured = set_up()
     parts = [f"insert into plain select generate_series({start}, {start + 9})" for start in range(0, 50, 10)]

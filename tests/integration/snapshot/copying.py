@@ -20,7 +20,7 @@ from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
-from cdc_replay.subscriber.tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import Database

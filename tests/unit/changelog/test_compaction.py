@@ -112,7 +112,7 @@ def test_few_small_segments_are_left_alone(small: SmallLog) -> None:
 def test_a_merged_segment_has_row_groups_of_the_ordinary_size(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 5)
     small.log.compact(ALWAYS)
     groups = small.reopened().segments(Window(Lsn(100), Lsn(200)))
     assert [group.rows for group in groups] == [4, 4, 4]

@@ -116,7 +116,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment of three row groups (of 10 rows) and one of one; the window is in the second group."""
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 10)
     append(log, 130, transaction(110, 10), transaction(120, 10), transaction(130, 10))
     append(log, 140, transaction(140))
     assert [group.rows for group in log.segments(EVERYTHING)] == [10, 10, 10, 1]
@@ -127,7 +127,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
 def test_summary_and_commits_count_transactions_across_row_groups(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 2)
     rows = transaction(110, 5)
     append(log, 120, *(rows.slice(start, 1) for start in range(5)), transaction(120, 2))
     summary = log.summary(EVERYTHING)

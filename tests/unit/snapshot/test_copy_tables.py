@@ -11,7 +11,7 @@ from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.copy_chunk import ChunkCopy, TableCopy
 from cdc_replay.snapshot.copy_tables import TASK_BYTES, TASK_CHUNKS, tasks
 from cdc_replay.subscriber.owners import Acting, Rights
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 TARGET = TargetTable(
     QualifiedName("public", "t"),

@@ -48,7 +48,7 @@ from cdc_replay.replay.apply.transient_keys import TransientKeys
 from cdc_replay.replay.contingent_changes import Key, Refold, changes_of
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 _REFOLDED: Final = 1 << 62
 """The attempt of what is staged here; no task has it."""

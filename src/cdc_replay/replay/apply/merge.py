@@ -57,7 +57,7 @@ from cdc_replay.replay.apply.staging import (
 )
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 _ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
 

@@ -50,13 +50,8 @@ from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
-from cdc_replay.subscriber.tables import (
-    TargetTable,
-    check_names,
-    check_targets,
-    read_target_tables,
-    renamed_meanwhile,
-)
+from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_meanwhile
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
 if TYPE_CHECKING:

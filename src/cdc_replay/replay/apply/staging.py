@@ -48,7 +48,7 @@ from cdc_replay.subscriber.apply_connection import connect_to_write
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
 from cdc_replay.subscriber.state_schema import SCHEMA
 from cdc_replay.subscriber.subscription_lock import stable_hash
-from cdc_replay.subscriber.tables import TargetColumn, TargetTable
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -34,7 +34,7 @@ from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapsho
 from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
 from cdc_replay.replay.toast.row_history import as_batch, give_up
 from cdc_replay.replay.toast.tracked_leaf import TrackedLeaf, TupleColumn
-from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

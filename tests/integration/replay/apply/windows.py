@@ -14,7 +14,7 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
 from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,8 @@ import pytest
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 
 NUMBERING_DOMAIN = "create sequence s; create domain d as int default nextval('s')"
