@@ -34,19 +34,19 @@ from cdc_replay.changelog.metadata_tables import (
     RELATION_SCHEMA,
     CatalogRow,
     catalog_rows,
-    catalogs_of,
+    parse_catalogs,
+    parse_relations,
     read_rows,
     relation_rows,
-    relations_of,
     write_rows,
 )
 from cdc_replay.changelog.segment import (
     RESTORE,
     Segment,
     SegmentWriter,
+    join_batches,
     plan_row_groups,
     read_row_group,
-    regrouped,
 )
 from cdc_replay.changelog.storage import Location, delete_files
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
@@ -94,15 +94,17 @@ SIDE_TABLE_FILES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactionResult:
     """What one run did: how many segments went, and into how many."""
 
     removed: int = 0
     added: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Compacted) -> Compacted:
-        return Compacted(self.removed + other.removed, self.added + other.added, self.bytes + other.bytes)
+    def __add__(self, other: CompactionResult) -> CompactionResult:
+        return CompactionResult(
+            self.removed + other.removed, self.added + other.added, self.bytes + other.bytes
+        )
 
 
 def plan_merges(segments: Iterable[Segment], limits: CompactionLimits) -> tuple[tuple[Segment, ...], ...]:
@@ -135,14 +137,14 @@ def _runs(segments: Iterable[Segment], limits: CompactionLimits) -> Iterator[tup
     yield tuple(held)
 
 
-def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits) -> Compacted:
+def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits) -> CompactionResult:
     """Merge what is worth it; each merge is one durable commit, which carries `start` on.
 
     Raises:
         ChangeLogDamaged: if a segment cannot be read; it stays in the log, as do all others.
         ChangeLogConflict: if another process compacts or prunes the log; merges before that are done.
     """
-    done = Compacted()
+    done = CompactionResult()
     for sources in plan_merges(table.segments(), limits):
         try:
             merged = _merged(table.location, sources)
@@ -161,7 +163,7 @@ def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits
             delete_files(table.location, [merged.name])
             raise
         failpoint("compaction.after_commit")
-        done += Compacted(len(sources), 1, merged.size_bytes)
+        done += CompactionResult(len(sources), 1, merged.size_bytes)
         logger.info(
             "merged %d segments of %s into one: %d messages, %d bytes",
             len(sources), table.location.uri, merged.rows, merged.size_bytes,
@@ -169,7 +171,7 @@ def compact(table: DurableTable, start: AppTransaction, limits: CompactionLimits
     return done
 
 
-def compact_relations(table: DurableTable) -> Compacted:
+def compact_relations(table: DurableTable) -> CompactionResult:
     """Write the relations anew as one file if they are in many, each version once.
 
     A row that is added meanwhile stays: only the files that were read are replaced.
@@ -179,17 +181,17 @@ def compact_relations(table: DurableTable) -> Compacted:
         ChangeLogConflict: if another process does the same.
     """
     return _compact_side_table(
-        table, RELATION_SCHEMA, lambda rows: relation_rows(relations_of(rows).values())
+        table, RELATION_SCHEMA, lambda rows: relation_rows(parse_relations(rows).values())
     )
 
 
-def compact_catalogs(table: DurableTable) -> Compacted:
+def compact_catalogs(table: DurableTable) -> CompactionResult:
     """The same for the catalogs, without those that were read again.
 
     Raises:
         ChangeLogDamaged, ChangeLogConflict: as for `compact_relations`.
     """
-    return _compact_side_table(table, CATALOG_SCHEMA, lambda rows: catalog_rows(catalogs_of(rows)))
+    return _compact_side_table(table, CATALOG_SCHEMA, lambda rows: catalog_rows(parse_catalogs(rows)))
 
 
 def replace_catalogs(table: DurableTable, versions: Sequence[CatalogRow]) -> None:
@@ -204,13 +206,13 @@ def replace_catalogs(table: DurableTable, versions: Sequence[CatalogRow]) -> Non
 
 def _compact_side_table(
     table: DurableTable, schema: pa.Schema, current: Callable[[list[Row]], list[Row]]
-) -> Compacted:
+) -> CompactionResult:
     files = table.segments()
     if len(files) < SIDE_TABLE_FILES:
-        return Compacted()
+        return CompactionResult()
     whole = write_rows(table, schema, current(read_rows(table, schema)))
     table.replace(files, [whole], AppTransaction(_SIDE_TABLE_APPLICATION, table.version + 1))
-    return Compacted(len(files), 1, whole.size_bytes)
+    return CompactionResult(len(files), 1, whole.size_bytes)
 
 
 def delete_removed(table: DurableTable, *, older_than_hours: int = KEEP_HOURS) -> int:
@@ -225,7 +227,7 @@ def _merged(folder: Location, sources: Sequence[Segment]) -> Segment:
     # The name tells the log's end before the first of the pulls, as theirs do.
     before = sources[0].name.rpartition("-")[0]
     with SegmentWriter(folder, f"{before}-{uuid.uuid4().hex}.parquet") as writer:
-        for batch in regrouped(_rows(folder, sources)):
+        for batch in join_batches(_rows(folder, sources)):
             writer.write(batch)
     merged = writer.segment
     if merged is None or not _is_equal(folder, merged, sources):
@@ -247,7 +249,7 @@ def _is_equal(folder: Location, merged: Segment, sources: Sequence[Segment]) -> 
     )
     if expected != (merged.rows, merged.min_commit_lsn, merged.max_commit_lsn):
         return False
-    pairs = itertools.zip_longest(_rows(folder, [merged]), regrouped(_rows(folder, sources)))
+    pairs = itertools.zip_longest(_rows(folder, [merged]), join_batches(_rows(folder, sources)))
     return all(ours is not None and theirs is not None and ours.equals(theirs) for ours, theirs in pairs)
 
 

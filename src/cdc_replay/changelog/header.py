@@ -44,7 +44,7 @@ class LogHeader:
         return {_PREFIX + name: value for name, value in values.items()}
 
     @classmethod
-    def of_configuration(cls, uri: str, configuration: Mapping[str, str]) -> Self:
+    def from_configuration(cls, uri: str, configuration: Mapping[str, str]) -> Self:
         """The header that the properties of the log at `uri` hold.
 
         Raises:

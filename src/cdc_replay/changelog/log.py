@@ -22,8 +22,8 @@ from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.compaction import (
     DEFAULT_LIMITS,
     KEEP_HOURS,
-    Compacted,
     CompactionLimits,
+    CompactionResult,
     compact,
     compact_catalogs,
     compact_relations,
@@ -40,11 +40,11 @@ from cdc_replay.changelog.metadata_tables import (
     KnownRelations,
     append_rows,
     catalog_rows,
-    catalogs_of,
     check_first_catalog,
+    parse_catalogs,
+    parse_relations,
     read_rows,
     relation_rows,
-    relations_of,
 )
 from cdc_replay.changelog.orphans import folders_without_log, remove_folders, remove_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
@@ -69,9 +69,9 @@ from cdc_replay.changelog.segment import (
     RowGroup,
     Segment,
     SegmentWriter,
+    join_batches,
     plan_row_groups,
     read_row_group,
-    regrouped,
 )
 from cdc_replay.changelog.storage import (
     Location,
@@ -105,7 +105,7 @@ class ChangeLog:
             ChangeLogConflict: if there is a log already, or what is left of one.
             ChangeLogNotWritable: if it cannot be written; the same call goes on with what is there.
         """
-        location = Location.of(uri)
+        location = Location.parse(uri)
         if cls.exists(uri):
             raise ChangeLogConflict(
                 f'there is a change log at "{uri}" already',
@@ -141,7 +141,7 @@ class ChangeLog:
             ChangeLogUnavailable: if that cannot be found out.
         """
         with storage_read_errors(uri):
-            return DurableTable.exists(Location.of(uri) / "changes")
+            return DurableTable.exists(Location.parse(uri) / "changes")
 
     @classmethod
     def open(cls, uri: str) -> Self:
@@ -157,11 +157,11 @@ class ChangeLog:
                 f'there is no change log at "{uri}"',
                 hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             )
-        location = Location.of(uri)
+        location = Location.parse(uri)
         with storage_read_errors(uri):
             close_to_others(location)
         changes = DurableTable.open(location / "changes")
-        header = LogHeader.of_configuration(uri, changes.configuration)
+        header = LogHeader.from_configuration(uri, changes.configuration)
         for application in (header.slot, start_application(header.slot)):
             # Now, for as long as this object is read: the commits that say it may be deleted meanwhile.
             changes.position(application)
@@ -175,7 +175,7 @@ class ChangeLog:
             ChangeLogNotWritable: if something cannot be deleted; the same call goes on with it.
         """
         with storage_write_errors(uri):
-            return remove_folders(Location.of(uri))
+            return remove_folders(Location.parse(uri))
 
     @property
     def uri(self) -> str:
@@ -218,7 +218,7 @@ class ChangeLog:
         """
         name = f"{self.end_lsn.file_name}-{uuid.uuid4().hex}.parquet"
         with storage_write_errors(self.uri), SegmentWriter(self._location / "changes", name) as writer:
-            for batch in regrouped(batches):
+            for batch in join_batches(batches):
                 writer.write(batch)
         return () if writer.segment is None else (writer.segment,)
 
@@ -275,7 +275,7 @@ class ChangeLog:
         if not relations:
             return
         table = self._relations()
-        known = relations_of(read_rows(table, RELATION_SCHEMA))
+        known = parse_relations(read_rows(table, RELATION_SCHEMA))
         new = [relation for version, relation in relations.items() if version not in known]
         with storage_write_errors(self.uri):
             append_rows(table, RELATION_SCHEMA, relation_rows(new))
@@ -313,7 +313,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return KnownRelations(self.uri, relations_of(read_rows(self._relations(), RELATION_SCHEMA)))
+        return KnownRelations(self.uri, parse_relations(read_rows(self._relations(), RELATION_SCHEMA)))
 
     def catalogs(self) -> tuple[CatalogRow, ...]:
         """The publisher's catalogs in the order in which they came into force for all transactions.
@@ -321,7 +321,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return catalogs_of(read_rows(self._catalogs(), CATALOG_SCHEMA))
+        return parse_catalogs(read_rows(self._catalogs(), CATALOG_SCHEMA))
 
     def segments(self, window: Window) -> tuple[RowGroup, ...]:
         """The parts of the log that hold the transactions of `window`, in order.
@@ -451,7 +451,7 @@ class ChangeLog:
         with storage_write_errors(self.uri):
             return prune(self._changes, self.header.slot, segments, keep_files=keep_files)
 
-    def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> Compacted:
+    def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> CompactionResult:
         """Merge small neighbouring segments where there are enough of them; rows and end stay as they are.
 
         The side tables are merged likewise. Files that earlier runs have replaced are deleted once no reader

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from cdc_replay.changelog.compaction import Compacted
+from cdc_replay.changelog.compaction import CompactionResult
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError
 
 logger = logging.getLogger(__name__)
 
 
-def compact_log(uri: str, publisher: str) -> Compacted:
+def compact_log(uri: str, publisher: str) -> CompactionResult:
     """Merge small segments of a publisher's log, if enough have gathered.
 
     The log is as good without. So an error, such as another compaction or a full disk, is a warning, and a
@@ -21,4 +21,4 @@ def compact_log(uri: str, publisher: str) -> Compacted:
         return ChangeLog.open(uri).compact()
     except CdcReplayError as error:
         logger.warning("the change log of %s is not compacted now: %s", publisher, error)
-        return Compacted()
+        return CompactionResult()

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_replay.changelog.delta.table import DurableTable
-from cdc_replay.changelog.segment import RESTORE, Segment, fault
+from cdc_replay.changelog.segment import RESTORE, Segment, segment_error
 from cdc_replay.changelog.storage import replace
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn
@@ -128,7 +128,7 @@ def relation_rows(relations: Iterable[Relation]) -> list[dict[str, Any]]:
     ]
 
 
-def relations_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
+def parse_relations(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
     """The relations of such rows by version."""
     return {
         row["relation_version"]: Relation(
@@ -155,7 +155,7 @@ def catalog_rows(versions: Iterable[CatalogRow]) -> list[dict[str, Any]]:
     ]
 
 
-def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
+def parse_catalogs(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
     """The catalogs of such rows in the order in which all transactions see them.
 
     One per owner and `from_lsn`: the one that was read last.
@@ -203,7 +203,7 @@ def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
             with file.filesystem.open_input_file(file.path) as source:
                 content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise fault(file, None, error) from error
+            raise segment_error(file, None, error) from error
         if content.num_rows != segment.rows or not content.schema.equals(schema):
             raise ChangeLogDamaged(
                 f'file "{file.uri}" of the change log does not hold what was written to it',

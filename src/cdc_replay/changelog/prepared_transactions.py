@@ -47,7 +47,7 @@ class PreparedKey:
         return f"{self.xid}_{self.end_lsn.file_name}.parquet"
 
     @classmethod
-    def of_file(cls, name: str) -> Self:
+    def parse(cls, name: str) -> Self:
         """The key whose file has that name."""
         xid, _, lsn = name.removesuffix(".parquet").partition("_")
         return cls(int(xid), Lsn.parse(lsn.replace("-", "/")))
@@ -94,4 +94,4 @@ class PreparedTransactions:
     def waiting(self) -> tuple[PreparedKey, ...]:
         """All transactions that are kept; of one xid, the last one prepared comes last."""
         names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
-        return tuple(sorted(map(PreparedKey.of_file, names)))
+        return tuple(sorted(map(PreparedKey.parse, names)))

@@ -70,7 +70,7 @@ class RowGroup:
     size_bytes: int
 
     @classmethod
-    def of(cls, file: Location, metadata: pq.FileMetaData, index: int) -> Self:
+    def from_footer(cls, file: Location, metadata: pq.FileMetaData, index: int) -> Self:
         """The row group of that number, as the footer describes it."""
         found = metadata.row_group(index)
         return cls(file.uri, index, found.num_rows, found.total_byte_size)
@@ -168,7 +168,7 @@ class SegmentWriter:
             return
 
 
-def regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def join_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in fewer batches, each within the limits unless a given one exceeds them."""
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -191,7 +191,7 @@ def plan_row_groups(file: Location, window: Window) -> tuple[RowGroup, ...]:
     """
     metadata = read_footer(file)
     return tuple(
-        RowGroup.of(file, metadata, index)
+        RowGroup.from_footer(file, metadata, index)
         for index in range(metadata.num_row_groups)
         if _overlaps(metadata.row_group(index).column(_COMMIT_LSN).statistics, window)
     )
@@ -208,9 +208,9 @@ def read_footer(file: Location) -> pq.FileMetaData:
             metadata = pq.ParquetFile(source).metadata
         found = metadata.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
-        raise fault(file, None, error) from error
+        raise segment_error(file, None, error) from error
     if not found.equals(LOG_SCHEMA):
-        raise damaged(file.uri, None, ValueError(f"its columns are {', '.join(map(str, found))}"))
+        raise damaged_segment(file.uri, None, ValueError(f"its columns are {', '.join(map(str, found))}"))
     return metadata
 
 
@@ -255,16 +255,16 @@ def read_columns(group: RowGroup, names: Sequence[str], window: Window) -> pa.Ta
 
 
 def _read(group: RowGroup, names: Sequence[str] | None) -> pa.Table:
-    file = Location.of(group.uri)
+    file = Location.parse(group.uri)
     try:
         with file.filesystem.open_input_file(file.path) as source:
             reader = pq.ParquetFile(source, page_checksum_verification=True)
             return reader.read_row_group(group.index, columns=names, use_threads=False)
     except (OSError, pa.ArrowException, IndexError) as error:
-        raise fault(file, group.index, error) from error
+        raise segment_error(file, group.index, error) from error
 
 
-def fault(file: Location, row_group: int | None, error: Exception) -> ChangeLogDamaged:
+def segment_error(file: Location, row_group: int | None, error: Exception) -> ChangeLogDamaged:
     """The error for a segment that could not be read, in a store that can be.
 
     Raises:
@@ -272,10 +272,10 @@ def fault(file: Location, row_group: int | None, error: Exception) -> ChangeLogD
     """
     with storage_read_errors(file.uri):
         file.filesystem.get_file_info(file.path)
-    return damaged(file.uri, row_group, error)
+    return damaged_segment(file.uri, row_group, error)
 
 
-def damaged(uri: str, row_group: int | None, error: Exception) -> ChangeLogDamaged:
+def damaged_segment(uri: str, row_group: int | None, error: Exception) -> ChangeLogDamaged:
     """The error for a segment, or a row group of it, that cannot be read."""
     where = "It" if row_group is None else f"Row group {row_group}"
     return ChangeLogDamaged(

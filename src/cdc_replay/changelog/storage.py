@@ -68,7 +68,7 @@ class Location:
     path: str
 
     @classmethod
-    def of(cls, uri: str) -> Location:
+    def parse(cls, uri: str) -> Location:
         """What is at `uri`: a path, or a URI such as `s3://bucket/folder`.
 
         Raises:

@@ -36,7 +36,7 @@ from cdc_replay.changelog.segment import (
     read_footer,
 )
 from cdc_replay.changelog.storage import Location
-from cdc_replay.changelog.verify_commits import check_changes, verified_table
+from cdc_replay.changelog.verify_commits import check_changes, verify_table
 from cdc_replay.changelog.verify_rows import RowGroupSummary, RowOrder, RowReader
 from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
 from cdc_replay.model.lsn import Lsn
@@ -67,12 +67,12 @@ def verify_log(uri: str, *, progress: Progress | None = None) -> VerifiedLog:
         ChangeLogMissing: if there is none.
         ChangeLogDamaged: for the first fault, naming the file, and row group and row where it is in one.
     """
-    location = Location.of(uri)
-    changes = verified_table(location / "changes", check_changes)
+    location = Location.parse(uri)
+    changes = verify_table(location / "changes", check_changes)
     for name in ("relations", "catalogs"):
-        verified_table(location / name)
+        verify_table(location / name)
     log = ChangeLog.open(uri)
-    reader = RowReader.of(log.relations())
+    reader = RowReader.from_relations(log.relations())
     found = VerifiedLog(log.start_lsn, log.header.start_lsn)
     if (end := changes.position(log.header.slot)) is not None:
         found.to_lsn = Lsn(end)
@@ -171,7 +171,7 @@ def _read_row_group(reader: RowReader, group: RowGroup, limits: tuple[int, int] 
     content = int(found.commit_lsns.min()), int(found.commit_lsns.max())
     if limits is not None and limits != content:
         problem = f"It holds {_range(content)}; its statistics say {_range(limits)}."
-        raise _fault(Location.of(group.uri), f"Row group {group.index}: {problem}")
+        raise _fault(Location.parse(group.uri), f"Row group {group.index}: {problem}")
     return found
 
 
@@ -183,7 +183,7 @@ def _row_groups(file: Location) -> Iterator[tuple[RowGroup, tuple[int, int] | No
         statistics = metadata.row_group(index).column(column).statistics
         has_limits = statistics is not None and statistics.has_min_max
         limits = (statistics.min, statistics.max) if has_limits else None
-        yield RowGroup.of(file, metadata, index), limits
+        yield RowGroup.from_footer(file, metadata, index), limits
 
 
 def _verify_prepared(log: ChangeLog, folder: Location, reader: RowReader) -> int:

@@ -35,12 +35,12 @@ from cdc_replay.model.lsn import Lsn
 
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
 
-Check = Callable[["TableState", Commit], str | None]
+Check = Callable[["CommitState", Commit], str | None]
 """What is wrong with a commit after that state, if anything is."""
 
 
 @dataclass(slots=True)
-class TableState:
+class CommitState:
     """What the commits up to one of them add up to.
 
     `positions` are those of the slot and of the log's start; a side table has none.
@@ -51,7 +51,7 @@ class TableState:
     configuration: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: DurableTable) -> TableState:
+    def from_table(cls, table: DurableTable) -> CommitState:
         """What a reader of the table gets."""
         configuration = dict(table.configuration)
         slot = configuration.get("cdc_replay.slot", "")
@@ -76,14 +76,14 @@ class TableState:
         )
 
 
-def verified_table(location: Location, check: Check | None = None) -> DurableTable:
+def verify_table(location: Location, check: Check | None = None) -> DurableTable:
     """The table as of its last commit, once all commits have been checked.
 
     Raises:
         ChangeLogMissing: if there is no table.
         ChangeLogDamaged: naming the first commit that is missing or wrong.
     """
-    folder = LogFolder.of(location)
+    folder = LogFolder.read(location)
     if not folder.commits:
         raise ChangeLogMissing(
             f'there is no change log table at "{location.uri}"',
@@ -92,24 +92,24 @@ def verified_table(location: Location, check: Check | None = None) -> DurableTab
     try:
         state = _told(location, folder, check)
     except ChangeLogDamaged:
-        if LogFolder.of(location).commits[:1] > folder.commits[:1]:
+        if LogFolder.read(location).commits[:1] > folder.commits[:1]:
             # The first commits have gone since the folder was listed: a checkpoint stands for them now.
-            return verified_table(location, check)
+            return verify_table(location, check)
         raise
     # Last: the reader's library does not say which file it stumbles over.
     table = DurableTable.open(location, version=folder.commits[-1])
-    _check_same(folder, state, TableState.of(table))
+    _check_same(folder, state, CommitState.from_table(table))
     return table
 
 
-def _told(location: Location, folder: LogFolder, check: Check | None) -> TableState:
+def _told(location: Location, folder: LogFolder, check: Check | None) -> CommitState:
     """What the commits that are there add up to, from a checkpoint on if the first ones are gone."""
     _check_unbroken(folder)
     _check_checkpoint(folder)
     base = _base(folder)
-    state = TableState()
+    state = CommitState()
     if base is not None:
-        state = TableState.of(DurableTable.open(location, version=base))
+        state = CommitState.from_table(DurableTable.open(location, version=base))
     is_sealed = False
     for version in folder.commits:
         commit = read_commit(folder, version)
@@ -124,13 +124,13 @@ def _told(location: Location, folder: LogFolder, check: Check | None) -> TableSt
     return state
 
 
-def check_changes(state: TableState, commit: Commit) -> str | None:
+def check_changes(state: CommitState, commit: Commit) -> str | None:
     """The check for a commit to the table of changes; see the module.
 
     Raises:
         ChangeLogDamaged: if the table's properties are not those of a change log.
     """
-    header = LogHeader.of_configuration("changes", {**state.configuration, **commit.configuration})
+    header = LogHeader.from_configuration("changes", {**state.configuration, **commit.configuration})
     slot, start = header.slot, start_application(header.slot)
     removed = [state.segments[name] for name in commit.removed]
     if slot in commit.positions:
@@ -220,7 +220,7 @@ def _check_checkpoint(folder: LogFolder) -> None:
             ) from error
 
 
-def _check_applicable(folder: LogFolder, state: TableState, commit: Commit) -> None:
+def _check_applicable(folder: LogFolder, state: CommitState, commit: Commit) -> None:
     unknown = [name for name in commit.removed if name not in state.segments]
     if unknown:
         raise _fault(folder, commit.version, f"It removes what is not there: {', '.join(unknown)}.")
@@ -229,7 +229,7 @@ def _check_applicable(folder: LogFolder, state: TableState, commit: Commit) -> N
         raise _fault(folder, commit.version, f"It adds what is there already: {', '.join(doubled)}.")
 
 
-def _check_same(folder: LogFolder, told: TableState, found: TableState) -> None:
+def _check_same(folder: LogFolder, told: CommitState, found: CommitState) -> None:
     if told == found:
         return
     names = {name for name in told.segments | found.segments if _differs(told, found, name)}
@@ -248,7 +248,7 @@ def _check_same(folder: LogFolder, told: TableState, found: TableState) -> None:
     )
 
 
-def _differs(told: TableState, found: TableState, name: str) -> bool:
+def _differs(told: CommitState, found: CommitState, name: str) -> bool:
     return told.segments.get(name) != found.segments.get(name)
 
 

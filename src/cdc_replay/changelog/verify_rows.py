@@ -51,7 +51,7 @@ class RowReader:
     decoder: ChangeDecoder
 
     @classmethod
-    def of(cls, relations: Mapping[int, Relation]) -> RowReader:
+    def from_relations(cls, relations: Mapping[int, Relation]) -> RowReader:
         """A reader that knows these relations by version."""
         return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
 

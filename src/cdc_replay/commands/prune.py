@@ -250,7 +250,7 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> L
     name = found.name
     try:
         with connect(config.dsn_of(found), purpose=f"prune {name}") as connection:
-            state_schema.bring_up_to_date(connection)
+            state_schema.upgrade(connection)
             _check_publisher(connection, name, change_log)
             is_busy = _is_busy(connection, name)
             states = _holding(subscription_tables.known_tables(connection, name))

@@ -21,7 +21,7 @@ from cdc_replay.errors import CdcReplayError, InvalidFilter
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
+from cdc_replay.postgres.copy import CopyCounts, CopyTarget, copy_across
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession
@@ -166,7 +166,7 @@ def stage(
     table = _create(subscriber, f"reconcile_{number}", pair.target, pair.columns)
     if not buckets.numbers:
         return StagedRows(pair, buckets, table, 0, 0)
-    copied: Copied = copy_across(
+    copied: CopyCounts = copy_across(
         publisher, [pair.rows_of(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
     )
     subscriber.execute(sql.SQL("analyze {}").format(table))

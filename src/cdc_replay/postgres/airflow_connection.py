@@ -25,7 +25,7 @@ LIBPQ_OPTIONS: Final = frozenset(
 )  # fmt: skip
 """What of a connection's extra goes into the URI: the rest is for Airflow's hooks, and libpq refuses it."""
 
-PLACES: Final = frozenset({"dbname", "host", "password", "port", "user"})
+ADDRESS_OPTIONS: Final = frozenset({"dbname", "host", "password", "port", "user"})
 """What libpq takes from the query of a URI as well."""
 
 
@@ -49,7 +49,7 @@ class AirflowConnection:
         server = f"[{host}]" if ":" in host and not host.startswith("[") else quote(host, safe="[]:.,-")
         port = f":{self.port}" if self.port else ""
         location = f"{account}{'@' if account else ''}{server}{port}/{_quoted(self.schema)}"
-        return f"postgresql://{location}{options_of(self.extra)}"
+        return f"postgresql://{location}{libpq_query(self.extra)}"
 
 
 def check_type(conn_id: str, kind: str | None) -> None:
@@ -65,7 +65,7 @@ def check_type(conn_id: str, kind: str | None) -> None:
         )
 
 
-def options_of(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:
+def libpq_query(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:
     """The query of a URI, with its question mark: what libpq knows of the extra; empty if that is nothing."""
     known = {key: str(extra[key]) for key in sorted(names & extra.keys())}
     # libpq does not take a plus sign for a blank.

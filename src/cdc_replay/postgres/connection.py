@@ -99,7 +99,7 @@ def connect(
 
     `replication` opens a walsender for the database, which understands the replication commands. With
     `answer_seconds` neither a host, whatever the DSN says, nor a statement or lock is waited for longer than
-    that (see `connect_to_ask`).
+    that (see `connect_with_deadline`).
 
     Raises:
         InvalidConfiguration: if libpq cannot read the DSN, or takes a part of its password for another one.
@@ -140,7 +140,7 @@ def connect(
 
 
 @contextlib.contextmanager
-def connect_to_ask(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connection]:
+def connect_with_deadline(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connection]:
     """A connection that waits no longer than that for the server, a statement or a lock.
 
     It lasts `CUT_FACTOR` times as long at most, for a few statements.

@@ -29,7 +29,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
-from cdc_replay.postgres.planned_tables import reading
+from cdc_replay.postgres.planned_tables import publisher_read_errors
 
 BLOCK_BYTES: Final = 128 * 1024
 """When a block of rows is sent on."""
@@ -112,7 +112,7 @@ Source: TypeAlias = sql.Composable | WholeTable
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyCounts:
     """How much one copy moved; `bytes` in COPY's text format."""
 
     rows: int
@@ -125,7 +125,7 @@ def copy_across(
     destination: Connection,
     target: CopyTarget,
     progress: Progress | None = None,
-) -> Copied:
+) -> CopyCounts:
     """Copy the rows of `sources` into `target`, one after another, within a single COPY there.
 
     Both connections stay in the transaction that the caller has begun; nothing is committed here. The
@@ -142,7 +142,7 @@ def copy_across(
         ServerUnavailable: if a connection is lost.
     """
     size = 0
-    with writing(target.table), destination.cursor() as cursor:
+    with subscriber_write_errors(target.table), destination.cursor() as cursor:
         with cursor.copy(target.statement) as into:
             for each in sources:
                 for block in _read(source, each, target.table):
@@ -150,14 +150,14 @@ def copy_across(
                     size += len(block)
                     if progress is not None:
                         progress(len(block))
-        return Copied(cursor.rowcount, size)
+        return CopyCounts(cursor.rowcount, size)
 
 
 def _read(source: Connection, rows: Source, table: QualifiedName) -> Iterator[bytearray]:
     """The rows in COPY's text format, whole rows, several to a block."""
     blocks = _blocks(source, sql.SQL("copy {} to stdout").format(_as_copied(rows)))
     while True:
-        with reading(table):
+        with publisher_read_errors(table):
             block = next(blocks, None)
         if block is None:
             return
@@ -193,7 +193,7 @@ def _finish(source: Connection) -> None:
 
 
 @contextlib.contextmanager
-def writing(table: QualifiedName) -> Iterator[None]:
+def subscriber_write_errors(table: QualifiedName) -> Iterator[None]:
     """Raise what a subscriber says when it does not take the rows of `table` as an error that names it.
 
     Raises:

@@ -26,14 +26,14 @@ _EXPORT: Final = "select pg_export_snapshot(), pg_current_snapshot()::text"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PresentSnapshot(SharedSnapshot):
+class CurrentSnapshot(SharedSnapshot):
     """What another connection needs to read the database as it was a moment ago, and what it sees then."""
 
     transactions: PgSnapshot
 
 
 @contextlib.contextmanager
-def export_current_snapshot(dsn: str) -> Iterator[PresentSnapshot]:
+def export_current_snapshot(dsn: str) -> Iterator[CurrentSnapshot]:
     """Export a snapshot of the database as it is now, for as long as the context is open.
 
     Raises:
@@ -45,4 +45,4 @@ def export_current_snapshot(dsn: str) -> Iterator[PresentSnapshot]:
         connection.autocommit = False
         with translated_errors("cannot export a snapshot"):
             ((name, transactions),) = connection.execute(_EXPORT).fetchall()
-        yield PresentSnapshot(dsn, name, PgSnapshot.parse(transactions))
+        yield CurrentSnapshot(dsn, name, PgSnapshot.parse(transactions))

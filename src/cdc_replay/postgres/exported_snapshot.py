@@ -120,7 +120,7 @@ def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
 
     The transaction is repeatable read; it stays valid when the export ends, until it is committed or rolled
     back. It sees all rows of a table or none: the server refuses to read where a policy would hide some. Who
-    reads a table holds it first (`planned_tables.hold`). The caller closes the connection.
+    reads a table holds it first (`planned_tables.lock_planned_tables`). The caller closes the connection.
 
     Raises:
         PublisherNotReady: if the snapshot is no longer exported.

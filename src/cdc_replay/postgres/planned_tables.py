@@ -82,7 +82,7 @@ class PlannedTable:
     columns: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def of(cls, table: Table) -> Self:
+    def from_catalog(cls, table: Table) -> Self:
         """The table of a catalog."""
         columns = {column.name: (column.attnum, column.type_oid) for column in table.columns}
         return cls(int(table.id), table.name, table.is_partitioned, columns)
@@ -102,7 +102,7 @@ def read_only_tables(connection: Connection, *, foreign: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def reading(table: QualifiedName) -> Iterator[None]:
+def publisher_read_errors(table: QualifiedName) -> Iterator[None]:
     """Errors of the publisher while rows are read, which name the table.
 
     Raises:
@@ -158,7 +158,7 @@ def same_key(
     )
 
 
-def hold(connection: Connection, tables: Iterable[PlannedTable]) -> None:
+def lock_planned_tables(connection: Connection, tables: Iterable[PlannedTable]) -> None:
     """Lock the tables until the transaction ends; a partitioned one is read through itself.
 
     Columns that were dropped or added since are none of its business.
@@ -168,7 +168,7 @@ def hold(connection: Connection, tables: Iterable[PlannedTable]) -> None:
         MissingPrivilege, ServerUnavailable: as every statement.
     """
     for table in tables:
-        with reading(table.name):
+        with publisher_read_errors(table.name):
             _hold(connection, table)
 
 

@@ -42,7 +42,7 @@ class SessionTimeouts:
         """As the server takes them."""
         return {"lock_timeout": _milliseconds(self.lock), "statement_timeout": _milliseconds(self.statement)}
 
-    def added_to(self, dsn: str) -> str:
+    def add_to(self, dsn: str) -> str:
         """The DSN with what differs from the defaults, unless it says that itself."""
         given = _parts(dsn)
         if given is None:

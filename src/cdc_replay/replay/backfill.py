@@ -235,7 +235,7 @@ def _destination(
         state_schema.install(connection)
         with subscription_lock.lock(connection, name):
             database = change_log.header.database
-            subscription_records.remember_subscription(
+            subscription_records.bind_subscription(
                 connection, name, identifier, policy.publications, database
             )
             failpoint("backfill.after_state")

@@ -29,7 +29,7 @@ from cdc_replay.subscriber.copy_definitions import (
     CopyDefinition,
     Definition,
     read_copy_definitions,
-    remember_brought,
+    record_copy_definition,
 )
 
 
@@ -71,8 +71,8 @@ def record_copy_definitions(
     So are their values: a rewrite before it is made good, and one behind it is in the log (R11.9).
     """
     for table in tables:
-        remember_brought(connection, subscription, table.table.name, lsn, definition_of(table))
-        subscription_tables.forget_rewrite(connection, subscription, table.table.name)
+        record_copy_definition(connection, subscription, table.table.name, lsn, definition_of(table))
+        subscription_tables.clear_rewrite(connection, subscription, table.table.name)
 
 
 def definition_drifts(

@@ -69,7 +69,7 @@ def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> La
         CdcReplayError: if the log cannot tell, because it is missing, pruned or damaged.
     """
     tables = subscription_tables.table_states(connection, subscription)
-    if not tables and not subscription_tables.has_tables_listed(connection, subscription):
+    if not tables and not subscription_tables.tables_are_listed(connection, subscription):
         return Lag("waits for its first snapshot")
     change_log = ChangeLog.open(change_log_uri)
     since = oldest_missing(change_log, [table for table in tables.values() if isinstance(table, Ready)])

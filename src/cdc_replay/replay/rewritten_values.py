@@ -146,7 +146,7 @@ class _Marked:
             for table, rewritten_at in marked.items():
                 if table not in published:
                     # Nothing of it comes any more; a refresh forgets it.
-                    subscription_tables.forget_rewrite(session.connection, name, table)
+                    subscription_tables.clear_rewrite(session.connection, name, table)
                 elif ready.get(table) == self.exported.consistent_point:
                     self._compare(published[table], rewritten_at)
         except (CdcReplayError, psycopg.Error) as error:
@@ -161,7 +161,7 @@ class _Marked:
             reason = self._why_not_moved(synced)
 
             def record(connection: Connection, done: ComparedTable) -> None:
-                subscription_tables.forget_rewrite(connection, subscription.name, table)
+                subscription_tables.clear_rewrite(connection, subscription.name, table)
                 results.append(_result(subscription.name, done, rewritten_at, reason))
                 recorded = results[-1].to_dict()
                 recorded_results.record_result(connection, subscription.name, "compare", recorded)

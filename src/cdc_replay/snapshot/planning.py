@@ -261,7 +261,9 @@ def _chunks(
     is_direct = len(chunks) == 1 and not done and not needs_staging
     for chunk in chunks:
         sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)
-        read = tuple({piece.table.id: PlannedTable.of(piece.table) for piece in chunk.slices}.values())
+        read = tuple(
+            {piece.table.id: PlannedTable.from_catalog(piece.table) for piece in chunk.slices}.values()
+        )
         if is_direct:
             yield ChunkCopy(table, chunk.number, sources, read, chunk.bytes, staging=None)
             continue

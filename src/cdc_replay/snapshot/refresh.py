@@ -231,9 +231,9 @@ def _entered_and_forgotten(
     # One that was dropped on the subscriber is forgotten; what has its name is another table (R7.12).
     removed = tuple(each for each in known if each.name not in published.tables)
     with session.connection.transaction():
-        subscription_tables.enter_tables(session.connection, session.subscription.name, added)
+        subscription_tables.add_tables(session.connection, session.subscription.name, added)
         for each in removed:
-            subscription_tables.forget_table(session.connection, session.subscription.name, each.relation)
+            subscription_tables.remove_table(session.connection, session.subscription.name, each.relation)
     return published, tuple(added), tuple(each.name or each.recorded_name for each in removed)
 
 

@@ -166,7 +166,7 @@ def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> Ch
         SubscriberNotReady: if the subscription's rows come from another publisher.
     """
     change_log = ChangeLog.open(source.change_log)
-    subscription_records.remember_subscription(
+    subscription_records.bind_subscription(
         session.connection,
         session.subscription.name,
         change_log.header.system_identifier,
@@ -382,7 +382,7 @@ def _tables_to_copy(
     entered = set(work.states)
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
     if not session.tables_are_listed():
-        subscription_tables.enter_tables(session.connection, name, published)
+        subscription_tables.add_tables(session.connection, name, published)
         entered = set(published)
     if new := [str(each) for each in work.named if each not in entered]:
         raise SubscriberNotReady(

@@ -31,7 +31,7 @@ from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.subscriber.owners import CANNOT_BECOME, Acting, Rights, hold, read_acting
+from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
 from cdc_replay.subscriber.target_checks import check_names
 from cdc_replay.subscriber.target_tables import TargetTable
 
@@ -254,10 +254,10 @@ class TargetSessions:
     connection: Connection
     targets: Mapping[int, TargetTable]
     only_reads: bool
-    _acting: dict[int, Acting] = field(default_factory=dict)
+    _acting: dict[int, ActingRole] = field(default_factory=dict)
     _owners: dict[str, AsOwner] = field(default_factory=dict)
 
-    def of(self, target: TargetTable) -> TargetSession:
+    def session_for(self, target: TargetTable) -> TargetSession:
         """The session for a target.
 
         Raises:
@@ -277,7 +277,9 @@ class TargetSessions:
             self._owners[acting.owner] = session
         return self._owners[acting.owner]
 
-    def shared(self, targets: Iterable[TargetTable]) -> Iterator[tuple[TargetSession, Sequence[TargetTable]]]:
+    def group_by_session(
+        self, targets: Iterable[TargetTable]
+    ) -> Iterator[tuple[TargetSession, Sequence[TargetTable]]]:
         """Sessions for several targets, each with those that it is for."""
         self._confirm_again()
         of_owner: dict[str | None, list[TargetTable]] = {}
@@ -285,7 +287,7 @@ class TargetSessions:
             acting = self._acting[target.oid]
             of_owner.setdefault(acting.owner if acting.rights.is_owners else None, []).append(target)
         for together in of_owner.values():
-            yield self.of(together[0]), together
+            yield self.session_for(together[0]), together
 
     def confirm(self) -> None:
         """Find out with whose rights to act, and keep others from changing that.
@@ -299,9 +301,9 @@ class TargetSessions:
             self._acting = {oid: acting.without_lock() for oid, acting in self._acting.items()}
         plain = sorted(oid for oid, acting in self._acting.items() if acting.rights is Rights.PLAIN)
         if plain:
-            held = hold(self.connection, {oid: named(self.targets[oid]) for oid in plain})
+            held = lock_tables(self.connection, {oid: target_reference(self.targets[oid]) for oid in plain})
             check_names(self.connection, {self.targets[oid].name: oid for oid in plain})
-            for oid, acting in read_acting(self.connection, plain, run_as_owner=False).items():
+            for oid, acting in read_acting_roles(self.connection, plain, run_as_owner=False).items():
                 self._acting[oid] = acting if oid in held else acting.without_lock()
         if any(each.has_run for each in self._owners.values()):
             check_names(self.connection, {each.name: oid for oid, each in self.targets.items()})
@@ -351,13 +353,13 @@ def has_rows(connection: Connection, target: TargetTable) -> bool:
 
     The session holds no advisory lock: code of the target's owner could release it.
     """
-    query = sql.SQL("select exists (select from {})").format(named(target))
+    query = sql.SQL("select exists (select from {})").format(target_reference(target))
     with connection.transaction(), act_on(connection, [target], only_reads=True) as sessions:
-        ((found,),) = sessions.of(target).query(query)
+        ((found,),) = sessions.session_for(target).query(query)
     return bool(found)
 
 
-def named(target: TargetTable) -> sql.Composed:
+def target_reference(target: TargetTable) -> sql.Composed:
     """The target in a statement; with its partitions, but without plain inheritance children (R8.15)."""
     only = sql.SQL("" if target.is_partitioned else "only ")
     return sql.SQL("{}{}").format(only, sql.Identifier(target.name.schema, target.name.name))

@@ -61,7 +61,7 @@ class CopyDefinition:
     definition: Definition
 
 
-def remember_brought(
+def record_copy_definition(
     connection: Connection, subscription: str, name: QualifiedName, lsn: Lsn, definition: Definition
 ) -> None:
     """Store it for the subscription's table that has this name now, in place of what was known."""

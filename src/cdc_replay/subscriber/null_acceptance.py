@@ -45,13 +45,13 @@ def accept_null(
         connection.execute(_ACCEPT_NULL, (str(upto), subscription, name.schema, name.name))
 
 
-def null_accepted(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
+def read_null_acceptance(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
     """Up to which commit NULL is accepted, by table; those where it is not are left out."""
     rows = connection.execute(_NULL_ACCEPTED, (subscription,))
     return {QualifiedName(schema, name): Lsn.parse(upto) for schema, name, upto in rows}
 
 
-def forget_null_accepted(connection: Connection, subscription: str, applied_lsn: Lsn) -> None:
+def clear_null_acceptance(connection: Connection, subscription: str, applied_lsn: Lsn) -> None:
     """What was accepted up to there is applied, and says nothing of what comes."""
     for table, column in (("subscription", "name"), ("subscription_table", "subscription")):
         connection.execute(

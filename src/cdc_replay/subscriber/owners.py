@@ -16,7 +16,7 @@ unless the subscription has `run_as_owner`. So do we (`subscriber.as_owner`), on
 PLAIN is what costs nothing, and only what is known to be harmless is: functions of PostgreSQL itself that
 are immutable, and some more by name; not all, as `query_to_xml` runs any text. Even reading a table can run
 code, because the planner folds constants in its checks, its statistics and the predicates of its indexes.
-A lock keeps the owner from adding any (`hold`), but not from changing a domain: its types must be
+A lock keeps the owner from adding any (`lock_tables`), but not from changing a domain: its types must be
 PostgreSQL's own, or base types and enums of a superuser or of our role.
 
 | what the lock of a table does not keep | so a PLAIN table has                                           |
@@ -203,7 +203,7 @@ class Rights(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class ActingRole:
     """The owner of a table, and with whose rights we act on it.
 
     `forces_row_security` says that policies restrict the owner itself.
@@ -213,20 +213,22 @@ class Acting:
     rights: Rights
     forces_row_security: bool = False
 
-    def without_lock(self) -> Acting:
+    def without_lock(self) -> ActingRole:
         """The same, where the owner may put code into the table at any time."""
         is_plain = self.rights is Rights.PLAIN
         return dataclasses.replace(self, rights=Rights.RESTRICTED) if is_plain else self
 
 
-def read_acting(connection: Connection, oids: Collection[int], *, run_as_owner: bool) -> dict[int, Acting]:
+def read_acting_roles(
+    connection: Connection, oids: Collection[int], *, run_as_owner: bool
+) -> dict[int, ActingRole]:
     """With whose rights to act on the tables of these oids, as of now."""
     become = "set" if connection.info.server_version >= SET_OPTION_SINCE else "member"
     rows = connection.execute(_OWNERS, {"oids": list(oids), "become": become}).fetchall() if oids else []
     related = {oid: others for oid, _, is_ours, *_, others in rows if not (is_ours or run_as_owner)}
     with_code = _with_code(connection, related)
     return {
-        oid: Acting(
+        oid: ActingRole(
             owner,
             Rights.OWN
             if run_as_owner or is_ours
@@ -259,7 +261,7 @@ def _rights(may_become_owner: bool, is_trusted: bool, *, needs_owner: bool) -> R
     return Rights.RESTRICTED if needs_owner else Rights.PLAIN
 
 
-def hold(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
+def lock_tables(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
     """Keep tables from being changed or renamed until the caller's transaction ends; those that are kept so.
 
     `tables` are what to lock, as LOCK TABLE wants it, by oid. It takes the weakest lock that keeps off CREATE

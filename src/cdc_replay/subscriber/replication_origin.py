@@ -76,18 +76,18 @@ def origin_name(connection: Connection, subscription: str) -> str:
 
 @contextlib.contextmanager
 def replication_origin(
-    connection: Connection, subscription: str, upto: Lsn, *, beside_others: bool = False
+    connection: Connection, subscription: str, upto: Lsn, *, per_session: bool = False
 ) -> Iterator[None]:
     """One transaction whose rows carry the subscription's origin, and whose commit carries `upto`.
 
-    The connection is in no transaction. With `beside_others` the origin is this session's own, else one
+    The connection is in no transaction. With `per_session` the origin is this session's own, else one
     session at most is here for the subscription.
 
     Raises:
         SubscriberLocked: if another session holds the origin, such as one whose process was just killed.
         psycopg.Error: as from the statements inside, and from COMMIT.
     """
-    name = _set_up(connection, subscription, beside_others=beside_others)
+    name = _set_up(connection, subscription, per_session=per_session)
     try:
         with connection.transaction():
             if name is not None:
@@ -120,12 +120,12 @@ def drop_origins(connection: Connection, subscription: str) -> None:
             )
 
 
-def _set_up(connection: Connection, subscription: str, *, beside_others: bool) -> str | None:
+def _set_up(connection: Connection, subscription: str, *, per_session: bool) -> str | None:
     """Make the session's commits those of an origin; its name, None where none is needed or possible."""
     if not _is_decoded(connection):
         return None
     name = origin_name(connection, subscription)
-    if beside_others:
+    if per_session:
         name = f"{name}:{connection.info.backend_pid}"
     try:
         with connection.transaction():

@@ -54,7 +54,7 @@ class SubscriptionSession:
 
     def tables_are_listed(self) -> bool:
         """Whether a snapshot or refresh has found out which tables it has, be it none."""
-        return bool(self.known_tables()) or subscription_tables.has_tables_listed(
+        return bool(self.known_tables()) or subscription_tables.tables_are_listed(
             self.connection, self.subscription.name
         )
 
@@ -104,7 +104,7 @@ def open_session(
 @contextlib.contextmanager
 def release_subscription_lock(session: SubscriptionSession) -> Iterator[None]:
     """Let go of the subscription until the context ends; who works on it then is waited for."""
-    with subscription_lock.unlocked(session.connection, session.subscription.name):
+    with subscription_lock.release(session.connection, session.subscription.name):
         yield
 
 

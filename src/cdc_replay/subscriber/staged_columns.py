@@ -13,7 +13,7 @@ from psycopg import sql
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.target_checks import renamed_meanwhile
+from cdc_replay.subscriber.target_checks import renamed_target
 from cdc_replay.subscriber.target_tables import TargetColumn
 
 _OPAQUE: Final = """
@@ -57,4 +57,4 @@ def check_types(connection: Connection, table: sql.Identifier, target: Qualified
         TargetMismatch: if reading values into it might run code of somebody else.
     """
     if connection.execute(_OPAQUE, (table.as_string(connection),)).fetchall():
-        raise renamed_meanwhile(target)
+        raise renamed_target(target)

@@ -9,7 +9,7 @@ commit (R8.17). Whoever changes rows changes the state in the same transaction; 
 | subscription_table | the state of one table of it (`model.table_state`), which its oid names        |
 | brought            | the definition with which the rows of one table were brought (`brought`)       |
 | result             | what one command ended with; the last `RESULTS_KEPT` of each command stay      |
-| copy_progress      | how far the running copy of one table is (`subscriber.progress`)               |
+| copy_progress      | how far the running copy of one table is (`subscriber.copy_progress`)               |
 
 A subscribed table is a table of this database, whatever its name, as in `pg_subscription_rel`: renamed, it
 keeps its state, and another one that is made in its place is not subscribed to (R7.12). Names in the answers
@@ -209,7 +209,7 @@ def install(connection: Connection) -> None:
             connection.execute(statement)
 
 
-def bring_up_to_date(connection: Connection) -> None:
+def upgrade(connection: Connection) -> None:
     """Give a schema of an earlier release what it lacks; without it nothing is known to be there.
 
     Raises:

@@ -49,7 +49,7 @@ def lock(connection: Connection, subscription: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unlocked(connection: Connection, subscription: str) -> Iterator[None]:
+def release(connection: Connection, subscription: str) -> Iterator[None]:
     """Inside of `lock`: let others hold the subscription, then wait until it is free again."""
     key = advisory_key("subscription", subscription)
     connection.execute("select pg_advisory_unlock(%s)", (key,))

@@ -56,7 +56,7 @@ class SubscriptionRecord:
         return known is None or database is None or known.oid == database.oid
 
 
-def remember_subscription(
+def bind_subscription(
     connection: Connection,
     subscription: str,
     publisher_system_identifier: str,
@@ -99,15 +99,15 @@ def _another_publisher(
     return AnotherPublisher(
         f'subscription "{record.name}" belongs to another publisher',
         detail="The subscriber's rows come from"
-        f" {_place(record.publisher_system_identifier, record.publisher_database)},"
-        f" the change log of the configuration is of {_place(system_identifier, database)}.",
+        f" {_describe_database(record.publisher_system_identifier, record.publisher_database)},"
+        f" the change log of the configuration is of {_describe_database(system_identifier, database)}.",
         hint="Correct the configuration; two deployments with one subscriber need different names of"
         " subscriptions. To feed it from another database, run"
         f" `cdc-replay teardown {record.name}`, empty its tables, and start again.",
     )
 
 
-def _place(system_identifier: str, database: Database | None) -> str:
+def _describe_database(system_identifier: str, database: Database | None) -> str:
     cluster = f"the cluster with system identifier {system_identifier}"
     return cluster if database is None else f"database {database} of {cluster}"
 

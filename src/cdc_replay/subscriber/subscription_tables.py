@@ -117,7 +117,7 @@ def table_states(connection: Connection, subscription: str) -> dict[QualifiedNam
     return {each.name: each.state for each in known_tables(connection, subscription) if each.name is not None}
 
 
-def enter_tables(connection: Connection, subscription: str, names: Iterable[QualifiedName]) -> None:
+def add_tables(connection: Connection, subscription: str, names: Iterable[QualifiedName]) -> None:
     """Take tables into a remembered subscription, all or none: they are `Pending`."""
     with connection.transaction():
         for name in names:
@@ -127,7 +127,7 @@ def enter_tables(connection: Connection, subscription: str, names: Iterable[Qual
         )
 
 
-def has_tables_listed(connection: Connection, subscription: str) -> bool:
+def tables_are_listed(connection: Connection, subscription: str) -> bool:
     """Whether its tables were entered; a subscription whose publications list none has none then."""
     if not is_installed(connection):
         return False
@@ -161,7 +161,7 @@ def mark_rewritten(
         connection.execute(_MARK_REWRITTEN, (str(commit_lsn), subscription, name.schema, name.name))
 
 
-def forget_rewrite(connection: Connection, subscription: str, name: QualifiedName) -> None:
+def clear_rewrite(connection: Connection, subscription: str, name: QualifiedName) -> None:
     """The table's values have been compared, or copied, behind the rewrite."""
     connection.execute(_FORGET_REWRITE, (subscription, name.schema, name.name))
 
@@ -179,7 +179,7 @@ def record_names(connection: Connection, subscription: str, relations: Iterable[
     connection.execute(_RECORD_NAMES, (subscription, list(relations)))
 
 
-def forget_table(connection: Connection, subscription: str, relation: int) -> None:
+def remove_table(connection: Connection, subscription: str, relation: int) -> None:
     """Drop the table, given by oid, from the subscription; its rows stay (R7.13)."""
     connection.execute(
         "delete from cdc_replay.subscription_table where subscription = %s and relation = %s::oid",

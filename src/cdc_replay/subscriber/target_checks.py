@@ -68,10 +68,10 @@ def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) 
     """
     names = ([name.schema for name in relations], [name.name for name in relations])
     for schema, name in connection.execute(_OIDS, (*names, list(relations.values()))).fetchall():
-        raise renamed_meanwhile(QualifiedName(schema, name))
+        raise renamed_target(QualifiedName(schema, name))
 
 
-def renamed_meanwhile(name: QualifiedName) -> TargetMismatch:
+def renamed_target(name: QualifiedName) -> TargetMismatch:
     """The error of work that was planned for a table which does not have that name any more."""
     return TargetMismatch(
         f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or made anew meanwhile',

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.owners import Acting, read_acting
+from cdc_replay.subscriber.owners import ActingRole, read_acting_roles
 
 _TABLES: Final = """
     select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
@@ -270,7 +270,7 @@ class TargetTable:
     identity: tuple[str, ...]
     identity_index: str | None
     """Name of the index that `identity` comes from."""
-    acting: Acting
+    acting: ActingRole
     """With whose rights statements run (R8.21)."""
     leaves: Leaves = Leaves()
     """Set where it is partitioned and has no `identity`."""
@@ -309,7 +309,7 @@ def read_target_tables(
     tables = connection.execute(_TABLES, values).fetchall()
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
-    acting = read_acting(connection, [oid for _, _, oid, *_ in tables], run_as_owner=run_as_owner)
+    acting = read_acting_roles(connection, [oid for _, _, oid, *_ in tables], run_as_owner=run_as_owner)
     leaves = _read_leaves(
         connection,
         [oid for _, _, oid, is_partitioned, *_, index in tables if is_partitioned and index is None],

@@ -40,7 +40,7 @@ def statement_triggers_disabled(
     disabled = [
         target
         for target in targets
-        if target.statement_triggers and _disable(connection, sessions.of(target), target)
+        if target.statement_triggers and _disable(connection, sessions.session_for(target), target)
     ]
     yield
     if not disabled:
@@ -49,7 +49,7 @@ def statement_triggers_disabled(
     connection.execute("set constraints all immediate")
     for target in disabled:
         for trigger in target.statement_triggers:
-            _alter(sessions.of(target), target, trigger, _ENABLE[trigger.enabled])
+            _alter(sessions.session_for(target), target, trigger, _ENABLE[trigger.enabled])
 
 
 def _disable(connection: Connection, session: TargetSession, target: TargetTable) -> bool:

@@ -89,7 +89,7 @@ class History:
         with database.connect() as connection:
             state_schema.install(connection)
             identifier = system_identifier or self.log.header.system_identifier
-            subscription_records.remember_subscription(connection, name, identifier, ["p"])
+            subscription_records.bind_subscription(connection, name, identifier, ["p"])
             for number, each in enumerate(states):
                 database.run(f"create table t{number} ()")
                 subscription_tables.set_table_state(

@@ -54,7 +54,7 @@ def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def objects(uri: str) -> dict[str, bytes]:
     """Everything in the store below that place."""
-    place = Location.of(uri)
+    place = Location.parse(uri)
     selector = fs.FileSelector(place.path, recursive=True, allow_not_found=True)
     infos = place.filesystem.get_file_info(selector)
     paths = [info.path.removeprefix(place.path + "/") for info in infos if info.is_file]
@@ -118,7 +118,7 @@ def test_of_many_writers_of_the_same_position_one_wins(s3_uri: str) -> None:
 
 def test_a_file_is_put_once_and_an_answer_that_was_lost_is_no_refusal(s3_uri: str) -> None:
     """A client that repeats a request finds its own file: that is what it had wanted."""
-    file = Location.of(s3_uri) / "00000000000000000007.json"
+    file = Location.parse(s3_uri) / "00000000000000000007.json"
     assert put_if_absent(file, b"mine")
     assert not put_if_absent(file, b"theirs")
     assert put_if_absent(file, b"mine")
@@ -161,7 +161,7 @@ def test_small_segments_are_merged_and_the_log_is_verified(s3_uri: str) -> None:
 def test_a_missing_object_is_damage_and_is_named(s3_uri: str) -> None:
     log = filled(s3_uri, PULLS[0].end)
     (group,) = log.segments(EVERYTHING)
-    file = Location.of(group.uri)
+    file = Location.parse(group.uri)
     file.filesystem.delete_file(file.path)
     with pytest.raises(ChangeLogDamaged, match=file.name):
         log.segments(EVERYTHING)
@@ -169,7 +169,7 @@ def test_a_missing_object_is_damage_and_is_named(s3_uri: str) -> None:
 
 def test_removing_a_log_leaves_other_objects_and_room_for_a_new_one(s3_uri: str) -> None:
     filled(s3_uri)
-    assert put_if_absent(Location.of(s3_uri) / "notes.txt", b"mine")
+    assert put_if_absent(Location.parse(s3_uri) / "notes.txt", b"mine")
     assert ChangeLog.remove(s3_uri)
     assert not ChangeLog.remove(s3_uri)
     assert objects(s3_uri) == {"notes.txt": b"mine"}
@@ -181,7 +181,7 @@ def test_removing_a_log_leaves_other_objects_and_room_for_a_new_one(s3_uri: str)
 @pytest.mark.parametrize("done", [1, 3, 8, 13, 18])
 def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, done: int) -> None:
     """After so many objects were deleted the log is refused; the same command then removes the rest."""
-    place = Location.of(s3_uri)
+    place = Location.parse(s3_uri)
     filled(s3_uri)
     paths = sorted(objects(f"{s3_uri}/changes"), key=lambda path: ("_delta_log/" in path, path))
     for path in paths[:done]:
@@ -195,7 +195,7 @@ def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, don
 def test_credentials_are_in_no_object_and_in_no_text(s3_uri: str) -> None:
     log = filled(s3_uri)
     group = log.segments(EVERYTHING)[0]
-    texts = [repr(log), repr(Location.of(s3_uri)), repr(group), repr(log.header), pickle.dumps(group)]
+    texts = [repr(log), repr(Location.parse(s3_uri)), repr(group), repr(log.header), pickle.dumps(group)]
     assert SECRET not in str(texts)
     assert all(SECRET.encode() not in content for content in objects(s3_uri).values())
 

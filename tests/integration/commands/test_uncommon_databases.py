@@ -95,7 +95,7 @@ def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twi
     twin.publisher.run(f"{TABLE}; create publication p for all tables; insert into t values (1, 1)")
     with twin.publisher.connect() as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "s", "7000000000000000001", ["upstream"])
+        subscription_records.bind_subscription(connection, "s", "7000000000000000001", ["upstream"])
     twin.subscribe("s", "p", tables=TABLE, native=False)
     twin.sync_ours("s")
 

@@ -6,7 +6,7 @@ import pytest
 
 from cdc_replay.model.pg_snapshot import PgSnapshot
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_current_snapshot
+from cdc_replay.postgres.current_snapshot import CurrentSnapshot, export_current_snapshot
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from fixtures.postgres import Database
 
@@ -50,7 +50,7 @@ def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
+    assert "secret" not in repr(CurrentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
 
 
 def _inserted(connection: Connection, id_: int) -> int:

@@ -13,7 +13,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 
@@ -46,7 +46,7 @@ def reader(publisher: Database) -> Iterator[Connection]:
 
 def planned(reader: Connection, name: str) -> PlannedTable:
     tables = read_catalog(reader).tables.values()
-    return next(PlannedTable.of(table) for table in tables if table.name.name == name)
+    return next(PlannedTable.from_catalog(table) for table in tables if table.name.name == name)
 
 
 REPLACED = {
@@ -83,7 +83,7 @@ def test_what_has_the_name_of_another_table_is_refused(
     table = planned(reader, "T t")
     publisher.run(script)
     with pytest.raises(PublisherNotReady, match=r'cannot read table "public\.T t" of the publisher') as error:
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
     assert said in error.value.message
     assert error.value.hint == "The table changed while the command ran: run it again."
 
@@ -91,7 +91,7 @@ def test_what_has_the_name_of_another_table_is_refused(
 def test_columns_that_come_and_go_are_none_of_its_business(publisher: Database, reader: Connection) -> None:
     table = planned(reader, "T t")
     publisher.run('alter table "T t" drop b, add c int')
-    hold(reader, [table])
+    lock_planned_tables(reader, [table])
     assert reader.execute('select id, a from only public."T t"').fetchall() == []
 
 
@@ -99,19 +99,19 @@ def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection)
     """A statement's result is described by the type below the domains."""
     table = planned(reader, "of_domains")
     with reader.transaction(force_rollback=True):
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
 
     publisher.run("alter table of_domains alter a type text")
 
     with pytest.raises(PublisherNotReady, match="other columns, or other types, have the names a"):
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
 
 
 @pytest.mark.parametrize("name", ["T t", "root"])
 def test_a_held_table_keeps_its_name_until_the_transaction_ends(
     publisher: Database, reader: Connection, name: str
 ) -> None:
-    hold(reader, [planned(reader, name)])
+    lock_planned_tables(reader, [planned(reader, name)])
     with ThreadPoolExecutor(1) as other:
         renaming = other.submit(publisher.run, f'alter table "{name}" rename to other')
         waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
@@ -129,11 +129,11 @@ def test_a_role_that_may_read_some_columns_may_hold_the_table(
     publisher.run(f'create role {role} login; grant select (id, a) on "T t" to {role}')
     try:
         with connect(publisher.cluster.dsn(publisher.name, role), purpose="test", autocommit=False) as clerk:
-            hold(clerk, [table])
+            lock_planned_tables(clerk, [table])
             assert clerk.execute('select id, a from public."T t"').fetchall() == []
             publisher.run("revoke usage on schema public from public")
             with pytest.raises(MissingPrivilege, match="permission denied for schema public"):
-                hold(clerk, [table])
+                lock_planned_tables(clerk, [table])
     finally:
         publisher.run(f"drop owned by {role}; drop role {role}")
 
@@ -148,7 +148,7 @@ def test_a_partition_on_another_server_is_read_through_its_root(publisher: Datab
         table = planned(again, "root")
         with pytest.raises(Exception, match="foreign table is restricted"), again.transaction():
             again.execute("select * from public.far")
-        hold(again, [table])
+        lock_planned_tables(again, [table])
         assert again.execute("select * from public.root").fetchall() == []
 
 
@@ -159,8 +159,8 @@ def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, rea
     if publisher.rows("select current_setting('server_version_num')::int >= 160000") == [(True,)]:
         with pytest.raises(WrongObjectType):
             publisher.run(rule)
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
     else:
         publisher.run(rule)
         with pytest.raises(PublisherNotReady, match="stores no rows any more, and is view public"):
-            hold(reader, [table])
+            lock_planned_tables(reader, [table])

@@ -22,7 +22,7 @@ from cdc_replay.config import Timeouts
 from cdc_replay.errors import Retry
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
-from cdc_replay.postgres.connection import connect_to_ask
+from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import lag
 from cdc_replay.subscriber import subscription_lock, subscription_tables
 from fixtures.twin import Twin
@@ -260,7 +260,7 @@ def test_a_server_that_stops_within_a_session_is_left(twin: Twin) -> None:
     """It heeds no timeout of its own, and its host goes on to acknowledge what we send."""
     subscribe(twin, "s")
     dsn = twin.config.dsn_of(twin.config.subscription("s"))
-    with connect_to_ask(dsn, purpose="test", seconds=0.5) as connection:
+    with connect_with_deadline(dsn, purpose="test", seconds=0.5) as connection:
         backend = connection.info.backend_pid
         os.kill(backend, signal.SIGSTOP)
         try:

@@ -36,7 +36,7 @@ def snapshot_request(
     """A request for every table of the publications as of now; `changes` are fields of it."""
     with connect(subscriber_dsn, purpose="test") as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "s", ANY_CLUSTER, publications)
+        subscription_records.bind_subscription(connection, "s", ANY_CLUSTER, publications)
     with export_snapshot(publisher_dsn) as exported:
         with import_snapshot(exported, purpose="test") as reader:
             catalog = read_catalog(reader, exported.consistent_point)

@@ -45,13 +45,13 @@ def oid(connection: Connection, table: str) -> int:
 def test_every_table_state_is_read_as_it_was_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
         subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
         assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
         assert subscription_tables.table_states(connection, "other") == {}
         [known] = subscription_tables.known_tables(connection, "nsw")
-        subscription_tables.forget_table(connection, "nsw", known.relation)
+        subscription_tables.remove_table(connection, "nsw", known.relation)
         assert subscription_tables.table_states(connection, "nsw") == {}
 
 
@@ -67,7 +67,7 @@ def test_all_tables_advance_together(subscriber: Database) -> None:
     names = [QualifiedName("public", f"t{number}") for number in range(3)]
     with opened(subscriber, *names) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         for name in names:
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
         relations = [each.relation for each in subscription_tables.known_tables(connection, "nsw")]
@@ -80,7 +80,7 @@ def test_a_table_keeps_its_state_whatever_it_is_called(subscriber: Database) -> 
     one, other = QualifiedName("public", "one"), QualifiedName("public", "other")
     with opened(subscriber, one, other) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         subscription_tables.set_table_state(connection, "nsw", one, Ready(Lsn(1)))
         subscription_tables.set_table_state(connection, "nsw", other, Ready(Lsn(2)))
         subscriber.run("alter table one rename to aside; alter table other rename to one")
@@ -109,7 +109,7 @@ def test_a_table_keeps_its_state_whatever_it_is_called(subscriber: Database) -> 
 def test_a_table_that_was_dropped_has_no_state_and_neither_has_one_in_its_place(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
         table = sql.Identifier(WEIRD.schema, WEIRD.name)
         connection.execute(sql.SQL("drop table {}").format(table))
@@ -174,19 +174,19 @@ def test_what_an_earlier_version_knew_by_name_is_known_by_oid(subscriber: Databa
 def test_a_subscription_stays_with_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "7", ["p1"])
-        subscription_records.remember_subscription(connection, "nsw", "7", ["p2", "p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"])
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert record.publications == ("p2", "p1")
         with pytest.raises(SubscriberNotReady, match="belongs to another publisher"):
-            subscription_records.remember_subscription(connection, "nsw", "8", ["p1"])
+            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"])
 
 
 def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
         subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key")
         record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
@@ -200,7 +200,7 @@ def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
 def test_the_last_result_is_the_newest_and_history_is_bounded(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
         recorded_results.record_result(connection, "nsw", "validate", {"ok": True})
         for number in range(recorded_results.RESULTS_KEPT + 5):
             recorded_results.record_result(
@@ -263,7 +263,7 @@ def test_the_schema_goes_with_the_last_subscription(subscriber: Database) -> Non
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         for name in ("a", "b"):
-            subscription_records.remember_subscription(connection, name, "7", ["p1"])
+            subscription_records.bind_subscription(connection, name, "7", ["p1"])
             subscription_tables.set_table_state(connection, name, WEIRD, Pending())
             recorded_results.record_result(connection, name, "replay", {})
         subscription_records.remove_subscription(connection, "a")

@@ -70,7 +70,7 @@ class Bench:
         with export_snapshot(self.publisher_dsn or self.publisher.dsn) as snapshot:
             with self.subscriber.connect() as connection:
                 state_schema.install(connection)
-                subscription_records.remember_subscription(connection, subscription, "1", ["p"])
+                subscription_records.bind_subscription(connection, subscription, "1", ["p"])
                 for synced in self.synced():
                     reached = instead or Ready(snapshot.consistent_point)
                     subscription_tables.set_table_state(connection, subscription, synced.table.name, reached)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.changelog.compaction import Compacted, CompactionLimits, plan_merges
+from cdc_replay.changelog.compaction import CompactionLimits, CompactionResult, plan_merges
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
@@ -105,8 +105,8 @@ def test_any_limits_leave_the_rows_as_they_are(
 
 
 def test_few_small_segments_are_left_alone(small: SmallLog) -> None:
-    assert small.log.compact(CompactionLimits(worthwhile=7)) == Compacted()
-    assert small.log.compact() == Compacted()
+    assert small.log.compact(CompactionLimits(worthwhile=7)) == CompactionResult()
+    assert small.log.compact() == CompactionResult()
 
 
 def test_a_merged_segment_has_row_groups_of_the_ordinary_size(

@@ -28,7 +28,7 @@ def batch(commit_lsn: int, *messages: bytes) -> pa.RecordBatch:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
-    return Location.of(str(tmp_path))
+    return Location.parse(str(tmp_path))
 
 
 def test_a_segment_has_its_name_when_all_of_it_is_there(folder: Location) -> None:

@@ -31,7 +31,7 @@ TIMEOUTS = SessionTimeouts(
     ],
 )
 def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
-    before, after = conninfo_to_dict(dsn), conninfo_to_dict(TIMEOUTS.added_to(dsn))
+    before, after = conninfo_to_dict(dsn), conninfo_to_dict(TIMEOUTS.add_to(dsn))
     options = str(after.pop("options"))
     own = str(before.pop("options", ""))
     assert options.startswith(own)
@@ -42,8 +42,8 @@ def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
 
 @pytest.mark.parametrize("dsn", ["postgresql://[", "nonsense", "host='"])
 def test_a_dsn_that_is_none_is_left_to_who_connects(dsn: str) -> None:
-    assert TIMEOUTS.added_to(dsn) == dsn
+    assert TIMEOUTS.add_to(dsn) == dsn
 
 
 def test_defaults_are_not_repeated() -> None:
-    assert SessionTimeouts().added_to("postgresql://host/db") == "postgresql://host/db"
+    assert SessionTimeouts().add_to("postgresql://host/db") == "postgresql://host/db"

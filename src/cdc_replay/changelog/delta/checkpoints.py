@@ -54,7 +54,7 @@ def write_checkpoint(location: Location, table: DeltaTable) -> int:
         OSError, DeltaError: if that fails; the table is as good as before.
     """
     version = int(table.version())
-    folder = LogFolder.of(location)
+    folder = LogFolder.read(location)
     if location.is_local:
         _write_in_order(folder, version)
     else:

@@ -62,7 +62,7 @@ class LogFolder:
     checkpoints: tuple[int, ...]
 
     @classmethod
-    def of(cls, table: Location) -> LogFolder:
+    def read(cls, table: Location) -> LogFolder:
         """What is there now."""
         folder = table / LOG_FOLDER
         selector = fs.FileSelector(folder.path, allow_not_found=True)

@@ -88,7 +88,7 @@ class DurableTable:
             dict(configuration or {}),
         )
         change = DeltaCommit(CREATION, position=position, properties=properties)
-        folder = LogFolder.of(location)
+        folder = LogFolder.read(location)
         is_taken = bool(folder.commits or folder.checkpoints)
         if is_taken or not put_if_absent(folder.commit_file(0), change.to_json()):
             raise ChangeLogConflict(f'change log table "{location.uri}" cannot be created: there is one')

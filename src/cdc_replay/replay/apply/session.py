@@ -47,10 +47,10 @@ from cdc_replay.replay.apply.merge import Merged, merge
 from cdc_replay.replay.apply.staging import StagedTable, StageTable, drop_staging, stage, stage_table
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
-from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, target_reference
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
-from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_meanwhile
+from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import statement_triggers_disabled
 
@@ -175,7 +175,9 @@ class ApplySession:
             self._truncate(sessions, truncations)
             with statement_triggers_disabled(self.connection, sessions, merged_into):
                 for index, changes in staged.items():
-                    self._merge(sessions.of(self.targets[names[index]]), changes, names[index], total)
+                    self._merge(
+                        sessions.session_for(self.targets[names[index]]), changes, names[index], total
+                    )
         return Applied(
             total.insert,
             total.update,
@@ -218,10 +220,12 @@ class ApplySession:
                 continue
             done.add((together, restart))
             with apply_errors(min(together)):
-                for session, targets in sessions.shared(self.targets[name] for name in sorted(together)):
+                for session, targets in sessions.group_by_session(
+                    self.targets[name] for name in sorted(together)
+                ):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
-                            sql.SQL(", ").join(map(named, targets)),
+                            sql.SQL(", ").join(map(target_reference, targets)),
                             sql.SQL(" restart identity" if restart else ""),
                         )
                     )
@@ -325,7 +329,7 @@ def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedNam
     check_targets({table.name: table.columns for table in request.tables}, targets)
     for name in targets.keys() & request.relations.keys():
         if targets[name].oid != request.relations[name]:
-            raise renamed_meanwhile(name)
+            raise renamed_target(name)
     return targets
 
 

@@ -68,7 +68,7 @@ def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
     recorded: list[Applied] = []
     with connect(subscriber.dsn, purpose="test") as connection:
         state_schema.install(connection)
-        subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         assert advance_only(request, before_commit=lambda _, applied: recorded.append(applied)) == Applied()
         ready = Ready(Lsn(500))
         assert subscription_tables.table_states(connection, "nsw") == {

@@ -149,7 +149,7 @@ class Target:
     ) -> Applied:
         with connect(self.dsn, purpose="test") as connection:
             state_schema.install(connection)
-            subscription_records.remember_subscription(connection, "nsw", "1", ["p"])
+            subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
             with subscription_lock.lock(connection, "nsw"):
                 return self.apply_locked(changes, before_commit)
 

@@ -23,7 +23,7 @@ SCHEMA = pa.schema([("commit_lsn", pa.int64())])
 
 @pytest.fixture
 def place(tmp_path: Path) -> Location:
-    return Location.of(str(tmp_path / "table"))
+    return Location.parse(str(tmp_path / "table"))
 
 
 @pytest.fixture
@@ -144,12 +144,12 @@ def test_neither_the_commits_to_read_nor_those_that_are_kept_grow(
         # Each commit by a process of its own.
         writer = DurableTable.open(table.location)
         writer.commit([], AppTransaction("slot", value))
-        folder = LogFolder.of(table.location)
+        folder = LogFolder.read(table.location)
         assert writer.version - max(folder.checkpoints, default=0) < 5
         assert len(folder.commits) <= 12 + 2 * 5
         assert not set(range(folder.commits[0], writer.version + 1)) - set(folder.commits)
         assert DeltaTable(table.location.uri).transaction_version("slot") == value
-    folder = LogFolder.of(table.location)
+    folder = LogFolder.read(table.location)
     assert (folder.checkpoints, folder.commits[0]) == ((45, 50, 55, 60), 45)
 
 
@@ -163,9 +163,9 @@ def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
         for value in (101, 102, 103):
             table.commit([], AppTransaction("slot", value))
     assert "no checkpoint" in caplog.text
-    assert LogFolder.of(table.location).checkpoints == ()
+    assert LogFolder.read(table.location).checkpoints == ()
     table.commit([], AppTransaction("slot", 104))
-    assert LogFolder.of(table.location).checkpoints == (4,)
+    assert LogFolder.read(table.location).checkpoints == (4,)
 
 
 def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(

@@ -80,12 +80,12 @@ def report_progress(connection: Connection, subscription: str, progress: Iterabl
         )
 
 
-def forget_progress(connection: Connection, subscription: str) -> None:
+def clear_progress(connection: Connection, subscription: str) -> None:
     """No copy of the subscription runs any more."""
     connection.execute("delete from cdc_replay.copy_progress where subscription = %s", (subscription,))
 
 
-def reported_progress(connection: Connection, subscription: str) -> tuple[ReportedProgress, ...]:
+def read_progress(connection: Connection, subscription: str) -> tuple[ReportedProgress, ...]:
     """What the copies that run now, or were killed, have reported of their tables."""
     if not is_installed(connection):
         return ()
