@@ -1,4 +1,4 @@
-"""Up to which commit replay may store NULL for unchanged TOAST values that were not sent (R4.6)."""
+"""Up to which commit replay may store NULL for unchanged TOAST values of rows that enter a table (R4.6)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ACCEPT_NULL: Final = """
 def accept_null(
     connection: Connection, subscription: str, upto: Lsn, tables: Iterable[QualifiedName] = ()
 ) -> None:
-    """Let replay store NULL for unsent values of rows that enter up to a commit (R4.6).
+    """Let replay store NULL for unchanged TOAST values of rows that enter up to a commit (R4.6).
 
-    In all tables of the subscription, or in those that are named.
+    Without `tables`, for all tables of the subscription.
     """
     names = list(tables)
     if not names:
@@ -46,13 +46,13 @@ def accept_null(
 
 
 def read_null_acceptance(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
-    """Up to which commit NULL is accepted, by table; those where it is not are left out."""
+    """The commit LSN up to which NULL is accepted, by table."""
     rows = connection.execute(_NULL_ACCEPTED, (subscription,))
     return {QualifiedName(schema, name): Lsn.parse(upto) for schema, name, upto in rows}
 
 
 def clear_null_acceptance(connection: Connection, subscription: str, applied_lsn: Lsn) -> None:
-    """What was accepted up to there is applied, and says nothing of what comes."""
+    """Delete what was accepted up to the applied LSN."""
     for table, column in (("subscription", "name"), ("subscription_table", "subscription")):
         connection.execute(
             sql.SQL(

@@ -1,4 +1,4 @@
-"""The results of commands, kept on the subscriber."""
+"""The last results of each command, stored on the subscriber."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORGET_OLD_RESULTS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class RecordedResult:
-    """What a command ended with, as its JSON object."""
+    """The result of a command, as its JSON object."""
 
     command: str
     finished: datetime
@@ -38,7 +38,7 @@ class RecordedResult:
 def record_result(
     connection: Connection, subscription: str, command: str, result: Mapping[str, object]
 ) -> None:
-    """Keep what a command ended with, in the transaction of the work itself, and forget very old results."""
+    """Store the result of a command, in the transaction of its work, and delete old results."""
     connection.execute(
         "insert into cdc_replay.result (subscription, command, result) values (%s, %s, %s)",
         (subscription, command, Jsonb(dict(result))),

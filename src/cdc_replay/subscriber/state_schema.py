@@ -1,23 +1,22 @@
-"""What the subscriber knows about itself: schema `cdc_replay` in its database.
+"""The subscriber's state: schema `cdc_replay` in its database, and its installation.
 
-The subscriber is the only place where progress is kept, because only there rows and progress can be one
-commit (R8.17). Whoever changes rows changes the state in the same transaction; a crash never parts them.
+Progress is stored in the subscriber, because only there one transaction can contain both rows and progress
+(R8.17). Every transaction that changes rows also changes the state, so a crash never separates them.
 
 | table              | a row is                                                                       |
 |--------------------|--------------------------------------------------------------------------------|
-| subscription       | a subscription, the publisher it is bound to, and why it is parked, if it is   |
-| subscription_table | the state of one table of it (`model.table_state`), which its oid names        |
-| brought            | the definition with which the rows of one table were brought (`brought`)       |
-| result             | what one command ended with; the last `RESULTS_KEPT` of each command stay      |
-| copy_progress      | how far the running copy of one table is (`subscriber.copy_progress`)               |
+| subscription       | a subscription, its publisher, and why it is parked (`subscription_records`)   |
+| subscription_table | the state of one of its tables, keyed by oid (`subscription_tables`)           |
+| brought            | the definition that one table was copied with (`copy_definitions`)             |
+| result             | the result of one command (`recorded_results`)                                 |
+| copy_progress      | the progress of the running copy of one table (`copy_progress`)                |
 
-A subscribed table is a table of this database, whatever its name, as in `pg_subscription_rel`: renamed, it
-keeps its state, and another one that is made in its place is not subscribed to (R7.12). Names in the answers
-are those that tables have at that moment; `schema_name` and `table_name` are what a table was called when a
-change reached it by its name.
+A subscribed table is identified by its oid, as in `pg_subscription_rel`: a renamed table keeps its state, and
+a new table of the same name is not subscribed to (R7.12). Functions return the current names. `schema_name`
+and `table_name` record the name under which a change last reached the table.
 
-The functions work on an open connection and never commit a transaction that the caller has opened. Those that
-only read answer "nothing known" where the schema does not exist yet.
+All functions work on an open connection and never commit a transaction of the caller. Functions that only
+read return nothing if the schema does not exist.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SCHEMA: Final = STATE_SCHEMA
 
 
 _INSTALL: Final = (
-    # Even `if not exists` asks for CREATE on the database, which an administrator need not give.
+    # Even with `if not exists` the role would need CREATE on the database.
     """
     do $$ begin
         if pg_catalog.to_regnamespace('cdc_replay') is null then create schema cdc_replay; end if;
@@ -101,7 +100,7 @@ _INSTALL: Final = (
         primary key (subscription, schema_name, table_name)
     )
     """,
-    # What has come since: a schema of an earlier version is brought up to date by whoever writes first.
+    # Upgrades from earlier versions, by the first writer.
     """
     alter table cdc_replay.subscription
         add column if not exists publisher_database_oid oid,
@@ -114,8 +113,8 @@ _INSTALL: Final = (
         add column if not exists rewritten_at pg_lsn,
         add column if not exists null_accepted_at pg_lsn
     """,
-    # Tables were known by name, and by the oid of the one whose rows had been brought, if it was kept.
-    # Whoever publishes all tables of this database has rows updated only where they have an identity.
+    # Tables were identified by name, and by oid in `brought`. If a publication FOR ALL TABLES of this
+    # database exists, updates need a replica identity.
     "alter table cdc_replay.subscription_table replica identity full",
     "alter table cdc_replay.brought replica identity full",
     """
@@ -164,7 +163,7 @@ _INSTALL: Final = (
             and known.table_name = brought.table_name and known.relation = brought.relation
     )
     """,
-    # A dump writes the name of a regclass, and its restoration finds the oid that the table has there.
+    # A dump contains the name of a regclass; the restore resolves it to the new oid.
     "alter table cdc_replay.subscription_table alter column relation type regclass",
     "alter table cdc_replay.brought alter column relation type regclass",
     "alter table cdc_replay.subscription_table add primary key (subscription, relation)",
@@ -185,15 +184,15 @@ _IS_INSTALLED: Final = """
         where conrelid = pg_catalog.to_regclass('cdc_replay.brought') and conname = 'brought_relation_fkey'
     )
 """
-"""What the last statements of `_INSTALL` leave behind."""
+"""The last statements of `_INSTALL` have run."""
 
 
 _CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
-"""Connections on which the schema was found in no other hands; nobody else can take it while it is there."""
+"""Connections that have checked the schema's ownership; nobody else can take an existing schema."""
 
 
 def install(connection: Connection) -> None:
-    """Create the schema and its tables where they are missing; safe to run at the same time as others.
+    """Create or upgrade the schema; concurrent calls are safe.
 
     Raises:
         MissingPrivilege: if the role may not create a schema in this database.
@@ -201,16 +200,16 @@ def install(connection: Connection) -> None:
     if is_installed(connection):
         return
     with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
-        # `if not exists` alone fails where another session creates the same schema right now.
+        # `if not exists` alone fails if another session is creating the same schema.
         connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
         if is_installed(connection):
-            return  # by another session, which works with it by now
+            return  # by another session
         for statement in _INSTALL:
             connection.execute(statement)
 
 
 def upgrade(connection: Connection) -> None:
-    """Give a schema of an earlier release what it lacks; without it nothing is known to be there.
+    """Upgrade the schema of an earlier release, if there is one.
 
     Raises:
         MissingPrivilege: if the role may not.
@@ -221,10 +220,10 @@ def upgrade(connection: Connection) -> None:
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether this database has the schema with all its tables, as this version has them.
+    """Whether this database has the schema with all tables of this version.
 
     Raises:
-        SubscriberNotReady: if the schema is in the hands of another role.
+        SubscriberNotReady: if another role controls the schema.
     """
     if connection not in _CHECKED:
         check_state_ownership(connection)

@@ -25,12 +25,12 @@ _LOCK_HOLDER: Final = """
 
 @contextlib.contextmanager
 def lock(connection: Connection, subscription: str) -> Iterator[None]:
-    """Hold the subscription for the duration: one process at a time changes its rows and its state.
+    """Hold the subscription's advisory lock for the duration.
 
-    The lock belongs to the session, so that it is gone with the process, however that ends.
+    The lock belongs to the session, so the server releases it when the process ends.
 
     Raises:
-        SubscriptionBusy: if another session holds it.
+        SubscriptionInUse: if another session holds it.
     """
     key = advisory_key("subscription", subscription)
     row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
@@ -43,14 +43,14 @@ def lock(connection: Connection, subscription: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Where the connection is lost or in a failed transaction, its end releases the lock.
+        # If the connection is lost or in a failed transaction, the end of the session releases the lock.
         with contextlib.suppress(psycopg.Error):
             connection.execute("select pg_advisory_unlock(%s)", (key,))
 
 
 @contextlib.contextmanager
 def release(connection: Connection, subscription: str) -> Iterator[None]:
-    """Inside of `lock`: let others hold the subscription, then wait until it is free again."""
+    """Within `lock`: release the lock; on exit, wait to acquire it again."""
     key = advisory_key("subscription", subscription)
     connection.execute("select pg_advisory_unlock(%s)", (key,))
     yield
@@ -59,7 +59,7 @@ def release(connection: Connection, subscription: str) -> Iterator[None]:
 
 
 def stable_hash(subscription: str) -> int:
-    """A signed 64-bit number for the name, the same in every process and release."""
+    """A signed 64-bit hash of the name, the same in every process and release."""
     return advisory_key("subscription", subscription)
 
 
@@ -70,7 +70,7 @@ def advisory_key(purpose: str, name: str) -> int:
 
 
 def lock_holder(connection: Connection, subscription: str) -> str | None:
-    """Which session holds the subscription, in words; None if nobody does."""
+    """A sentence that names the session which holds the lock; None if it is free."""
     return _lock_holder(connection, advisory_key("subscription", subscription))
 
 

@@ -1,4 +1,4 @@
-"""The records of subscriptions on their subscriber: the publisher that each is bound to, and its parking."""
+"""The record of each subscription on its subscriber: its publisher, and whether it is parked."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SET_DATABASE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """A subscription as its subscriber knows it; `parked_at` and `parked_reason` go together.
+    """A subscription's record; `parked_at` and `parked_reason` are set together.
 
-    `parked_transaction` is where the transaction was committed that the subscriber refuses, if it is one.
+    `parked_transaction` is the commit LSN of the transaction that the subscriber refuses, if there is one.
     """
 
     name: str
@@ -46,14 +46,14 @@ class SubscriptionRecord:
     created: datetime
     parked_transaction: Lsn | None = None
     publisher_database: Database | None = None
-    """None until the log says it, which one of an earlier release does not before its next capture."""
+    """None if a log of an earlier release has not been captured to since."""
 
-    def is_of(self, publisher_system_identifier: str, database: Database | None) -> bool:
-        """Whether its rows come from that database, as far as it is known."""
-        known = self.publisher_database
+    def is_bound_to(self, publisher_system_identifier: str, database: Database | None) -> bool:
+        """Whether the subscription is bound to that database, as far as the record says."""
         if self.publisher_system_identifier != publisher_system_identifier:
             return False
-        return known is None or database is None or known.oid == database.oid
+        recorded = self.publisher_database
+        return recorded is None or database is None or recorded.oid == database.oid
 
 
 def bind_subscription(
@@ -63,10 +63,10 @@ def bind_subscription(
     publications: Iterable[str],
     database: Database | None = None,
 ) -> None:
-    """Bind the subscription to its publisher, or take over its changed list of publications.
+    """Bind the subscription to its publisher, or update its list of publications.
 
     Raises:
-        AnotherPublisher: if the subscription is bound to another cluster, or another database of it.
+        AnotherPublisher: if the subscription is bound to another cluster or another database.
     """
     check_publisher(connection, subscription, publisher_system_identifier, database)
     oid, name = (None, None) if database is None else (database.oid, database.name)
@@ -77,17 +77,17 @@ def bind_subscription(
 def check_publisher(
     connection: Connection, subscription: str, publisher_system_identifier: str, database: Database | None
 ) -> None:
-    """Check that the subscription, if it is known, is bound to that database of that cluster.
+    """Check that the subscription, if it is recorded, is bound to that database of that cluster.
 
-    Its name is brought up to date, and taken over where it is not known yet.
+    Updates the recorded oid and name of the database.
 
     Raises:
-        AnotherPublisher: if it is bound to another one, which has brought its rows.
+        AnotherPublisher: if it is bound to another cluster or another database.
     """
     record = subscription_record(connection, subscription)
     if record is None:
         return
-    if not record.is_of(publisher_system_identifier, database):
+    if not record.is_bound_to(publisher_system_identifier, database):
         raise _another_publisher(record, publisher_system_identifier, database)
     if database is not None and record.publisher_database != database:
         connection.execute(_SET_DATABASE, (database.oid, database.name, subscription))
@@ -99,11 +99,12 @@ def _another_publisher(
     return AnotherPublisher(
         f'subscription "{record.name}" belongs to another publisher',
         detail="The subscriber's rows come from"
-        f" {_describe_database(record.publisher_system_identifier, record.publisher_database)},"
-        f" the change log of the configuration is of {_describe_database(system_identifier, database)}.",
-        hint="Correct the configuration; two deployments with one subscriber need different names of"
-        " subscriptions. To feed it from another database, run"
-        f" `cdc-replay teardown {record.name}`, empty its tables, and start again.",
+        f" {_describe_database(record.publisher_system_identifier, record.publisher_database)};"
+        " the configured change log was captured from"
+        f" {_describe_database(system_identifier, database)}.",
+        hint="Correct the configuration: subscriptions of two deployments on one subscriber need different"
+        f" names. To replicate from another database, run `cdc-replay teardown {record.name}`, truncate its"
+        " tables, and start again.",
     )
 
 
@@ -113,7 +114,7 @@ def _describe_database(system_identifier: str, database: Database | None) -> str
 
 
 def subscription_record(connection: Connection, subscription: str) -> SubscriptionRecord | None:
-    """What is known of the subscription; None if it has never been set up here."""
+    """The record of the subscription; None if there is none."""
     if not is_installed(connection):
         return None
     row = connection.execute(
@@ -140,9 +141,9 @@ def subscription_record(connection: Connection, subscription: str) -> Subscripti
 def park(
     connection: Connection, subscription: str, at: Lsn, reason: str, transaction: Lsn | None = None
 ) -> None:
-    """Stop replaying the subscription until it is unparked; `at` is the position that it could not pass.
+    """Park the subscription (PostgreSQL: disable) at position `at`, which replay could not pass.
 
-    With `transaction`, the commit LSN of what the subscriber refuses, replay tries that one again.
+    `transaction` is the commit LSN of the refused transaction, which replay retries.
     """
     connection.execute(
         "update cdc_replay.subscription set parked_at = %s, parked_reason = %s, parked_transaction = %s"
@@ -152,7 +153,7 @@ def park(
 
 
 def unpark(connection: Connection, subscription: str) -> None:
-    """Let the subscription be replayed again."""
+    """Let replay continue with the subscription."""
     connection.execute(
         "update cdc_replay.subscription"
         " set parked_at = null, parked_reason = null, parked_transaction = null where name = %s",
@@ -161,9 +162,7 @@ def unpark(connection: Connection, subscription: str) -> None:
 
 
 def remove_subscription(connection: Connection, subscription: str) -> None:
-    """Forget the subscription with all that belongs to it, its replication origins too.
-
-    With the last one the schema goes.
+    """Delete the subscription's state and replication origins, and with the last subscription the schema.
 
     The rows of the subscribed tables stay.
     """
@@ -172,8 +171,8 @@ def remove_subscription(connection: Connection, subscription: str) -> None:
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
         connection.execute("delete from cdc_replay.subscription where name = %s", (subscription,))
-        left = connection.execute("select exists (select from cdc_replay.subscription)").fetchone()
-        if left is not None and not left[0]:
+        ((has_others,),) = connection.execute("select exists (select from cdc_replay.subscription)")
+        if not has_others:
             connection.execute("drop schema cdc_replay cascade")
     failpoint("teardown.after_state")
     drop_origins(connection, subscription)

@@ -1,4 +1,4 @@
-"""The tables of a subscription on its subscriber, by oid: their states, names and rewrites."""
+"""The tables of a subscription on its subscriber, by oid: state, names, rewrites."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _RECORD_NAMES: Final = """
 """
 
 
-# The table is the one that has the schema and the name now.
+# The name is resolved to the table that has it now.
 _MARK_REWRITTEN: Final = """
     update cdc_replay.subscription_table set rewritten_at = %s where subscription = %s
         and relation = pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', %s::text, %s::text))
@@ -79,9 +79,9 @@ _REWRITTEN: Final = """
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """A table of a subscription: its oid, by what name changes last reached it, its name now, and its state.
+    """A table of a subscription: oid, the name under which a change last reached it, current name, state.
 
-    One that was dropped on the subscriber has no `name`.
+    `name` is None if the table was dropped on the subscriber.
     """
 
     relation: int
@@ -91,12 +91,12 @@ class KnownTable:
 
     @property
     def is_renamed(self) -> bool:
-        """It is there under another name than it is recorded by."""
+        """The table has another name than the recorded one."""
         return self.name is not None and self.name != self.recorded_name
 
 
 def known_tables(connection: Connection, subscription: str) -> tuple[KnownTable, ...]:
-    """Every table of the subscription in the order of their names; none where nothing is known."""
+    """All tables of the subscription, ordered by name."""
     if not is_installed(connection):
         return ()
     return tuple(
@@ -113,12 +113,13 @@ def known_tables(connection: Connection, subscription: str) -> tuple[KnownTable,
 
 
 def table_states(connection: Connection, subscription: str) -> dict[QualifiedName, TableState]:
-    """The state of every table of the subscription that is there, by the name that it has now."""
-    return {each.name: each.state for each in known_tables(connection, subscription) if each.name is not None}
+    """The states of all tables that exist, by current name."""
+    tables = known_tables(connection, subscription)
+    return {table.name: table.state for table in tables if table.name is not None}
 
 
 def add_tables(connection: Connection, subscription: str, names: Iterable[QualifiedName]) -> None:
-    """Take tables into a remembered subscription, all or none: they are `Pending`."""
+    """Add tables to the subscription as `Pending`, all or none."""
     with connection.transaction():
         for name in names:
             set_table_state(connection, subscription, name, Pending())
@@ -128,7 +129,7 @@ def add_tables(connection: Connection, subscription: str, names: Iterable[Qualif
 
 
 def tables_are_listed(connection: Connection, subscription: str) -> bool:
-    """Whether its tables were entered; a subscription whose publications list none has none then."""
+    """Whether `add_tables` has run; the list of tables may be empty."""
     if not is_installed(connection):
         return False
     query = "select has_tables_listed from cdc_replay.subscription where name = %s"
@@ -139,35 +140,32 @@ def tables_are_listed(connection: Connection, subscription: str) -> bool:
 def set_table_state(
     connection: Connection, subscription: str, name: QualifiedName, state: TableState
 ) -> None:
-    """Store the state of the table that has this name now, new or known to a remembered subscription.
-
-    A table that is not there any more has none.
-    """
+    """Store the state of the table that has this name now; no effect if there is none."""
     connection.execute(_SET_TABLE_STATE, (subscription, *_stored(state), name.schema, name.name))
 
 
 def advance_tables(
     connection: Connection, subscription: str, relations: Iterable[int], applied_lsn: Lsn
 ) -> None:
-    """Make all these tables, given by oid, `Ready(applied_lsn)` in one statement."""
+    """Set these tables, given by oid, to `Ready(applied_lsn)` in one statement."""
     connection.execute(_ADVANCE_TABLES, (str(applied_lsn), subscription, list(relations)))
 
 
 def mark_rewritten(
     connection: Connection, subscription: str, names: Iterable[QualifiedName], commit_lsn: Lsn
 ) -> None:
-    """Note that values of these tables were not compared since the publisher rewrote them (R11.9)."""
+    """Record that the publisher rewrote these tables and their values were not compared since (R11.9)."""
     for name in names:
         connection.execute(_MARK_REWRITTEN, (str(commit_lsn), subscription, name.schema, name.name))
 
 
 def clear_rewrite(connection: Connection, subscription: str, name: QualifiedName) -> None:
-    """The table's values have been compared, or copied, behind the rewrite."""
+    """Record that the table's values were compared or copied after the rewrite."""
     connection.execute(_FORGET_REWRITE, (subscription, name.schema, name.name))
 
 
 def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, Lsn]:
-    """The tables of which values have not been compared since a rewrite, with the end of its transaction."""
+    """The tables that were not compared since a rewrite, with the end LSN of the rewriting transaction."""
     if not is_installed(connection):
         return {}
     rows = connection.execute(_REWRITTEN, (subscription,))
@@ -175,12 +173,12 @@ def rewritten_tables(connection: Connection, subscription: str) -> dict[Qualifie
 
 
 def record_names(connection: Connection, subscription: str, relations: Iterable[int]) -> None:
-    """Record that changes have reached these tables, given by oid, by the names that they have now."""
+    """Record the current names of these tables, given by oid, as those under which changes reached them."""
     connection.execute(_RECORD_NAMES, (subscription, list(relations)))
 
 
 def remove_table(connection: Connection, subscription: str, relation: int) -> None:
-    """Drop the table, given by oid, from the subscription; its rows stay (R7.13)."""
+    """Remove the table, given by oid, from the subscription; its rows stay (R7.13)."""
     connection.execute(
         "delete from cdc_replay.subscription_table where subscription = %s and relation = %s::oid",
         (subscription, relation),
