@@ -100,13 +100,13 @@ def plan_grants(
 
 
 def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
-    """Those of the tables that only a superuser can write to with their owner's rights."""
+    """The tables that only a superuser can write to with their owner's rights."""
     existing = _read_tables(connection, tables)
     return tuple(QualifiedName(table.schema, table.name) for table in existing if table.has_superuser_owner)
 
 
 def _read_tables(connection: Connection, tables: Iterable[QualifiedName]) -> list[_Table]:
-    """Those of the tables that exist there."""
+    """The tables that exist."""
     names = list(tables)
     columns = ([name.schema for name in names], [name.name for name in names])
     return [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *columns))]

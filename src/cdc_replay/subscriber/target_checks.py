@@ -1,4 +1,4 @@
-"""Whether the subscriber's tables can receive what is published, and still have their names."""
+"""Checks that the subscriber's tables can receive the published changes, and still have their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.owners import CANNOT_BECOME, Rights
 from cdc_replay.subscriber.target_tables import TargetTable
 
-_OIDS: Final = """
+_RENAMED: Final = """
     select wanted.schema_name, wanted.table_name
     from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
     where not exists (
@@ -22,12 +22,11 @@ _OIDS: Final = """
             and class.relname = wanted.table_name
     )
 """
-"""Those that have another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TargetProblem:
-    """Why a table cannot take what is published, what to do about it, and the rule."""
+    """Why a table cannot receive what is published, the remedy, and the rule."""
 
     table: QualifiedName
     text: str
@@ -36,66 +35,70 @@ class _TargetProblem:
 
 
 def check_targets(
-    wanted: Mapping[QualifiedName, tuple[str, ...]], found: Mapping[QualifiedName, TargetTable]
+    required_columns: Mapping[QualifiedName, tuple[str, ...]], targets: Mapping[QualifiedName, TargetTable]
 ) -> None:
-    """Every wanted table can take the published columns `wanted` gives for it (R8.1, R6.10, R8.21).
+    """Check that every table can receive its published columns (R8.1, R6.10, R8.21).
 
     Raises:
-        TargetMismatch: otherwise, with everything that is missing or in the way.
+        TargetMismatch: listing all problems.
     """
-    faults = [fault for name, columns in wanted.items() for fault in _faults(name, columns, found.get(name))]
-    if faults:
-        names = sorted({fault.table for fault in faults})
-        rules = {fault.rule for fault in faults}
-        remedies = dict.fromkeys(fault.remedy for fault in faults)
+    problems = [
+        problem
+        for name, columns in required_columns.items()
+        for problem in _problems(name, columns, targets.get(name))
+    ]
+    if problems:
+        names = sorted({problem.table for problem in problems})
+        rules = {problem.rule for problem in problems}
+        remedies = dict.fromkeys(problem.remedy for problem in problems)
         raise TargetMismatch(
             f"the subscriber cannot receive {len(names)} of the published tables",
-            detail="\n".join(f"{_quoted(fault.table)}: {fault.text}" for fault in faults),
-            hint=" ".join([*remedies, "Then run it again."]),
+            detail="\n".join(f"{_quoted(problem.table)}: {problem.text}" for problem in problems),
+            hint=" ".join([*remedies, "Then run the command again."]),
             rule=rules.pop() if len(rules) == 1 else "R8.1",
             table=(names[0].schema, names[0].name) if len(names) == 1 else None,
         )
 
 
 def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) -> None:
-    """Each name still leads to the table with this oid: what the caller has done by name was done to it.
+    """Check that each name still refers to the table with this oid, so that work by name reached it.
 
-    For tables that the transaction has written to, and so locked. Nobody renames them before its end, but
-    somebody may have before its first statement.
+    For tables that the transaction has written to, and so locked: they cannot be renamed any more, but may
+    have been renamed before the transaction's first statement.
 
     Raises:
-        TargetMismatch: naming one that does not.
+        TargetMismatch: naming a table that was renamed.
     """
     names = ([name.schema for name in relations], [name.name for name in relations])
-    for schema, name in connection.execute(_OIDS, (*names, list(relations.values()))).fetchall():
+    for schema, name in connection.execute(_RENAMED, (*names, list(relations.values()))).fetchall():
         raise renamed_target(QualifiedName(schema, name))
 
 
 def renamed_target(name: QualifiedName) -> TargetMismatch:
-    """The error of work that was planned for a table which does not have that name any more."""
+    """The error for a table that no longer has the name under which work on it was planned."""
     return TargetMismatch(
-        f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or made anew meanwhile',
-        hint="Run the command again: nothing of it was done.",
+        f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or recreated meanwhile',
+        hint="Run the command again: this transaction was rolled back.",
         rule="R7.12",
         table=(name.schema, name.name),
     )
 
 
-def _faults(
+def _problems(
     name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
 ) -> Iterator[_TargetProblem]:
     if table is None:
         yield _TargetProblem(name, "the table does not exist as a plain or partitioned table")
         return
     by_name = {column.name: column for column in table.columns}
-    yield from _faults_of_rights(name, table)
+    yield from _rights_problems(name, table)
     if table.rules:
-        # A native worker does not rewrite what it does, so it does not see them (R8.13).
+        # A native worker ignores rewrite rules (R8.13).
         names = ", ".join(f'"{rule}"' for rule in table.rules)
         yield _TargetProblem(
             name,
-            f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}",
-            "Let no rule be in force for replicated changes.",
+            f"rules would rewrite applied changes; disable them, or ENABLE RULE: {names}",
+            "No rule may be enabled for replicated changes.",
             "R8.13",
         )
     if missing := missing_columns(columns, table):
@@ -103,13 +106,13 @@ def _faults(
     if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
         yield _TargetProblem(
             name,
-            "published, but generated on the subscriber: " + _listed(generated),
-            "Do not publish a column that is generated on the subscriber, or make it a plain one there.",
+            "published, but generated on the subscriber: " + _column_list(generated),
+            "Do not publish a column that is generated on the subscriber, or make it a plain column there.",
         )
 
 
-def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_TargetProblem]:
-    """As a native worker refuses, which runs as the owner of the table."""
+def _rights_problems(name: QualifiedName, table: TargetTable) -> Iterator[_TargetProblem]:
+    """As a native worker that runs as the table's owner refuses."""
     owner = table.acting.owner
     if table.acting.rights is Rights.REFUSED:
         yield _TargetProblem(
@@ -122,7 +125,7 @@ def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_Targ
         yield _TargetProblem(
             name,
             f'row-level security is forced on its owner "{owner}"',
-            "Give the owner BYPASSRLS, or let it be NO FORCE ROW LEVEL SECURITY.",
+            "Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
             "R8.21",
         )
     elif table.row_security and not table.acting.rights.is_owners:
@@ -135,13 +138,13 @@ def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_Targ
 
 
 def missing_columns(columns: Iterable[str], table: TargetTable) -> str:
-    """Those of `columns` that the table lacks, as people read them; empty if it lacks none."""
-    there = {column.name for column in table.columns}
-    missing = [column for column in columns if column not in there]
-    return _listed(missing) if missing else ""
+    """The columns that the table lacks, as text; empty if it has all."""
+    available = {column.name for column in table.columns}
+    missing = [column for column in columns if column not in available]
+    return _column_list(missing) if missing else ""
 
 
-def _listed(columns: list[str]) -> str:
+def _column_list(columns: list[str]) -> str:
     word = "column" if len(columns) == 1 else "columns"
     return f"{word} " + ", ".join(f'"{column}"' for column in columns)
 

@@ -364,7 +364,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
         (result,) = copy_chunks(setting, [chunk])
     assert isinstance(result, FailedChunk)
-    assert "was renamed, dropped or made anew" in str(result.error)
+    assert "was renamed, dropped or recreated" in str(result.error)
     assert subscriber.rows("select * from t") == subscriber.rows("select * from u") == []
     assert states_of(subscriber) == {"public.u": begun}
 

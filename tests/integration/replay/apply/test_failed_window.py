@@ -54,7 +54,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
             subscriber.run("alter table t rename to was_t; create table t (like was_t including all)")
 
     monkeypatch.setattr(window, "failpoint", replace)
-    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or made anew'):
+    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or recreated'):
         run_once(target)
     assert subscriber.rows("select * from t") == []
     assert subscriber.rows("select * from was_t order by id") == before
