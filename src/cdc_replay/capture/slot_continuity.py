@@ -199,7 +199,7 @@ def slot_missing(log: ChangeLog, slot: str, identity: SystemIdentity) -> SlotMis
 def _check_timeline(connection: Connection, log: ChangeLog, timeline: int) -> None:
     """Check that the log's timeline leads to the server's, and was not left before the log's end."""
     theirs = log.header.timeline
-    left = timeline_history(connection, timeline).left(theirs)
+    left = timeline_history(connection, timeline).branch_lsn(theirs)
     if left is None:
         raise ChangeLogMismatch(
             f'change log "{log.uri}" is of timeline {theirs}, from which timeline {timeline} of the publisher'

@@ -77,7 +77,7 @@ READ_ONLY_REMEDY: Final = (
 )
 
 CUT_FACTOR: Final = 3
-"""A connection with a deadline per statement is cut after this multiple of it: enough for a few queries."""
+"""`connect_with_deadline` cuts the connection after this multiple of `seconds`: enough for a few queries."""
 
 _registering: Final = threading.Lock()
 _connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
@@ -99,7 +99,7 @@ def connect(
     `answer_seconds` no host, statement or lock is waited for longer than that (see `connect_with_deadline`).
 
     Raises:
-        InvalidConfiguration: if libpq cannot parse the DSN, or parses a part of its password as another field.
+        InvalidConfiguration: if libpq cannot parse the DSN, or parses part of the password as another field.
         ServerUnavailable: if the server does not answer.
         MissingPrivilege: if it rejects the role.
     """

@@ -250,7 +250,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table that receives changes; `identity` has the columns that identify its rows, () if there are none."""
+    """A table that receives changes; `identity`, perhaps empty, are the columns that identify its rows."""
 
     name: QualifiedName
     oid: int

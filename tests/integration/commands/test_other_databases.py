@@ -288,7 +288,7 @@ def test_two_slots_of_one_database_refuse_each_other(synced: Twin) -> None:
 
 def test_a_slot_of_another_database_is_not_read(synced: Twin, other: Database) -> None:
     theirs = Deployment(synced).config(dsn=other.dsn)
-    with pytest.raises(PublisherNotReady, match="is not ours to read") as refused:
+    with pytest.raises(PublisherNotReady, match="cannot be used") as refused:
         setup(theirs, "pub")
     assert f'database "{synced.publisher.name}"' in str(refused.value)
 

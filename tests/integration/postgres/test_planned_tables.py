@@ -68,10 +68,10 @@ REPLACED = {
         f'alter table "T t" rename to u; {FOREIGN}; create foreign table "T t" (id int) {FILE}',
         "another relation now, foreign table",
     ),
-    "type": ('alter table "T t" alter a type bigint', "other columns, or other types, have the names a"),
+    "type": ('alter table "T t" alter a type bigint', "columns were replaced, or changed their types: a"),
     "column": (
         'alter table "T t" drop a; alter table "T t" rename b to a',
-        "other columns, or other types, have the names a",
+        "columns were replaced, or changed their types: a",
     ),
 }
 
@@ -103,7 +103,7 @@ def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection)
 
     publisher.run("alter table of_domains alter a type text")
 
-    with pytest.raises(PublisherNotReady, match="other columns, or other types, have the names a"):
+    with pytest.raises(PublisherNotReady, match="columns were replaced, or changed their types: a"):
         lock_planned_tables(reader, [table])
 
 

@@ -18,13 +18,13 @@ FILE = """\
 
 def test_a_history_names_every_ancestor_and_where_it_was_left() -> None:
     history = TimelineHistory.parse(5, FILE)
-    assert history.left(1) == Lsn.parse("0/3000098")
-    assert history.left(2) == Lsn.parse("1/A0000000")
-    assert [history.left(timeline) for timeline in (3, 4, 5, 6)] == [None] * 4
+    assert history.branch_lsn(1) == Lsn.parse("0/3000098")
+    assert history.branch_lsn(2) == Lsn.parse("1/A0000000")
+    assert [history.branch_lsn(timeline) for timeline in (3, 4, 5, 6)] == [None] * 4
 
 
 def test_the_first_timeline_comes_from_none() -> None:
-    assert TimelineHistory(1).left(1) is None
+    assert TimelineHistory(1).branch_lsn(1) is None
     assert TimelineHistory.parse(1, "") == TimelineHistory(1)
 
 
