@@ -255,7 +255,7 @@ def align_slot_and_log(connection: Connection, log: ChangeLog, status: SlotStatu
             "change log %s goes on from timeline %d to %d at %s",
             log.uri, log.header.timeline, header.timeline, log.end_lsn,
         )  # fmt: skip
-    log.record(header)
+    log.record_header(header)
 
 
 def _waits(log: ChangeLog) -> bool:

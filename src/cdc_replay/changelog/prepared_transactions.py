@@ -1,14 +1,14 @@
-"""Prepared transactions that wait for their outcome, one file each.
+"""Prepared transactions without outcome, one file each.
 
 The slot sends the content of a prepared transaction once, at PREPARE; COMMIT PREPARED comes alone, perhaps
-many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record,
-until the outcome is known. Writing is idempotent: the same transaction always has the same file name and
-content, and a file that is there is replaced at once and whole.
+many pulls later (R9.8). So the content is stored here until the outcome, keyed by xid and the end LSN of the
+prepare record. Writing is idempotent: a transaction always has the same file name and content, and an
+existing file is replaced atomically.
 
-| crash after                             | what the next pull does                                          |
-|-----------------------------------------|------------------------------------------------------------------|
-| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten    |
-| the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is forgotten |
+| crash after                             | what the next pull does                                         |
+|-----------------------------------------|-----------------------------------------------------------------|
+| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten   |
+| the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is deleted  |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
 @dataclass(frozen=True, slots=True, order=True)
 class PreparedKey:
-    """Which prepared transaction: its xid, and the end of its prepare record."""
+    """A prepared transaction: its xid, and the end LSN of its prepare record."""
 
     xid: int
     end_lsn: Lsn
@@ -48,22 +48,22 @@ class PreparedKey:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """The key whose file has that name."""
+        """The key of a file name."""
         xid, _, lsn = name.removesuffix(".parquet").partition("_")
         return cls(int(xid), Lsn.parse(lsn.replace("-", "/")))
 
 
 class PreparedTransactions:
-    """The folder of waiting transactions; every method sees what is durable now."""
+    """The folder of prepared transactions; every method reads the current files."""
 
     def __init__(self, folder: Location) -> None:
         self._folder = folder
 
     def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Store the content of a transaction, durably; False if it has none, then nothing waits (R9.9).
+        """Store the content of a transaction, durably; False if it is empty, and nothing is stored (R9.9).
 
         Raises:
-            ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
+            ChangeLogNotWritable: if the file cannot be written; it is deleted then.
         """
         with storage_write_errors(self._folder.uri):
             make_folder(self._folder)
@@ -73,7 +73,7 @@ class PreparedTransactions:
         return writer.segment is not None
 
     def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
-        """What `keep` was given.
+        """The batches that `keep` stored.
 
         Raises:
             ChangeLogDamaged: if the file cannot be read.
@@ -82,16 +82,16 @@ class PreparedTransactions:
             yield read_row_group(group)
 
     def forget(self, keys: Iterable[PreparedKey]) -> None:
-        """Remove transactions whose outcome is durable elsewhere, durably: nobody asks for it again.
+        """Delete transactions whose outcome is durable elsewhere, durably.
 
         Raises:
-            ChangeLogNotWritable: if a file cannot be removed.
+            ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self._folder.uri):
             if delete_files(self._folder, [key.file_name for key in keys]):
                 sync_folder(self._folder)
 
     def waiting(self) -> tuple[PreparedKey, ...]:
-        """All transactions that are kept; of one xid, the last one prepared comes last."""
+        """All stored transactions, ordered by xid and prepare LSN."""
         names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
         return tuple(sorted(map(PreparedKey.parse, names)))

@@ -233,7 +233,7 @@ def _reason(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str
             hint = READ_ONLY_REMEDY
         case pg.DiskFull():
             kind = SubscriberNotWritable
-            hint = "Free space on the subscriber's disk, then run the command again: it resumes."
+            hint = "Free space on the subscriber's disk, then run the command again to resume."
         case psycopg.OperationalError():
             kind, hint = ServerUnavailable, None
         case _:

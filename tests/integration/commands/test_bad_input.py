@@ -246,8 +246,8 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ("relations", "lacks what was written to it"),
-        ("catalogs", "lacks the catalog with which the log begins"),
+        ("relations", "is missing rows that were committed to it"),
+        ("catalogs", "is missing the catalog of the log"),
     ],
 )
 def test_a_side_table_without_its_last_commits_exits_with_1_and_is_named(

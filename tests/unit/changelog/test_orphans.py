@@ -98,7 +98,7 @@ def test_nothing_of_the_log_is_ever_an_orphan(uri: str) -> None:
 def test_side_tables_that_lost_their_log_are_not_used_for_another(uri: str) -> None:
     """Whose relations and catalogs they were is not known any more."""
     shutil.rmtree(Path(uri, "changes"))
-    with pytest.raises(ChangeLogConflict, match="parts of a change log") as refused:
+    with pytest.raises(ChangeLogConflict, match="remains of a removed change log") as refused:
         ChangeLog.create(uri, HEADER)
     assert "relations" in str(refused.value.detail)
     assert ChangeLog.remove(uri)

@@ -279,7 +279,7 @@ def test_a_log_without_the_catalog_of_its_beginning_is_found(tmp_path: Path) -> 
     for file in Path(small.uri, "catalogs", "_delta_log").iterdir():
         if not file.name.startswith(f"{0:020}"):
             file.unlink()
-    fault(small, "lacks the catalog")
+    fault(small, "is missing the catalog")
     small.reopened().add_catalogs([CatalogRow(Lsn(105), Lsn(106), "{}")])
     fault(small, "0/69")
 
