@@ -31,7 +31,7 @@ print(server.port, flush=True)
 server.serve_forever()
 """
 
-_numbers = itertools.count(1)
+_bucket_ids = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -73,4 +73,4 @@ def place_in(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     owner = fs.S3FileSystem(endpoint_override=endpoint, region="us-east-1", allow_bucket_creation=True)
     owner.create_dir(BUCKET)
-    return f"s3://{BUCKET}/logs/{next(_numbers)}"
+    return f"s3://{BUCKET}/logs/{next(_bucket_ids)}"

@@ -92,12 +92,12 @@ class Disk:
         return inode
 
     def _followed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def followed(what: int | str | Path, *more: object, **options: int) -> object:
-            path = path_of(what, options.get("dir_fd"))
+        def followed(file_or_path: int | str | Path, *more: object, **options: int) -> object:
+            path = path_of(file_or_path, options.get("dir_fd"))
             if name != "fsync" and self.root not in path.parents:
-                return call(what, *more, **options)
+                return call(file_or_path, *more, **options)
             self._record(f"before {name} {path.name}")
-            result = call(what, *more, **options)
+            result = call(file_or_path, *more, **options)
             if name == "fsync":
                 self._flushed(path)
             self._record(f"after {name} {path.name}")
@@ -117,11 +117,11 @@ def _entries(folder: Path) -> Entries:
     return {child.name: child.stat().st_ino for child in folder.iterdir()}
 
 
-def path_of(what: int | str | Path, folder: int | None = None) -> Path:
+def path_of(file_or_path: int | str | Path, folder: int | None = None) -> Path:
     """The file that a call is about: a descriptor, or a path that may be relative to the folder of one."""
-    if isinstance(what, int):
-        return Path(f"/proc/self/fd/{what}").readlink()
-    return Path(what) if folder is None else path_of(folder) / what
+    if isinstance(file_or_path, int):
+        return Path(f"/proc/self/fd/{file_or_path}").readlink()
+    return Path(file_or_path) if folder is None else path_of(folder) / file_or_path
 
 
 def survivors(moment: Moment, root: int, seed: int = 0) -> Iterator[Tree]:
@@ -129,9 +129,9 @@ def survivors(moment: Moment, root: int, seed: int = 0) -> Iterator[Tree]:
     chance = random.Random(seed)
     open_names = _open_names(moment)
     seen = set()
-    for kept in _choices(open_names, chance):
+    for flushed_names in _choices(open_names, chance):
         for damage in Damage:
-            tree = dict(_grow(moment, root, frozenset(kept), damage))
+            tree = dict(_grow(moment, root, frozenset(flushed_names), damage))
             key = frozenset(tree.items())
             if key not in seen:
                 seen.add(key)
@@ -140,11 +140,11 @@ def survivors(moment: Moment, root: int, seed: int = 0) -> Iterator[Tree]:
 
 def _open_names(moment: Moment) -> list[tuple[int, str]]:
     """The names, by folder, that are not what they were at the folder's last fsync."""
-    found = []
+    changed = []
     for inode in moment.visible.keys() | moment.durable.keys():
         old, new = _names(moment.durable, inode), _names(moment.visible, inode)
-        found += [(inode, name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
-    return sorted(found, key=lambda one: (one[1], one[0]))
+        changed += [(inode, name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
+    return sorted(changed, key=lambda entry: (entry[1], entry[0]))
 
 
 def _names(nodes: Nodes, inode: int) -> Entries:
@@ -159,11 +159,11 @@ def _choices(names: Sequence[tuple[int, str]], chance: random.Random) -> Iterato
             yield from itertools.combinations(names, size)
         return
     yield from ((), names)
-    for one in names:
-        yield (one,)
-        yield [other for other in names if other != one]
+    for name in names:
+        yield (name,)
+        yield [other for other in names if other != name]
     for _ in range(2**FEW):
-        yield [one for one in names if chance.random() < 0.5]
+        yield [name for name in names if chance.random() < 0.5]
 
 
 class Damage(enum.Enum):
@@ -193,12 +193,12 @@ class Damage(enum.Enum):
 def _grow(
     moment: Moment,
     inode: int,
-    kept: frozenset[tuple[int, str]],
+    flushed_names: frozenset[tuple[int, str]],
     damage: Damage,
 ) -> Iterator[tuple[str, bytes | None]]:
     old, new = _names(moment.durable, inode), _names(moment.visible, inode)
     for name in sorted(old.keys() | new.keys()):
-        child = (new if (inode, name) in kept else old).get(name)
+        child = (new if (inode, name) in flushed_names else old).get(name)
         if child is None:
             continue
         durable, visible = moment.durable.get(child), moment.visible.get(child)
@@ -206,7 +206,7 @@ def _grow(
             yield name, _content(visible, durable, damage)
         else:
             yield name, None
-            for path, content in _grow(moment, child, kept, damage):
+            for path, content in _grow(moment, child, flushed_names, damage):
                 yield f"{name}/{path}", content
 
 

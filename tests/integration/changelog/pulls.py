@@ -83,22 +83,22 @@ def relation(version: int) -> Relation:
     return Relation(RelationId(1), version, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, columns)
 
 
-def rows_of(log: ChangeLog, upto: int | None = None) -> list[Row]:
+def read_log_rows(log: ChangeLog, upto: int | None = None) -> list[Row]:
     """What the log says; every message's shape must be known."""
     window = EVERYTHING if upto is None else Window(ZERO, Lsn(upto))
-    known = log.relations()
+    relations = log.relations()
     rows = [row for group in log.segments(window) for row in read_row_group(group).to_pylist()]
-    assert {row["relation_version"] for row in rows} <= known.keys()
+    assert {row["relation_version"] for row in rows} <= relations.keys()
     return [(row["commit_lsn"], row["seq"], row["message"]) for row in rows]
 
 
 def expected_rows(upto: int) -> list[Row]:
     """What the log has to say when it ends there."""
-    batches = [batch for pull in PULLS if pull.end <= upto for batch in batches_of(pull)]
+    batches = [batch for pull in PULLS if pull.end <= upto for batch in message_batches(pull)]
     return [(row["commit_lsn"], row["seq"], row["message"]) for batch in batches for row in batch.to_pylist()]
 
 
-def batches_of(pull: Pull) -> list[pa.RecordBatch]:
+def message_batches(pull: Pull) -> list[pa.RecordBatch]:
     batches = [messages(lsn, pull.shape) for lsn in pull.transactions]
     if pull.decides is not None:
         batches[0] = messages(pull.transactions[0], pull.shape, 4)
@@ -135,13 +135,13 @@ class Publisher:
 
 
 def _pull(log: ChangeLog, pull: Pull) -> None:
-    batches = batches_of(pull)
+    batches = message_batches(pull)
     if pull.prepares is not None:
         log.prepared.keep(pull.prepares, [messages(pull.prepares.end_lsn.value, pull.shape, 4)])
     if pull.decides is not None:
         assert pull.decides in log.prepared.waiting()
-        (kept,) = log.prepared.content(pull.decides)
-        assert kept.num_rows == batches[0].num_rows
+        (stored,) = log.prepared.content(pull.decides)
+        assert stored.num_rows == batches[0].num_rows
     segments = log.write(batches)
     log.add_relations({pull.shape: relation(pull.shape)} if batches else {})
     if pull.end in {PULLS[0].end, PULLS[3].end}:

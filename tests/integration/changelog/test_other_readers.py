@@ -47,7 +47,7 @@ def test_a_delta_reader_sees_rows_position_and_header(changes: Path) -> None:
     assert table.schema().to_arrow().names == list(LOG.names)
 
 
-def test_a_delta_reader_goes_back_to_an_earlier_version(changes: Path) -> None:
+def test_a_delta_reader_reads_an_earlier_version(changes: Path) -> None:
     table = DeltaTable(str(changes))
     last = table.version()
     table.load_as_version(last - 1)
@@ -67,7 +67,7 @@ def test_any_parquet_reader_reads_a_file_and_its_order(changes: Path) -> None:
     assert [tuple(row.values()) for row in rows] == expected_rows(PULLS[0].end)
 
 
-def test_the_folder_as_plain_parquet_has_the_files_of_dead_pulls_too(changes: Path) -> None:
+def test_the_folder_as_plain_parquet_includes_files_of_dead_pulls(changes: Path) -> None:
     """Whole files only; the log's own order is that of the columns."""
     table = ds.dataset(changes, format="parquet").to_table(columns=COLUMNS).sort_by(
         [("commit_lsn", "ascending"), ("seq", "ascending")]

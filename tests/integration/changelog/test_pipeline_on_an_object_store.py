@@ -30,9 +30,9 @@ def test_a_subscription_is_set_up_synchronised_and_verified(
     publisher.run(
         "insert into t values (3, 'c'); update t set v = 'x' where id = 1; delete from t where id = 2"
     )
-    done = cli.run("sync", "s")
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
+    process = cli.run("sync", "s")
+    assert process.returncode == 0, process.stderr
+    assert SECRET not in process.stdout + process.stderr
     assert subscriber.rows("select * from t order by id") == [(1, "x"), (3, "c")]
 
     cli.succeeds("verify-log", "pub")

@@ -14,7 +14,7 @@ INSERT = "with inserted as (insert into t values (%s) returning 1) select"
 XID = "pg_current_xact_id()::text::bigint %% 4294967296 from inserted"
 
 
-def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> None:
+def test_transactions_in_the_snapshot_are_those_whose_rows_are_visible(publisher: Database) -> None:
     """One committed before, one was open, one of them with a subtransaction, one began after it."""
     publisher.run("create table t (id int primary key)")
     with publisher.connect() as open_then, publisher.connect() as other:
@@ -49,7 +49,7 @@ def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
     assert PgSnapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
 
 
-def test_a_password_is_not_shown() -> None:
+def test_the_snapshot_does_not_show_its_password() -> None:
     assert "secret" not in repr(CurrentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
 
 

@@ -76,26 +76,26 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize(("script", "said"), REPLACED.values(), ids=REPLACED)
-def test_what_has_the_name_of_another_table_is_refused(
-    publisher: Database, reader: Connection, script: str, said: str
+@pytest.mark.parametrize(("script", "message"), REPLACED.values(), ids=REPLACED)
+def test_another_relation_of_the_same_name_is_refused(
+    publisher: Database, reader: Connection, script: str, message: str
 ) -> None:
     table = planned(reader, "T t")
     publisher.run(script)
     with pytest.raises(PublisherNotReady, match=r'cannot read table "public\.T t" of the publisher') as error:
         lock_planned_tables(reader, [table])
-    assert said in error.value.message
+    assert message in error.value.message
     assert error.value.hint == "The table changed while the command ran: run it again."
 
 
-def test_columns_that_come_and_go_are_none_of_its_business(publisher: Database, reader: Connection) -> None:
+def test_added_and_dropped_columns_are_ignored(publisher: Database, reader: Connection) -> None:
     table = planned(reader, "T t")
     publisher.run('alter table "T t" drop b, add c int')
     lock_planned_tables(reader, [table])
     assert reader.execute('select id, a from only public."T t"').fetchall() == []
 
 
-def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection) -> None:
+def test_a_column_of_a_domain_is_recognized(publisher: Database, reader: Connection) -> None:
     """A statement's result is described by the type below the domains."""
     table = planned(reader, "of_domains")
     with reader.transaction(force_rollback=True):
@@ -108,7 +108,7 @@ def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection)
 
 
 @pytest.mark.parametrize("name", ["T t", "root"])
-def test_a_held_table_keeps_its_name_until_the_transaction_ends(
+def test_a_locked_table_keeps_its_name_until_the_transaction_ends(
     publisher: Database, reader: Connection, name: str
 ) -> None:
     lock_planned_tables(reader, [planned(reader, name)])
@@ -121,7 +121,7 @@ def test_a_held_table_keeps_its_name_until_the_transaction_ends(
         renaming.result(timeout=60)
 
 
-def test_a_role_that_may_read_some_columns_may_hold_the_table(
+def test_a_role_that_may_read_some_columns_may_lock_the_table(
     publisher: Database, reader: Connection
 ) -> None:
     """As COPY natively, which reads only these."""
@@ -152,7 +152,7 @@ def test_a_partition_on_another_server_is_read_through_its_root(publisher: Datab
         assert again.execute("select * from public.root").fetchall() == []
 
 
-def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, reader: Connection) -> None:
+def test_a_table_turned_into_a_view_is_refused(publisher: Database, reader: Connection) -> None:
     """It keeps its oid. 16 and later refuse the rule."""
     table = planned(reader, "keyless")
     rule = 'create rule "_RETURN" as on select to keyless do instead select 1 as id'

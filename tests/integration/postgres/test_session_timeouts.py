@@ -57,7 +57,7 @@ def test_a_walsender_has_no_limits(database: Database) -> None:
         assert limits(connection) == ("0", "0")
 
 
-def test_who_only_asks_waits_a_short_while(database: Database) -> None:
+def test_a_connection_with_deadline_has_short_timeouts(database: Database) -> None:
     with connect_with_deadline(CHOSEN.add_to(database.dsn), purpose="test", seconds=2.5) as connection:
         assert limits(connection) == ("2500ms", "2500ms")
         assert parameters(connection) == ("3", "2500")

@@ -43,7 +43,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-def test_what_is_confirmed_is_not_sent_again_and_the_rest_is(
+def test_only_unconfirmed_transactions_are_sent_again(
     publisher: Database, set_up: SetUp, messages: pytest.LogCaptureFixture, two_phase: bool
 ) -> None:
     """R1.29: also of a transaction that was open, and of what was committed meanwhile."""
@@ -68,7 +68,7 @@ def test_what_is_confirmed_is_not_sent_again_and_the_rest_is(
     assert not is_by_the_function(messages)
 
 
-def test_a_position_inside_of_much_wal_is_kept(publisher: Database, set_up: SetUp) -> None:
+def test_a_position_within_much_wal_is_confirmed_exactly(publisher: Database, set_up: SetUp) -> None:
     """R1.29: nothing behind it is lost, however much the server could have sent meanwhile."""
     publisher.run(TABLE)
     captured = set_up()
@@ -85,7 +85,7 @@ def test_a_position_inside_of_much_wal_is_kept(publisher: Database, set_up: SetU
     assert sum(kind == "I" for kind, _ in captured.changes()) == 20_000
 
 
-def test_without_a_walsender_the_function_does_it(
+def test_the_slot_is_advanced_by_the_function_without_a_walsender(
     publisher: Database, subscriber: Database, set_up: SetUp, messages: pytest.LogCaptureFixture
 ) -> None:
     """A DSN of several hosts may lead to another server the second time."""
@@ -99,7 +99,7 @@ def test_without_a_walsender_the_function_does_it(
     assert is_by_the_function(messages)
 
 
-def test_a_slot_that_is_further_does_not_go_back(publisher: Database, set_up: SetUp) -> None:
+def test_a_slot_is_never_moved_back(publisher: Database, set_up: SetUp) -> None:
     """R1.29: somebody else has read it meanwhile."""
     publisher.run(TABLE)
     captured = set_up()

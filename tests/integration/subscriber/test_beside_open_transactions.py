@@ -35,7 +35,7 @@ _T = QualifiedName("public", "t")
     ],
     ids=["validate", "snapshot", "refresh", "reconcile"],
 )
-def test_replay_goes_on_while_a_command_waits_for_a_transaction(
+def test_replay_runs_while_a_command_waits_for_a_transaction(
     twin: Twin, command: Callable[[Config], object]
 ) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t; insert into t values (1)")

@@ -167,13 +167,13 @@ def fails_natively(native: Database, name: str) -> bool:
 
 def what_is_said(twin: Twin) -> str:
     try:
-        return str([each.replay.error for each in twin.sync_ours("s")])
+        return str([result.replay.error for result in twin.sync_ours("s")])
     except CdcReplayError as error:
         return str(error)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_changes_are_applied_and_refused_as_natively(twin: Twin, roles: Roles, case: Case) -> None:
+def test_owners_code_is_applied_and_refused_as_natively(twin: Twin, roles: Roles, case: Case) -> None:
     twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
     roles.subscribe(case)
     before = what_is_said(twin)  # some cases are refused when the table enters already

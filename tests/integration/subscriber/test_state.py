@@ -35,14 +35,14 @@ def opened(database: Database, *tables: QualifiedName) -> Connection:
 
 
 def oid(connection: Connection, table: str) -> int:
-    [(found,)] = connection.execute("select %s::regclass::oid::bigint", (table,)).fetchall()
-    return int(found)
+    [(oid,)] = connection.execute("select %s::regclass::oid::bigint", (table,)).fetchall()
+    return int(oid)
 
 
 @pytest.mark.parametrize(
     "stored", [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table")]
 )
-def test_every_table_state_is_read_as_it_was_stored(subscriber: Database, stored: TableState) -> None:
+def test_table_states_are_read_as_they_were_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
@@ -50,12 +50,12 @@ def test_every_table_state_is_read_as_it_was_stored(subscriber: Database, stored
         subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
         assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
         assert subscription_tables.table_states(connection, "other") == {}
-        [known] = subscription_tables.known_tables(connection, "nsw")
-        subscription_tables.remove_table(connection, "nsw", known.relation)
+        [table] = subscription_tables.known_tables(connection, "nsw")
+        subscription_tables.remove_table(connection, "nsw", table.relation)
         assert subscription_tables.table_states(connection, "nsw") == {}
 
 
-def test_nothing_is_known_before_installation(subscriber: Database) -> None:
+def test_reads_before_installation_return_nothing(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         assert subscription_tables.table_states(connection, "nsw") == {}
         assert subscription_records.subscription_record(connection, "nsw") is None
@@ -70,43 +70,43 @@ def test_all_tables_advance_together(subscriber: Database) -> None:
         subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         for name in names:
             subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
-        relations = [each.relation for each in subscription_tables.known_tables(connection, "nsw")]
+        relations = [table.relation for table in subscription_tables.known_tables(connection, "nsw")]
         subscription_tables.advance_tables(connection, "nsw", relations, Lsn(9))
         assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(9)))
         subscription_tables.advance_tables(connection, "nsw", [], Lsn(10))
 
 
-def test_a_table_keeps_its_state_whatever_it_is_called(subscriber: Database) -> None:
-    one, other = QualifiedName("public", "one"), QualifiedName("public", "other")
-    with opened(subscriber, one, other) as connection:
+def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
+    first, second = QualifiedName("public", "one"), QualifiedName("public", "other")
+    with opened(subscriber, first, second) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
-        subscription_tables.set_table_state(connection, "nsw", one, Ready(Lsn(1)))
-        subscription_tables.set_table_state(connection, "nsw", other, Ready(Lsn(2)))
+        subscription_tables.set_table_state(connection, "nsw", first, Ready(Lsn(1)))
+        subscription_tables.set_table_state(connection, "nsw", second, Ready(Lsn(2)))
         subscriber.run("alter table one rename to aside; alter table other rename to one")
         subscriber.run("alter table aside rename to other")
         assert subscription_tables.table_states(connection, "nsw") == {
-            other: Ready(Lsn(1)),
-            one: Ready(Lsn(2)),
+            second: Ready(Lsn(1)),
+            first: Ready(Lsn(2)),
         }
-        known = {
-            each.name: each.recorded_name for each in subscription_tables.known_tables(connection, "nsw")
+        recorded_names = {
+            table.name: table.recorded_name for table in subscription_tables.known_tables(connection, "nsw")
         }
-        assert known == {other: one, one: other}
+        assert recorded_names == {second: first, first: second}
         subscription_tables.record_names(connection, "nsw", [oid(connection, "public.one")])
-        known = {
-            each.name: each.recorded_name for each in subscription_tables.known_tables(connection, "nsw")
+        recorded_names = {
+            table.name: table.recorded_name for table in subscription_tables.known_tables(connection, "nsw")
         }
-        assert known == {other: one, one: one}
+        assert recorded_names == {second: first, first: first}
         subscriber.run("create schema s; alter table other set schema s; alter schema s rename to s2")
         moved = QualifiedName("s2", "other")
         assert subscription_tables.table_states(connection, "nsw") == {
-            one: Ready(Lsn(2)),
+            first: Ready(Lsn(2)),
             moved: Ready(Lsn(1)),
         }
 
 
-def test_a_table_that_was_dropped_has_no_state_and_neither_has_one_in_its_place(subscriber: Database) -> None:
+def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
@@ -116,8 +116,12 @@ def test_a_table_that_was_dropped_has_no_state_and_neither_has_one_in_its_place(
         subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(2)))
         connection.execute(sql.SQL("create table {} ()").format(table))
         assert subscription_tables.table_states(connection, "nsw") == {}
-        [known] = subscription_tables.known_tables(connection, "nsw")
-        assert (known.name, known.recorded_name, known.state) == (None, WEIRD, Ready(Lsn(1)))
+        [dropped_table] = subscription_tables.known_tables(connection, "nsw")
+        assert (dropped_table.name, dropped_table.recorded_name, dropped_table.state) == (
+            None,
+            WEIRD,
+            Ready(Lsn(1)),
+        )
 
 
 OLD = """
@@ -153,7 +157,7 @@ alter table old_name rename to new_name
 """
 
 
-def test_what_an_earlier_version_knew_by_name_is_known_by_oid(subscriber: Database) -> None:
+def test_state_by_name_of_an_earlier_version_is_upgraded_to_oids(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         subscriber.run(OLD)
         assert not state_schema.is_installed(connection)
@@ -163,15 +167,15 @@ def test_what_an_earlier_version_knew_by_name_is_known_by_oid(subscriber: Databa
         assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
         # One that was made anew is not what was subscribed to; one that never was there is not known at all.
         dropped = [
-            each.recorded_name
-            for each in subscription_tables.known_tables(connection, "nsw")
-            if each.name is None
+            table.recorded_name
+            for table in subscription_tables.known_tables(connection, "nsw")
+            if table.name is None
         ]
         assert dropped == [QualifiedName("public", "replaced")]
         state_schema.install(connection)
 
 
-def test_a_subscription_stays_with_its_publisher(subscriber: Database) -> None:
+def test_a_subscription_stays_bound_to_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
@@ -197,23 +201,23 @@ def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
         assert record.parked_at is None
 
 
-def test_the_last_result_is_the_newest_and_history_is_bounded(subscriber: Database) -> None:
+def test_the_last_result_is_the_newest_and_old_ones_are_deleted(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         state_schema.install(connection)
         subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
         recorded_results.record_result(connection, "nsw", "validate", {"ok": True})
-        for number in range(recorded_results.RESULTS_KEPT + 5):
+        for index in range(recorded_results.RESULTS_KEPT + 5):
             recorded_results.record_result(
-                connection, "nsw", "replay", {"number": number, "conflicts": {"a": 1}}
+                connection, "nsw", "replay", {"number": index, "conflicts": {"a": 1}}
             )
         last = recorded_results.last_result(connection, "nsw", "replay")
         assert last is not None
         assert last.result == {"number": recorded_results.RESULTS_KEPT + 4, "conflicts": {"a": 1}}
-        kept = connection.execute("select command, count(*) from cdc_replay.result group by 1 order by 1")
-        assert kept.fetchall() == [("replay", recorded_results.RESULTS_KEPT), ("validate", 1)]
+        counts = connection.execute("select command, count(*) from cdc_replay.result group by 1 order by 1")
+        assert counts.fetchall() == [("replay", recorded_results.RESULTS_KEPT), ("validate", 1)]
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_lock(subscriber: Database) -> None:
+def test_a_second_process_is_refused_with_the_name_of_the_lock_holder(subscriber: Database) -> None:
     with opened(subscriber) as first, opened(subscriber) as second:
         with subscription_lock.lock(first, "nsw"):
             with subscription_lock.lock(second, "other"):
@@ -259,7 +263,7 @@ def test_concurrent_installation_succeeds(subscriber: Database) -> None:
     assert failures == []
 
 
-def test_the_schema_goes_with_the_last_subscription(subscriber: Database) -> None:
+def test_the_schema_is_dropped_with_the_last_subscription(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
         state_schema.install(connection)
         for name in ("a", "b"):

@@ -48,7 +48,7 @@ def insert(key: int) -> bytes:
     return b"I" + struct.pack(">IcHci", TABLE.id, b"N", 2, b"t", len(text)) + text + b"n"
 
 
-def rows_of(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: Any) -> pa.RecordBatch:
+def message_rows(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: Any) -> pa.RecordBatch:
     """A transaction of messages, each with its seq."""
     rows = []
     for seq, message in messages:
@@ -63,7 +63,7 @@ def rows_of(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: A
 
 
 def transaction(commit_lsn: int, messages: int = 2) -> pa.RecordBatch:
-    return rows_of(commit_lsn, [(seq, insert(commit_lsn + seq)) for seq in range(messages)])
+    return message_rows(commit_lsn, [(seq, insert(commit_lsn + seq)) for seq in range(messages)])
 
 
 @dataclass

@@ -10,7 +10,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged, ChangeLogPruned
 from cdc_replay.failpoints import VARIABLE, FailpointReached
 from cdc_replay.model.lsn import Lsn, Window
-from unit.changelog.small_log import LOGICAL, SmallLog, rows_of, transaction
+from unit.changelog.small_log import LOGICAL, SmallLog, message_rows, transaction
 
 
 @pytest.fixture
@@ -25,29 +25,31 @@ def small(tmp_path: Path) -> SmallLog:
 
 
 def starts(log: ChangeLog, upto: int, committed_by: int | None = None) -> list[int]:
-    found = log.prunable(Lsn(upto), committed_by=committed_by)
-    return [segment.min_commit_lsn for segment in found]
+    prunable = log.prunable(Lsn(upto), committed_by=committed_by)
+    return [segment.min_commit_lsn for segment in prunable]
 
 
 @pytest.mark.parametrize(
     ("upto", "expected"),
     [(100, []), (119, []), (120, [110]), (130, [110, 125]), (149, [110, 125]), (999, [110, 125, 140, 160])],
 )
-def test_what_lies_wholly_before_a_position_can_go(small: SmallLog, upto: int, expected: list[int]) -> None:
+def test_segments_wholly_before_a_position_are_prunable(
+    small: SmallLog, upto: int, expected: list[int]
+) -> None:
     assert starts(small.log, upto) == expected
 
 
-def test_what_was_committed_later_stays_with_all_that_follows(small: SmallLog) -> None:
+def test_segments_committed_later_stay_with_all_following_ones(small: SmallLog) -> None:
     """Commit times need not be in commit order (R9.14): the last one stays behind those before it."""
-    small.pull(170, rows_of(170, [(0, LOGICAL)], commit_time=None))
-    small.pull(180, rows_of(180, [(0, LOGICAL)], commit_time=145))
+    small.pull(170, message_rows(170, [(0, LOGICAL)], commit_time=None))
+    small.pull(180, message_rows(180, [(0, LOGICAL)], commit_time=145))
     assert starts(small.log, 999, committed_by=124) == [110]
     assert starts(small.log, 999, committed_by=150) == [110, 125, 140]
     assert starts(small.log, 999, committed_by=160) == [110, 125, 140, 160, 170, 180]
     assert starts(small.log, 130, committed_by=160) == [110, 125]
 
 
-def test_the_start_moves_with_the_segments_that_go(small: SmallLog) -> None:
+def test_pruning_moves_the_start_after_the_removed_segments(small: SmallLog) -> None:
     """It is the last position that went, whatever the limit was: the rest of the log still has all behind."""
     assert small.log.prune(small.log.prunable(Lsn(135))) == 2
     log = small.reopened()
@@ -57,7 +59,7 @@ def test_the_start_moves_with_the_segments_that_go(small: SmallLog) -> None:
     assert small.verify().from_lsn == Lsn(125)
 
 
-def test_pruning_goes_on_where_it_was_up_to_the_end_of_the_log(small: SmallLog) -> None:
+def test_repeated_pruning_continues_up_to_the_end_of_the_log(small: SmallLog) -> None:
     small.log.prune(small.log.prunable(Lsn(120)))
     small.log.prune(small.reopened().prunable(Lsn(999)))
     assert small.reopened().start_lsn == small.reopened().end_lsn == Lsn(160)
@@ -74,7 +76,7 @@ def test_nothing_to_prune_is_no_commit(small: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 100, 124])
-def test_what_was_pruned_is_refused_to_every_reader(small: SmallLog, after: int) -> None:
+def test_every_read_of_pruned_changes_is_refused(small: SmallLog, after: int) -> None:
     small.log.prune(small.log.prunable(Lsn(130)))
     log = small.reopened()
     window = Window(Lsn(after), Lsn(160))
@@ -90,11 +92,11 @@ def test_what_was_pruned_is_refused_to_every_reader(small: SmallLog, after: int)
     assert log.summary(Window(Lsn(125), Lsn(160))).transactions == 3
 
 
-def test_a_log_that_was_not_pruned_has_nothing_to_refuse(small: SmallLog) -> None:
+def test_an_unpruned_log_refuses_no_window(small: SmallLog) -> None:
     assert small.log.summary(Window(Lsn(0), Lsn(160))).transactions == 6
 
 
-def test_a_reader_that_opened_the_log_before_is_told_of_the_pruning_not_of_damage(small: SmallLog) -> None:
+def test_a_reader_that_opened_the_log_before_a_prune_gets_no_damage_error(small: SmallLog) -> None:
     reader = small.reopened()
     small.log.prune(small.log.prunable(Lsn(130)))
     with pytest.raises(ChangeLogPruned):
@@ -105,7 +107,7 @@ def test_a_reader_that_opened_the_log_before_is_told_of_the_pruning_not_of_damag
         reader.segments(Window(Lsn(125), Lsn(160)))
 
 
-def test_files_that_are_kept_serve_older_readers_until_they_are_deleted(small: SmallLog) -> None:
+def test_kept_files_serve_older_readers_until_they_are_deleted(small: SmallLog) -> None:
     reader = small.reopened()
     assert small.log.prune(small.log.prunable(Lsn(130)), keep_files=True) == 0
     assert reader.summary(Window(Lsn(100), Lsn(160))).transactions == 6
@@ -115,7 +117,7 @@ def test_files_that_are_kept_serve_older_readers_until_they_are_deleted(small: S
     assert small.verify().segments == 2
 
 
-def test_a_prune_that_dies_before_it_deletes_leaves_files_that_a_later_one_deletes(
+def test_files_left_by_a_killed_prune_are_deleted_by_a_later_one(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "prune.after_commit=error")
@@ -128,7 +130,7 @@ def test_a_prune_that_dies_before_it_deletes_leaves_files_that_a_later_one_delet
     small.verify()
 
 
-def test_a_capture_and_a_prune_do_not_refuse_each_other(small: SmallLog) -> None:
+def test_a_capture_and_a_prune_do_not_conflict(small: SmallLog) -> None:
     """Each has opened the log before the other committed."""
     pruner, capture = small.reopened(), small.reopened()
     pruner.prune(pruner.prunable(Lsn(120)))
@@ -136,11 +138,11 @@ def test_a_capture_and_a_prune_do_not_refuse_each_other(small: SmallLog) -> None
     pruner = small.reopened()
     capture.commit(capture.write([transaction(180)]), Lsn(180))
     pruner.prune(pruner.prunable(Lsn(130)))
-    found = small.verify()
-    assert (found.from_lsn, found.to_lsn, found.segments) == (Lsn(125), Lsn(180), 4)
+    verified = small.verify()
+    assert (verified.from_lsn, verified.to_lsn, verified.segments) == (Lsn(125), Lsn(180), 4)
 
 
-def test_of_two_prunes_the_second_is_refused(small: SmallLog) -> None:
+def test_the_second_of_two_prunes_is_refused(small: SmallLog) -> None:
     first, second = small.reopened(), small.reopened()
     first.prune(first.prunable(Lsn(120)))
     with pytest.raises(ChangeLogConflict, match="another writer"):

@@ -30,7 +30,7 @@ TIMEOUTS = SessionTimeouts(
         "postgresql://host/db?options=-c%20lock_timeout%3D1",
     ],
 )
-def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
+def test_settings_in_the_dsn_take_precedence(dsn: str) -> None:
     before, after = conninfo_to_dict(dsn), conninfo_to_dict(TIMEOUTS.add_to(dsn))
     options = str(after.pop("options"))
     own = str(before.pop("options", ""))
@@ -41,7 +41,7 @@ def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://[", "nonsense", "host='"])
-def test_a_dsn_that_is_none_is_left_to_who_connects(dsn: str) -> None:
+def test_an_unreadable_dsn_is_returned_unchanged(dsn: str) -> None:
     assert TIMEOUTS.add_to(dsn) == dsn
 
 
