@@ -110,7 +110,7 @@ def test_tables_without_code_cost_nothing(owner: Stranger, worker: Connection, s
 
     assert target(worker).acting.rights is Rights.PLAIN
     with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
-        assert not sessions.session_for(target(worker)).is_of_owner
+        assert not sessions.session_for(target(worker)).runs_as_owner
 
 
 @pytest.mark.parametrize("script", CODED.values(), ids=CODED)
@@ -129,7 +129,7 @@ def test_code_that_comes_after_the_plan_is_seen(owner: Stranger, worker: Connect
     owner.database.run("alter table own.t add check (own.code(v) is not null)")
 
     with worker.transaction(), act_on(worker, [planned]) as sessions:
-        assert sessions.session_for(planned).is_of_owner
+        assert sessions.session_for(planned).runs_as_owner
 
 
 ADDED: Final = {
@@ -153,7 +153,7 @@ def test_code_cannot_come_while_the_table_is_written(owner: Stranger, worker: Co
     planned = target(worker)
 
     with worker.transaction(), act_on(worker, [planned]) as sessions:
-        assert not sessions.session_for(planned).is_of_owner
+        assert not sessions.session_for(planned).runs_as_owner
         with pytest.raises(pg.LockNotAvailable):
             owner.run(f"set lock_timeout = '200ms'; {added}")
 
@@ -165,7 +165,7 @@ def test_nobody_waits_for_a_vacuum_nor_ends_it(owner: Stranger, worker: Connecti
     with owner.database.connect() as vacuum, vacuum.transaction():
         vacuum.execute("lock table own.t in share update exclusive mode")
         with worker.transaction(), act_on(worker, [planned]) as sessions:
-            assert sessions.session_for(planned).is_of_owner
+            assert sessions.session_for(planned).runs_as_owner
             assert (
                 sessions.session_for(planned).execute(sql.SQL("insert into own.t values (1)").format()) == 1
             )
@@ -211,9 +211,9 @@ def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, w
     targets = read_target_tables(worker, [T, u])
 
     with worker.transaction(), act_on(worker, targets.values()) as sessions:
-        assert not sessions.session_for(targets[u]).is_of_owner
+        assert not sessions.session_for(targets[u]).runs_as_owner
         sessions.session_for(targets[T]).execute(sql.SQL("insert into own.t values (1)").format())
-        assert sessions.session_for(targets[u]).is_of_owner
+        assert sessions.session_for(targets[u]).runs_as_owner
 
 
 WAYS: Final = {

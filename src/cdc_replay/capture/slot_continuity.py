@@ -264,7 +264,7 @@ def _waits(log: ChangeLog) -> bool:
     It is in the log already, but the process that wrote it died before it removed what had waited.
     """
     folders = (log.prepared, *map(log.prepared_roots, ROOT_PUBLICATIONS))
-    return any(folder.waiting() for folder in folders)
+    return any(folder.list_keys() for folder in folders)
 
 
 def reachable_lsn(connection: Connection, to_lsn: Lsn | None) -> Lsn:

@@ -41,6 +41,7 @@ from cdc_replay.changelog.metadata_tables import (
     write_rows,
 )
 from cdc_replay.changelog.segment import (
+    EVERYTHING,
     RESTORE,
     Segment,
     SegmentWriter,
@@ -51,7 +52,6 @@ from cdc_replay.changelog.segment import (
 from cdc_replay.changelog.storage import Location, delete_files
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import ZERO, Lsn, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,6 @@ Row: TypeAlias = dict[str, Any]
 """A row of a metadata table."""
 
 _METADATA_APPLICATION: Final = "cdc_replay/compaction"
-_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,5 +253,5 @@ def _is_equal(folder: Location, merged: Segment, sources: Sequence[Segment]) -> 
 
 def _rows(folder: Location, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
     for segment in segments:
-        for group in plan_row_groups(folder / segment.name, _EVERYTHING):
+        for group in plan_row_groups(folder / segment.name, EVERYTHING):
             yield read_row_group(group)

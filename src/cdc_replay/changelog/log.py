@@ -47,7 +47,7 @@ from cdc_replay.changelog.metadata_tables import (
 )
 from cdc_replay.changelog.orphans import folders_without_log, remove_folders, remove_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
-from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
+from cdc_replay.changelog.prune import commit_times, prunable_segments, prune, start_application
 from cdc_replay.changelog.queries import (
     CommittedTransaction,
     LoggedDefinitions,
@@ -75,7 +75,7 @@ from cdc_replay.changelog.segment import (
 from cdc_replay.changelog.storage import (
     Location,
     check_put_if_absent,
-    close_to_others,
+    restrict_to_owner,
     storage_read_errors,
     storage_write_errors,
 )
@@ -129,7 +129,7 @@ class ChangeLog:
                 configuration=header.to_configuration(),
                 position=AppTransaction(header.slot, header.start_lsn.value),
             )
-            close_to_others(location)
+            restrict_to_owner(location)
         return cls(location, changes, header)
 
     @classmethod
@@ -158,7 +158,7 @@ class ChangeLog:
             )
         location = Location.parse(uri)
         with storage_read_errors(uri):
-            close_to_others(location)
+            restrict_to_owner(location)
         changes = DurableTable.open(location / "changes")
         header = LogHeader.from_configuration(uri, changes.configuration)
         for application in (header.slot, start_application(header.slot)):
@@ -416,7 +416,7 @@ class ChangeLog:
         """
         return end_before(self.segments(window), window, sent, catalogs)
 
-    def prunable(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
+    def prunable_segments(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
         """The first segments of the log that lie wholly at or before `upto`.
 
         With `committed_by` (microseconds since 1970 UTC), only those whose transactions were all committed by
@@ -425,7 +425,7 @@ class ChangeLog:
         Raises:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
         """
-        return prunable(self._changes, upto, committed_by)
+        return prunable_segments(self._changes, upto, committed_by)
 
     def commit_times(self, segments: Sequence[Segment]) -> tuple[int, int] | None:
         """Commit times of the first and the last transaction of these segments, in microseconds.
@@ -436,7 +436,7 @@ class ChangeLog:
         return commit_times(self._changes, segments)
 
     def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
-        """Remove segments that `prunable` returned from the log, and move its start after them, durably.
+        """Remove what `prunable_segments` returned from the log, and move its start after it, durably.
 
         Returns the number of deleted files; with `keep_files` they stay until `delete_removed`.
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from cdc_replay.changelog.segment import SegmentWriter, plan_row_groups, read_row_group
+from cdc_replay.changelog.segment import EVERYTHING, SegmentWriter, plan_row_groups, read_row_group
 from cdc_replay.changelog.storage import (
     PARTIAL,
     Location,
@@ -26,12 +26,10 @@ from cdc_replay.changelog.storage import (
     storage_write_errors,
     sync_folder,
 )
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,7 +57,7 @@ class PreparedTransactions:
     def __init__(self, folder: Location) -> None:
         self._folder = folder
 
-    def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
+    def store(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
         """Store the content of a transaction, durably; False if it is empty, and nothing is stored (R9.9).
 
         Raises:
@@ -73,15 +71,15 @@ class PreparedTransactions:
         return writer.segment is not None
 
     def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
-        """The batches that `keep` stored.
+        """The batches that `store` stored.
 
         Raises:
             ChangeLogDamaged: if the file cannot be read.
         """
-        for group in plan_row_groups(self._folder / key.file_name, _EVERYTHING):
+        for group in plan_row_groups(self._folder / key.file_name, EVERYTHING):
             yield read_row_group(group)
 
-    def forget(self, keys: Iterable[PreparedKey]) -> None:
+    def remove(self, keys: Iterable[PreparedKey]) -> None:
         """Delete transactions whose outcome is durable elsewhere, durably.
 
         Raises:
@@ -91,7 +89,7 @@ class PreparedTransactions:
             if delete_files(self._folder, [key.file_name for key in keys]):
                 sync_folder(self._folder)
 
-    def waiting(self) -> tuple[PreparedKey, ...]:
+    def list_keys(self) -> tuple[PreparedKey, ...]:
         """All stored transactions, ordered by xid and prepare LSN."""
         names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
         return tuple(sorted(map(PreparedKey.parse, names)))

@@ -15,18 +15,15 @@ made, which for a long or prepared transaction lies before the start (R9.10).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import pyarrow.compute as pc
 
 from cdc_replay.changelog.delta.actions import AppTransaction
 from cdc_replay.changelog.delta.table import DurableTable
-from cdc_replay.changelog.segment import Segment, plan_row_groups, read_columns
+from cdc_replay.changelog.segment import EVERYTHING, Segment, plan_row_groups, read_columns
 from cdc_replay.changelog.storage import delete_files
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import ZERO, Lsn, Window
-
-_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
+from cdc_replay.model.lsn import Lsn
 
 
 def start_application(slot: str) -> str:
@@ -34,7 +31,7 @@ def start_application(slot: str) -> str:
     return f"{slot}/start"
 
 
-def prunable(table: DurableTable, upto: Lsn, committed_by: int | None) -> tuple[Segment, ...]:
+def prunable_segments(table: DurableTable, upto: Lsn, committed_by: int | None) -> tuple[Segment, ...]:
     """The first segments of the log that lie wholly at or before `upto`.
 
     With `committed_by`, in microseconds since 1970-01-01 UTC, only those whose transactions were all
@@ -72,8 +69,8 @@ def _last_commit_time(table: DurableTable, segment: Segment) -> int:
 
 def _commit_times(table: DurableTable, segment: Segment) -> Iterator[int]:
     """The bounds of each row group; non-transactional messages have no commit time (R9.13)."""
-    for group in plan_row_groups(table.location / segment.name, _EVERYTHING):
-        bounds = pc.min_max(read_columns(group, ("commit_time",), _EVERYTHING)["commit_time"])
+    for group in plan_row_groups(table.location / segment.name, EVERYTHING):
+        bounds = pc.min_max(read_columns(group, ("commit_time",), EVERYTHING)["commit_time"])
         yield from (bound for bound in bounds.as_py().values() if bound is not None)
 
 

@@ -31,7 +31,7 @@ from cdc_replay.changelog.storage import (
 )
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.frames import LOG
-from cdc_replay.model.lsn import Window
+from cdc_replay.model.lsn import ZERO, Lsn, Window
 
 _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
     "bigint": pa.int64(),
@@ -47,6 +47,8 @@ _COMMIT_LSN: Final = LOG_SCHEMA.get_field_index("commit_lsn")
 
 _DICTIONARY: Final = ["commit_lsn", "commit_time", "xid", "origin", "kind", "relation_id", "relation_version"]
 
+
+EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
 RESTORE: Final = (
     "Restore the file from a copy of the change log; without one, create a new log with `cdc-replay teardown`"

@@ -256,7 +256,7 @@ def make_file(location: Location) -> None:
         private_files.make_file(Path(location.path))
 
 
-def close_to_others(location: Location) -> None:
+def restrict_to_owner(location: Location) -> None:
     """Restrict a local log to this user; its subfolders are ours even if its folder is not."""
     if not location.is_local:
         return

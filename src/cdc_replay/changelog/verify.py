@@ -190,7 +190,7 @@ def _verify_prepared(log: ChangeLog, folder: Location, reader: RowReader) -> int
     """Read the prepared transactions in a folder; returns their number."""
     waiting = PreparedTransactions(folder)
     try:
-        keys = waiting.waiting()
+        keys = waiting.list_keys()
     except (ValueError, InvalidLsn) as error:
         raise ChangeLogDamaged(
             f'"{folder.uri}" contains a file that is not a prepared transaction',

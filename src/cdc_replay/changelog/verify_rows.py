@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.changelog.segment import RESTORE, RowGroup, read_row_group
+from cdc_replay.changelog.segment import EVERYTHING, RESTORE, RowGroup, read_row_group
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import Relation
 from cdc_replay.pgoutput.columnar import ChangeDecoder
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
@@ -24,8 +24,6 @@ from cdc_replay.pgoutput.reader import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
 
 _REQUIRED: Final = ("commit_lsn", "xid", "seq", "lsn", "kind", "message")
 _BEFORE_ALL: Final = (0, -1)

@@ -207,7 +207,7 @@ def _plan(config: Config, publisher: PublisherConfig, retention: _Retention) -> 
         )
     known = _Plan(change_log, needs, ())
     limit = retention.limit(publisher, known.needed)
-    segments = change_log.prunable(limit.upto, committed_by=limit.committed_by)
+    segments = change_log.prunable_segments(limit.upto, committed_by=limit.committed_by)
     return dataclasses.replace(known, segments=segments)
 
 

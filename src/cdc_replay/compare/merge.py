@@ -287,7 +287,7 @@ def merge_values(
 def _merging(
     connection: Connection, session: TargetSession, staged: StagedRows, table: sql.Identifier
 ) -> Iterator[_Merge]:
-    if not session.is_of_owner:
+    if not session.runs_as_owner:
         yield _Merge(connection, session, staged, table, table)
         return
     view = staged.create_view(connection, table)
@@ -397,7 +397,7 @@ class _Merge:
     def _into(self, name: str, columns: sql.Composable) -> sql.Composed:
         """What puts the rows of a query into a temporary table; statements of an owner cannot make one."""
         table = temporary(name)
-        if not self.session.is_of_owner:
+        if not self.session.runs_as_owner:
             return sql.SQL("create temporary table {} as").format(table)
         self.connection.execute(sql.SQL("create temporary table {} ({})").format(table, columns))
         self.session.share(table)

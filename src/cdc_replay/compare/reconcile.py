@@ -47,7 +47,7 @@ from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
-from cdc_replay.subscriber.triggers import statement_triggers_disabled
+from cdc_replay.subscriber.triggers import disable_statement_triggers
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def reconcile_tables(
             with act_on(subscriber, targets) as sessions:
                 _lock(sessions, targets)
                 check_names(subscriber, {each.name: each.oid for each in targets})
-                with statement_triggers_disabled(subscriber, sessions, targets):
+                with disable_statement_triggers(subscriber, sessions, targets):
                     done = tuple(_merged(request, subscriber, sessions, each) for each in work)
             if before_commit is not None:
                 before_commit(subscriber, done)
@@ -207,7 +207,7 @@ def compare_values(
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, [target], only_reads=not targets) as sessions:
                 _lock(sessions, targets)
-                with statement_triggers_disabled(subscriber, sessions, targets):
+                with disable_statement_triggers(subscriber, sessions, targets):
                     values = merge_values(
                         subscriber, sessions.session_for(target), work.staged, unpublished, moves=moves
                     )

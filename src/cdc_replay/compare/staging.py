@@ -140,7 +140,7 @@ class StagedRows:
                 typed_value(
                     sql.Identifier(name),
                     target.column(name),
-                    is_of_another=target.acting.rights.is_of_another,
+                    owner_is_untrusted=target.acting.rights.owner_is_untrusted,
                 ),
                 sql.Identifier(name),
             )
@@ -194,15 +194,15 @@ def stage_unpublished_keys(
 
 def _create(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> sql.Identifier:
     """A temporary table for values of these columns of the target."""
-    table, is_of_another = temporary(name), target.acting.rights.is_of_another
+    table, owner_is_untrusted = temporary(name), target.acting.rights.owner_is_untrusted
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(
-            sql.Identifier(column), staged_type(target.column(column), is_of_another=is_of_another)
+            sql.Identifier(column), staged_type(target.column(column), owner_is_untrusted=owner_is_untrusted)
         )
         for column in columns
     )
     connection.execute(sql.SQL("create temporary table {} ({})").format(table, typed))
-    if is_of_another:
+    if owner_is_untrusted:
         check_types(connection, table, target.name)
     return table
 

@@ -239,7 +239,7 @@ def _fill(
     session: TargetSession,
 ) -> CopyCounts:
     table = chunk.table
-    if session.is_of_owner:
+    if session.runs_as_owner:
         # Its owner has put code into it since, or it is locked: COPY would run that with our rights.
         name = staging_name(setting.subscription, table.name, setting.snapshot.consistent_point, chunk.number)
         create_staging(destination, name, table.target, table.columns)

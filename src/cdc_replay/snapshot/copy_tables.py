@@ -274,7 +274,7 @@ class _Run:
             session = sessions.session_for(table.target)
             if self._request.replace:
                 delete_rows(session, table)
-            if not session.is_of_owner:
+            if not session.runs_as_owner:
                 filling.enter_context(indexes_rebuilt_after(connection, table.name.schema, table.name.name))
             return move_staged(
                 connection, session, planned.staging, table.target, table.columns, self._overlay(planned)

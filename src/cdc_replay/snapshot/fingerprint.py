@@ -144,7 +144,7 @@ def _described(synced: SyncedTable, storage: Mapping[RelationId, Storage], targe
         list(synced.columns),
         filters,
         [held[name] for name in synced.columns],
-        target.acting.rights.is_of_another,
+        target.acting.rights.owner_is_untrusted,
     ]
 
 

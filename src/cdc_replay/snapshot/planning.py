@@ -257,7 +257,7 @@ def _chunks(
     chunks = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes, done=done)
     # COPY has no form for rows without columns: they are inserted from a staging table.
     # What may run code of the table's owner is moved into the table as the owner.
-    needs_staging = request.replace or not table.columns or table.target.acting.rights.is_owners
+    needs_staging = request.replace or not table.columns or table.target.acting.rights.runs_as_owner
     is_direct = len(chunks) == 1 and not done and not needs_staging
     for chunk in chunks:
         sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)

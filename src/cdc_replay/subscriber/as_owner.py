@@ -98,7 +98,7 @@ class TargetSession(Protocol):
     """Runs statements on a target with the required rights."""
 
     @property
-    def is_of_owner(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """Whether statements run as the owner, who can neither read our tables nor create temporary ones."""
 
     def execute(self, statement: sql.Composed) -> int:
@@ -124,7 +124,7 @@ class AsOurselves:
     connection: Connection
 
     @property
-    def is_of_owner(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """As `TargetSession`."""
         return False
 
@@ -165,7 +165,7 @@ class AsOwner:
     _schema: str = field(default_factory=lambda: f"cdc_replay_{uuid.uuid4().hex}")
 
     @property
-    def is_of_owner(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """As `TargetSession`."""
         return True
 
@@ -268,7 +268,7 @@ class TargetSessions:
         acting = self._acting[target.oid]
         if acting.rights is Rights.REFUSED:
             raise _refused(target)
-        if not acting.rights.is_owners:
+        if not acting.rights.runs_as_owner:
             return AsOurselves(self.connection)
         if acting.owner not in self._owners:
             is_restricted = acting.rights is Rights.RESTRICTED
@@ -285,7 +285,7 @@ class TargetSessions:
         by_owner: dict[str | None, list[TargetTable]] = {}
         for target in targets:
             acting = self._acting[target.oid]
-            by_owner.setdefault(acting.owner if acting.rights.is_owners else None, []).append(target)
+            by_owner.setdefault(acting.owner if acting.rights.runs_as_owner else None, []).append(target)
         for group in by_owner.values():
             yield self.session_for(group[0]), group
 

@@ -99,7 +99,9 @@ def plan_grants(
     return (*_on_database(connection, role, needed), *on_tables)
 
 
-def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
+def superuser_owned_tables(
+    connection: Connection, tables: Iterable[QualifiedName]
+) -> tuple[QualifiedName, ...]:
     """The tables that only a superuser can write to with their owner's rights."""
     existing = _read_tables(connection, tables)
     return tuple(QualifiedName(table.schema, table.name) for table in existing if table.has_superuser_owner)

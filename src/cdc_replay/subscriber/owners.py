@@ -192,12 +192,12 @@ class Rights(enum.Enum):
     REFUSED = "refused"
 
     @property
-    def is_of_another(self) -> bool:
+    def owner_is_untrusted(self) -> bool:
         """Whether the table is owned by a role that is not trusted with our rights."""
         return self in {Rights.PLAIN, Rights.RESTRICTED}
 
     @property
-    def is_owners(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """Whether statements run as the table's owner."""
         return self in {Rights.SWITCHED, Rights.RESTRICTED}
 

@@ -28,9 +28,9 @@ _OPAQUE: Final = """
 """
 
 
-def staged_type(column: TargetColumn, *, is_of_another: bool) -> sql.Composed:
+def staged_type(column: TargetColumn, *, owner_is_untrusted: bool) -> sql.Composed:
     """The type of staged values of the column, for DDL."""
-    if is_of_another and column.is_opaque:
+    if owner_is_untrusted and column.is_opaque:
         return sql.SQL("{}").format(sql.SQL("text"))
     return sql.SQL("{}{}").format(sql.SQL(column.base_type_sql), collate(column))
 
@@ -42,9 +42,9 @@ def collate(column: TargetColumn) -> sql.Composable:
     return sql.SQL(" collate {}").format(sql.Identifier(*column.collation))
 
 
-def typed_value(value: sql.Composable, column: TargetColumn, *, is_of_another: bool) -> sql.Composable:
+def typed_value(value: sql.Composable, column: TargetColumn, *, owner_is_untrusted: bool) -> sql.Composable:
     """A staged value, cast to the column's type below all domains."""
-    if is_of_another and column.is_opaque:
+    if owner_is_untrusted and column.is_opaque:
         return sql.SQL("{}::{}").format(value, sql.SQL(column.base_type_sql))
     return value
 

@@ -121,14 +121,14 @@ def _rights_problems(name: QualifiedName, table: TargetTable) -> Iterator[_Targe
             CANNOT_BECOME.format(owner=owner),
             "R8.21",
         )
-    elif table.acting.rights.is_owners and table.acting.forces_row_security:
+    elif table.acting.rights.runs_as_owner and table.acting.forces_row_security:
         yield _TargetProblem(
             name,
             f'row-level security is forced on its owner "{owner}"',
             "Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
             "R8.21",
         )
-    elif table.row_security and not table.acting.rights.is_owners:
+    elif table.row_security and not table.acting.rights.runs_as_owner:
         yield _TargetProblem(
             name,
             "row-level security is enabled and the role does not bypass it",

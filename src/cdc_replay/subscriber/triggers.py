@@ -26,7 +26,7 @@ _DISABLE: Final = "disable"
 
 
 @contextlib.contextmanager
-def statement_triggers_disabled(
+def disable_statement_triggers(
     connection: Connection, sessions: TargetSessions, targets: Iterable[TargetTable]
 ) -> Iterator[None]:
     """Within the caller's transaction, disable the statement-level triggers of the targets.

@@ -332,7 +332,7 @@ def test_truncates_of_a_prepared_transaction_wait_with_it(
     captured.capture()
     assert content(captured) == [("I", "1")]
     waiting = captured.log.prepared_roots(ROOT_PUBLICATIONS[0])
-    assert len(waiting.waiting()) == 2
+    assert len(waiting.list_keys()) == 2
 
     publisher.run("rollback prepared 'never'")
     publisher.run("begin; truncate empty; prepare transaction 'roots only'")
@@ -345,7 +345,7 @@ def test_truncates_of_a_prepared_transaction_wait_with_it(
     numbers: list[Row] = [("I", str(number)) for number in range(1, 2001)]
     assert content(captured) == [("I", "1"), *numbers, ("T", LEAVES | {"root"}), ("T", {"empty"})]
     check_order(captured)
-    assert waiting.waiting() == ()
+    assert waiting.list_keys() == ()
 
 
 @pytest.mark.parametrize(

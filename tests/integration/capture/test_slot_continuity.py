@@ -89,7 +89,7 @@ def test_a_slot_behind_a_log_that_was_pruned_since_is_moved(disturbed: Disturbed
     insert(disturbed.database, 1)
     disturbed.start("capture.after_commit").killed()
     log = disturbed.captured.log
-    log.prune(log.prunable(log.end_lsn))
+    log.prune(log.prunable_segments(log.end_lsn))
     assert content(disturbed.captured.log).num_rows == 0
     insert(disturbed.database, 2)
 

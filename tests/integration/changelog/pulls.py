@@ -137,9 +137,9 @@ class Publisher:
 def _pull(log: ChangeLog, pull: Pull) -> None:
     batches = message_batches(pull)
     if pull.prepares is not None:
-        log.prepared.keep(pull.prepares, [messages(pull.prepares.end_lsn.value, pull.shape, 4)])
+        log.prepared.store(pull.prepares, [messages(pull.prepares.end_lsn.value, pull.shape, 4)])
     if pull.decides is not None:
-        assert pull.decides in log.prepared.waiting()
+        assert pull.decides in log.prepared.list_keys()
         (stored,) = log.prepared.content(pull.decides)
         assert stored.num_rows == batches[0].num_rows
     segments = log.write(batches)
@@ -148,4 +148,4 @@ def _pull(log: ChangeLog, pull: Pull) -> None:
         log.add_catalogs([CatalogRow(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}")])
     log.commit(segments, Lsn(pull.end))
     if pull.decides is not None:
-        log.prepared.forget([pull.decides])
+        log.prepared.remove([pull.decides])

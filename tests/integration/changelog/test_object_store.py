@@ -72,7 +72,7 @@ def test_pulls_and_readers_work_as_on_a_folder(s3_uri: str) -> None:
     """Six pulls with a prepared transaction, new shapes and checkpoints; nothing unnamed is left."""
     log = filled(s3_uri)
     assert (log.header, log.end_lsn.value, read_log_rows(log)) == (HEADER, LAST, expected_rows(LAST))
-    assert log.prepared.waiting() == ()
+    assert log.prepared.list_keys() == ()
     assert log.remove_orphans() == 0
     names = {path.rpartition("/")[2] for path in objects(f"{s3_uri}/changes/_delta_log")}
     assert any(name.endswith(".checkpoint.parquet") for name in names)
@@ -130,11 +130,11 @@ def test_a_lost_response_to_a_conditional_write_is_no_refusal(s3_uri: str) -> No
 def test_prepared_transactions_are_stored_and_deleted_in_a_store(s3_uri: str) -> None:
     log, key = filled(s3_uri, PULLS[0].end), PreparedKey(9, Lsn(115))
     for count in (1, 3):
-        assert log.prepared.keep(key, [messages(115, 1, count)])
-    assert ChangeLog.open(s3_uri).prepared.waiting() == (key,)
+        assert log.prepared.store(key, [messages(115, 1, count)])
+    assert ChangeLog.open(s3_uri).prepared.list_keys() == (key,)
     assert sum(batch.num_rows for batch in log.prepared.content(key)) == 3
-    log.prepared.forget([key])
-    assert ChangeLog.open(s3_uri).prepared.waiting() == ()
+    log.prepared.remove([key])
+    assert ChangeLog.open(s3_uri).prepared.list_keys() == ()
 
 
 def test_files_of_a_dead_pull_are_removed_by_the_next(s3_uri: str) -> None:

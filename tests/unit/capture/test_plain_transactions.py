@@ -256,7 +256,7 @@ def test_every_transaction_is_in_the_log_whole_once_and_in_its_place(
         for start in range(0, len(history.messages), size)
     ]
     prepared = PreparedTransactions(Location.parse(str(folder)))
-    prepared.forget(prepared.waiting())
+    prepared.remove(prepared.list_keys())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stretches, "SHORTEST", shortest)
         rows = assembled(prepared, *batches, after=Lsn(history.after))

@@ -95,7 +95,7 @@ class SmallLog:
     def prepare(self, end_lsn: int) -> Path:
         """A transaction that waits for its outcome; its file."""
         key = PreparedKey(1, Lsn(end_lsn))
-        self.log.prepared.keep(key, [transaction(end_lsn)])
+        self.log.prepared.store(key, [transaction(end_lsn)])
         return Path(self.uri, "prepared", key.file_name)
 
     def reopened(self) -> ChangeLog:

@@ -178,13 +178,13 @@ def test_the_second_of_two_compactions_is_refused_and_leaves_no_file(small: Smal
 def test_the_second_of_a_prune_and_a_compaction_is_refused(small: SmallLog) -> None:
     """Otherwise pruned rows came back, or rows were pruned that the log says it has."""
     pruner, compaction = small.reopened(), small.reopened()
-    pruner.prune(pruner.prunable(Lsn(130)), keep_files=True)
+    pruner.prune(pruner.prunable_segments(Lsn(130)), keep_files=True)
     with pytest.raises(ChangeLogConflict):
         compaction.compact(ALWAYS)
     pruner, compaction = small.reopened(), small.reopened()
     compaction.compact(ALWAYS)
     with pytest.raises(ChangeLogConflict):
-        pruner.prune(pruner.prunable(Lsn(140)))
+        pruner.prune(pruner.prunable_segments(Lsn(140)))
     log = small.reopened()
     assert (log.start_lsn, log.summary(Window(Lsn(130), Lsn(160))).transactions) == (Lsn(130), 3)
     small.verify()
@@ -192,14 +192,14 @@ def test_the_second_of_a_prune_and_a_compaction_is_refused(small: SmallLog) -> N
 
 def test_files_pruned_during_a_compaction_are_a_conflict_not_damage(small: SmallLog) -> None:
     pruner, compaction = small.reopened(), small.reopened()
-    pruner.prune(pruner.prunable(Lsn(130)))
+    pruner.prune(pruner.prunable_segments(Lsn(130)))
     with pytest.raises(ChangeLogConflict, match="do not exist any more"):
         compaction.compact(ALWAYS)
     assert small.verify().from_lsn == Lsn(130)
 
 
 def test_a_pruned_log_keeps_its_start(small: SmallLog) -> None:
-    small.log.prune(small.log.prunable(Lsn(130)))
+    small.log.prune(small.log.prunable_segments(Lsn(130)))
     small.reopened().compact(ALWAYS)
     verified = small.verify()
     assert (verified.from_lsn, verified.segments) == (Lsn(130), 1)

@@ -276,14 +276,14 @@ def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
 def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog, uri: str) -> None:
     """R9.8: keyed by xid and the end of the prepare record; keeping one again changes nothing."""
     key = PreparedKey(7, Lsn(110))
-    assert not log.prepared.keep(PreparedKey(8, Lsn(105)), [])
+    assert not log.prepared.store(PreparedKey(8, Lsn(105)), [])
     for _ in range(2):
-        assert log.prepared.keep(key, [transaction(110, 3)])
-    assert ChangeLog.open(uri).prepared.waiting() == (key,)
+        assert log.prepared.store(key, [transaction(110, 3)])
+    assert ChangeLog.open(uri).prepared.list_keys() == (key,)
     (content,) = ChangeLog.open(uri).prepared.content(key)
     assert content.equals(transaction(110, 3))
-    log.prepared.forget([key, PreparedKey(9, Lsn(1))])
-    assert log.prepared.waiting() == ()
+    log.prepared.remove([key, PreparedKey(9, Lsn(1))])
+    assert log.prepared.list_keys() == ()
 
 
 def test_a_long_window_is_split_at_segment_ends_that_do_not_depend_on_its_start(log: ChangeLog) -> None:

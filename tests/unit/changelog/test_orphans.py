@@ -83,10 +83,10 @@ def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
 def test_files_of_the_log_are_never_orphans(uri: str) -> None:
     """However old, and what a compaction took out and readers may still read is the log's too."""
     log = ChangeLog.open(uri)
-    assert log.prepared.keep(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
+    assert log.prepared.store(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
     for segment in (log.write([transaction(0x120)]), log.write([transaction(0x130)])):
         log.commit(segment, Lsn(log.end_lsn.value + 0x10))
-    log.prune(log.prunable(Lsn(0x110)))
+    log.prune(log.prunable_segments(Lsn(0x110)))
     before = files(uri)
     for name in before:
         then = time.time() - 48 * 3600

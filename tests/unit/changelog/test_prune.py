@@ -25,7 +25,7 @@ def small(tmp_path: Path) -> SmallLog:
 
 
 def starts(log: ChangeLog, upto: int, committed_by: int | None = None) -> list[int]:
-    prunable = log.prunable(Lsn(upto), committed_by=committed_by)
+    prunable = log.prunable_segments(Lsn(upto), committed_by=committed_by)
     return [segment.min_commit_lsn for segment in prunable]
 
 
@@ -51,7 +51,7 @@ def test_segments_committed_later_stay_with_all_following_ones(small: SmallLog) 
 
 def test_pruning_moves_the_start_after_the_removed_segments(small: SmallLog) -> None:
     """It is the last position that went, whatever the limit was: the rest of the log still has all behind."""
-    assert small.log.prune(small.log.prunable(Lsn(135))) == 2
+    assert small.log.prune(small.log.prunable_segments(Lsn(135))) == 2
     log = small.reopened()
     assert (log.start_lsn, log.end_lsn, log.header.start_lsn) == (Lsn(125), Lsn(160), Lsn(100))
     assert [row["commit_lsn"] for row in small.rows(Window(Lsn(125), Lsn(150)))] == [140, 140, 150, 150]
@@ -60,8 +60,8 @@ def test_pruning_moves_the_start_after_the_removed_segments(small: SmallLog) -> 
 
 
 def test_repeated_pruning_continues_up_to_the_end_of_the_log(small: SmallLog) -> None:
-    small.log.prune(small.log.prunable(Lsn(120)))
-    small.log.prune(small.reopened().prunable(Lsn(999)))
+    small.log.prune(small.log.prunable_segments(Lsn(120)))
+    small.log.prune(small.reopened().prunable_segments(Lsn(999)))
     assert small.reopened().start_lsn == small.reopened().end_lsn == Lsn(160)
     assert small.data_files() == []
     small.pull(170, transaction(165))
@@ -77,7 +77,7 @@ def test_nothing_to_prune_is_no_commit(small: SmallLog) -> None:
 
 @pytest.mark.parametrize("after", [0, 100, 124])
 def test_every_read_of_pruned_changes_is_refused(small: SmallLog, after: int) -> None:
-    small.log.prune(small.log.prunable(Lsn(130)))
+    small.log.prune(small.log.prunable_segments(Lsn(130)))
     log = small.reopened()
     window = Window(Lsn(after), Lsn(160))
     readers = (
@@ -98,7 +98,7 @@ def test_an_unpruned_log_refuses_no_window(small: SmallLog) -> None:
 
 def test_a_reader_that_opened_the_log_before_a_prune_gets_no_damage_error(small: SmallLog) -> None:
     reader = small.reopened()
-    small.log.prune(small.log.prunable(Lsn(130)))
+    small.log.prune(small.log.prunable_segments(Lsn(130)))
     with pytest.raises(ChangeLogPruned):
         reader.segments(Window(Lsn(100), Lsn(160)))
     assert len(reader.segments(Window(Lsn(125), Lsn(160)))) == 2
@@ -109,7 +109,7 @@ def test_a_reader_that_opened_the_log_before_a_prune_gets_no_damage_error(small:
 
 def test_kept_files_serve_older_readers_until_they_are_deleted(small: SmallLog) -> None:
     reader = small.reopened()
-    assert small.log.prune(small.log.prunable(Lsn(130)), keep_files=True) == 0
+    assert small.log.prune(small.log.prunable_segments(Lsn(130)), keep_files=True) == 0
     assert reader.summary(Window(Lsn(100), Lsn(160))).transactions == 6
     assert small.log.delete_removed() == 0
     assert len(small.data_files()) == 4
@@ -122,7 +122,7 @@ def test_files_left_by_a_killed_prune_are_deleted_by_a_later_one(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "prune.after_commit=error")
     with pytest.raises(FailpointReached):
-        small.log.prune(small.log.prunable(Lsn(130)))
+        small.log.prune(small.log.prunable_segments(Lsn(130)))
     monkeypatch.delenv(VARIABLE)
     assert (small.reopened().start_lsn, len(small.data_files())) == (Lsn(125), 4)
     small.verify()
@@ -133,25 +133,25 @@ def test_files_left_by_a_killed_prune_are_deleted_by_a_later_one(
 def test_a_capture_and_a_prune_do_not_conflict(small: SmallLog) -> None:
     """Each has opened the log before the other committed."""
     pruner, capture = small.reopened(), small.reopened()
-    pruner.prune(pruner.prunable(Lsn(120)))
+    pruner.prune(pruner.prunable_segments(Lsn(120)))
     capture.commit(capture.write([transaction(170)]), Lsn(170))
     pruner = small.reopened()
     capture.commit(capture.write([transaction(180)]), Lsn(180))
-    pruner.prune(pruner.prunable(Lsn(130)))
+    pruner.prune(pruner.prunable_segments(Lsn(130)))
     verified = small.verify()
     assert (verified.from_lsn, verified.to_lsn, verified.segments) == (Lsn(125), Lsn(180), 4)
 
 
 def test_the_second_of_two_prunes_is_refused(small: SmallLog) -> None:
     first, second = small.reopened(), small.reopened()
-    first.prune(first.prunable(Lsn(120)))
+    first.prune(first.prunable_segments(Lsn(120)))
     with pytest.raises(ChangeLogConflict, match="another writer"):
-        second.prune(second.prunable(Lsn(130)))
+        second.prune(second.prunable_segments(Lsn(130)))
     assert small.verify().segments == 3
 
 
 def test_the_start_survives_the_clean_up_of_old_commits(small: SmallLog) -> None:
-    small.log.prune(small.log.prunable(Lsn(130)))
+    small.log.prune(small.log.prunable_segments(Lsn(130)))
     small.pulls(100)
     (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
     for version in range(int(checkpoint.name.partition(".")[0])):

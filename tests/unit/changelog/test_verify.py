@@ -290,9 +290,9 @@ def test_a_log_without_the_catalog_of_its_start_is_reported(tmp_path: Path) -> N
 def test_prepared_truncates_of_partitioned_tables_are_verified(small: SmallLog) -> None:
     """R2.14: the TRUNCATEs of partitioned tables in prepared transactions."""
     waiting = small.log.prepared_roots("some_publication")
-    waiting.keep(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE)])])
+    waiting.store(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE)])])
     assert small.verify().prepared == 0
-    waiting.keep(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE + b"x")])])
+    waiting.store(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE + b"x")])])
     fault(small, "some_publication", "row 0")
 
 
@@ -316,7 +316,7 @@ def test_segments_pruned_during_verification_are_skipped(small: SmallLog) -> Non
     def prune(_done: int, _total: int) -> None:
         if not pruned:
             log = small.reopened()
-            pruned.append(log.prune(log.prunable(log.end_lsn)))
+            pruned.append(log.prune(log.prunable_segments(log.end_lsn)))
 
     verified = verify_log(small.uri, progress=prune)
     assert pruned == [42]

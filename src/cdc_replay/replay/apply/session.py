@@ -52,7 +52,7 @@ from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
-from cdc_replay.subscriber.triggers import statement_triggers_disabled
+from cdc_replay.subscriber.triggers import disable_statement_triggers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -173,7 +173,7 @@ class ApplySession:
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
             self._truncate(sessions, truncations)
-            with statement_triggers_disabled(self.connection, sessions, merged_into):
+            with disable_statement_triggers(self.connection, sessions, merged_into):
                 for index, changes in staged.items():
                     self._merge(
                         sessions.session_for(self.targets[names[index]]), changes, names[index], total
