@@ -43,31 +43,10 @@ SET_OPTION_SINCE: Final = 160000
 
 # Stable or volatile, but they call only PostgreSQL's own code and do nothing that their caller may not do.
 _HARMLESS: Final = (
-    "age",
-    "clock_timestamp",
-    "concat",
-    "concat_ws",
-    "date",
-    "date_part",
-    "date_trunc",
-    "gen_random_uuid",
-    "nextval",
-    "now",
-    "random",
-    "statement_timestamp",
-    "time",
-    "timeofday",
-    "timestamp",
-    "timestamptz",
-    "timetz",
-    "timezone",
-    "to_char",
-    "to_date",
-    "to_timestamp",
-    "transaction_timestamp",
-    "uuidv4",
-    "uuidv7",
-)
+    "age", "clock_timestamp", "concat", "concat_ws", "date", "date_part", "date_trunc", "gen_random_uuid",
+    "nextval", "now", "random", "statement_timestamp", "time", "timeofday", "timestamp", "timestamptz",
+    "timetz", "timezone", "to_char", "to_date", "to_timestamp", "transaction_timestamp", "uuidv4", "uuidv7",
+)  # fmt: skip
 
 # `needs_owner`: if our role or the owner lacks a privilege, the statement must fail as the owner's.
 _OWNERS: Final = """

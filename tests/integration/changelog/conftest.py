@@ -1,4 +1,4 @@
-"""An S3 server of its own process on loopback."""
+"""An S3 server in a separate process on loopback."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty place in a bucket; the environment says how to reach it."""
+    """An empty prefix in a bucket; the environment has the address and credentials."""
     return place_in(s3_endpoint, monkeypatch)
 
 

@@ -1,7 +1,7 @@
-"""A publisher of a few transactions, and captures of it that do what a real one does, in the same order.
+"""A publisher of a few transactions, and captures that perform the steps of a real one, in the same order.
 
-What a slot has given up is gone from the publisher; `Publisher.position` is that point. So at any time
-everything up to there must be in the log: this is what a power loss must not touch.
+The publisher discards what the slot has confirmed, up to `Publisher.position`. So everything up to there must
+always be in the log: a power loss must not affect it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Row: TypeAlias = tuple[int, int, bytes]
 
 @dataclass(frozen=True)
 class Pull:
-    """What one pull finds: transactions by commit LSN, and where it ends.
+    """What one pull receives: transactions by commit LSN, and where it ends.
 
-    `shape` is the version of the relation that its messages have. `prepares` is kept with this pull and its
-    content comes out with the pull that `decides` it.
+    `shape` is the relation version of its messages. `prepares` is stored with this pull, and its content is
+    released by the pull that `decides` it.
     """
 
     end: int
@@ -84,7 +84,7 @@ def relation(version: int) -> Relation:
 
 
 def read_log_rows(log: ChangeLog, upto: int | None = None) -> list[Row]:
-    """What the log says; every message's shape must be known."""
+    """The rows of the log; every message's shape must be known."""
     window = EVERYTHING if upto is None else Window(ZERO, Lsn(upto))
     relations = log.relations()
     rows = [row for group in log.segments(window) for row in read_row_group(group).to_pylist()]
@@ -93,7 +93,7 @@ def read_log_rows(log: ChangeLog, upto: int | None = None) -> list[Row]:
 
 
 def expected_rows(upto: int) -> list[Row]:
-    """What the log has to say when it ends there."""
+    """The rows of a log that ends there."""
     batches = [batch for pull in PULLS if pull.end <= upto for batch in message_batches(pull)]
     return [(row["commit_lsn"], row["seq"], row["message"]) for batch in batches for row in batch.to_pylist()]
 

@@ -1,4 +1,4 @@
-"""`prune`, `verify-log` and compaction on a log that a real publisher has filled."""
+"""`prune`, `verify-log` and compaction on a log of a real publisher."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = "create table t (id int primary key, a int)"
 
 
 class History:
-    """Four captured transactions between five positions, and subscribers whose state a test writes itself."""
+    """Four captured transactions between five positions, and subscribers whose state the tests write."""
 
     def __init__(self, publisher: Database, cluster: Cluster, folder: Path) -> None:
         self.publisher = publisher
@@ -81,7 +81,7 @@ class History:
         return database
 
     def subscriber(self, name: str, *states: TableState, system_identifier: str | None = None) -> Database:
-        """A subscription in the configuration, whose tables are in these states."""
+        """Add a subscription to the configuration, whose tables are in these states."""
         database = self.database()
         self._dsns[name] = database.dsn
         if not states:
@@ -187,7 +187,7 @@ def test_changes_that_the_slowest_subscription_needs_stay(history: History) -> N
 def test_a_table_needs_the_changes_after_its_applied_lsn(
     history: History, make: object, expected: list[int]
 ) -> None:
-    """A snapshot that is still to be taken is taken at the log's end or later."""
+    """A snapshot that does not exist yet will be at the log's end or later."""
     assert callable(make)
     history.subscriber("s", *make(history.positions))
     history.prune()
@@ -230,7 +230,7 @@ def test_a_dry_run_changes_nothing(history: History) -> None:
 def test_changes_younger_than_keep_stay_unless_an_option_says_otherwise(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default seven days, also of what no subscription needs."""
+    """Seven days by default, also of changes that no subscription needs."""
     at = history.positions
     history.subscriber("s", Ready(at[4]))
     history.publisher_options = {}
@@ -251,7 +251,7 @@ def test_changes_younger_than_keep_stay_unless_an_option_says_otherwise(
 def test_a_clock_that_jumps_drops_nothing_that_is_needed(
     history: History, monkeypatch: pytest.MonkeyPatch, year: int, expected: list[int]
 ) -> None:
-    """`keep` is by the clock; what a subscription needs is by position."""
+    """`keep` depends on the clock; what a subscription needs depends on positions."""
     history.subscriber("s", Ready(history.positions[2]))
     history.publisher_options = {}
     then = dt.datetime(year, 1, 2, tzinfo=dt.UTC).timestamp()
@@ -262,7 +262,7 @@ def test_a_clock_that_jumps_drops_nothing_that_is_needed(
 
 
 def test_the_plan_is_reported_before_pruning(history: History) -> None:
-    """Whoever is asked may say no by an exception; what became needed meanwhile stays after a yes."""
+    """The callback can refuse by an exception; changes that become needed after its consent stay."""
     at = history.positions
     database = history.subscriber("s", Ready(at[4]))
     plans: list[PruneResult] = []
@@ -285,11 +285,11 @@ def test_the_plan_is_reported_before_pruning(history: History) -> None:
 
     assert history.prune(confirm=set_back).segments == 2
     assert history.kept() == [2, 3]
-    assert history.prune(confirm=refuse).segments == 0  # nothing goes, nobody is asked
+    assert history.prune(confirm=refuse).segments == 0  # nothing to prune, no confirmation
 
 
 def on_a_terminal(history: History, *options: str, answer: str) -> tuple[int, str]:
-    """Exit code and screen of a `prune` that is run by hand."""
+    """Exit code and screen of a `prune` on a terminal."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ["CDC_REPLAY_CONFIG"] = str(history.file)
@@ -334,7 +334,7 @@ def test_an_unreachable_subscriber_prevents_pruning(history: History) -> None:
 
 
 def test_a_subscriber_of_another_publisher_prevents_pruning(history: History) -> None:
-    """Its positions are of another WAL."""
+    """Its positions refer to another WAL."""
     history.subscriber("s", Ready(history.positions[4]), system_identifier="1")
     with pytest.raises(PruneLimitUnknown, match="another publisher"):
         history.prune()
@@ -342,7 +342,7 @@ def test_a_subscriber_of_another_publisher_prevents_pruning(history: History) ->
 
 
 def test_the_state_of_an_earlier_release_is_upgraded_and_read(history: History) -> None:
-    """Its schema lacks columns: what it needs is known all the same."""
+    """Its schema lacks columns."""
     database = history.subscriber("s", Ready(history.positions[2]))
     database.run("alter table cdc_replay.subscription_table drop column null_accepted_at")
     assert history.prune().needed_lsn == history.positions[2]
@@ -350,7 +350,7 @@ def test_the_state_of_an_earlier_release_is_upgraded_and_read(history: History) 
 
 
 def test_a_job_that_may_start_a_copy_prevents_pruning(history: History) -> None:
-    """Its snapshot may be taken already, behind the log's end, without being in its state yet."""
+    """Its snapshot may already exist, after the log's end, without being in its state yet."""
     database = history.subscriber("s", Pending(), Ready(history.positions[4]))
     with database.connect() as connection, subscription_lock.lock(connection, "s"):
         with pytest.raises(PruneLimitUnknown, match="about to copy"):
@@ -360,7 +360,7 @@ def test_a_job_that_may_start_a_copy_prevents_pruning(history: History) -> None:
 
 
 def test_pruned_files_stay_while_a_job_runs(history: History) -> None:
-    """A backfill may read below what its subscription needs."""
+    """A backfill may read changes before those that its subscription needs."""
     database = history.subscriber("s", Ready(history.positions[3]))
     reader = history.log
     with database.connect() as connection, subscription_lock.lock(connection, "s"):
@@ -393,7 +393,7 @@ def test_capture_continues_after_a_log_was_pruned_to_its_end(history: History) -
 
 
 def test_a_killed_prune_leaves_the_log_pruned_or_unchanged(history: History) -> None:
-    """Killed between commit and deletion: the log is shorter, its files are there for a day."""
+    """Killed between commit and deletion: the log is shorter, its files stay for a day."""
     history.subscriber("s", Ready(history.positions[2]))
     process = subprocess.run(
         [sys.executable, "-m", "cdc_replay.cli", "prune", "pub"],
@@ -408,7 +408,7 @@ def test_a_killed_prune_leaves_the_log_pruned_or_unchanged(history: History) -> 
 
 
 def test_small_segments_are_merged_at_the_end_of_a_capture(history: History) -> None:
-    """Pulls of one transaction each; the 200th small segment makes it worth it."""
+    """Pulls of one transaction each; the 200th small segment triggers a merge."""
     with history.publisher.connect() as connection:
         for number in range(100, 300):
             connection.execute(f"insert into t values ({number}, 0)".encode())
@@ -439,7 +439,7 @@ TRAFFIC = """
 def test_a_captured_log_of_any_traffic_is_verified_without_fault(
     publisher: Database, subscriber: Database, tmp_path: Path, streaming: bool
 ) -> None:
-    """Streamed, prepared, truncated, rolled back, altered: all of it is counted as it was captured."""
+    """Streamed, prepared, truncated, rolled back, altered: counted as captured."""
     publisher.run(f"{TABLES}; create table u (a text); create publication p for table t, u")
     file = tmp_path / "cdc_replay.yaml"
     options = {"streaming": streaming, "two_phase": True, "slot": f"sound_{publisher.name}"}
@@ -513,7 +513,7 @@ def test_an_unreadable_stored_catalog_is_reported(history: History) -> None:
 
 @pytest.mark.spark
 def test_subscriptions_replay_while_their_log_is_pruned(twin: Twin) -> None:
-    """One lags behind; what it needs stays. One that was set back is told, and a snapshot brings it right."""
+    """A lagging subscription keeps its changes. A restored one gets an error, and a snapshot repairs it."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("fast", "slow"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -561,7 +561,7 @@ def has_reached(history: History, position: Lsn) -> bool:
 
 
 def test_captures_compactions_and_prunes_at_the_same_time_lose_nothing(history: History) -> None:
-    """Each in a process of its own, over and over: what is needed is there, and every transaction once."""
+    """Each in a separate process, repeatedly: needed changes are there, and every transaction once."""
     at = history.positions
     history.subscriber("s", Ready(at[2]))
     program, file = str(Path(__file__).with_name("maintaining.py")), str(history.file)

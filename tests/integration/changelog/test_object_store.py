@@ -1,4 +1,4 @@
-"""A change log in an object store: the life of a log on an S3 server."""
+"""A change log on an S3 server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def objects(uri: str) -> dict[str, bytes]:
-    """Everything in the store below that place."""
+    """All objects below that location."""
     location = Location.parse(uri)
     selector = fs.FileSelector(location.path, recursive=True, allow_not_found=True)
     infos = location.filesystem.get_file_info(selector)
@@ -69,7 +69,7 @@ def filled(uri: str, upto: int = LAST) -> ChangeLog:
 
 
 def test_pulls_and_readers_work_as_on_a_folder(s3_uri: str) -> None:
-    """Six pulls with a prepared transaction, new shapes and checkpoints; nothing unnamed is left."""
+    """Six pulls with a prepared transaction, new shapes and checkpoints; no unnamed object remains."""
     log = filled(s3_uri)
     assert (log.header, log.end_lsn.value, read_log_rows(log)) == (HEADER, LAST, expected_rows(LAST))
     assert log.prepared.list_keys() == ()
@@ -119,7 +119,7 @@ def test_one_of_many_writers_of_the_same_position_succeeds(s3_uri: str) -> None:
 
 
 def test_a_lost_response_to_a_conditional_write_is_no_refusal(s3_uri: str) -> None:
-    """A client that repeats a request finds its own file: that is what it had wanted."""
+    """A client that repeats a request finds its own file."""
     file = Location.parse(s3_uri) / "00000000000000000007.json"
     assert put_if_absent(file, b"mine")
     assert not put_if_absent(file, b"theirs")
@@ -182,7 +182,7 @@ def test_removing_a_log_keeps_other_objects_and_allows_a_new_log(s3_uri: str) ->
 
 @pytest.mark.parametrize("deleted_count", [1, 3, 8, 13, 18])
 def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, deleted_count: int) -> None:
-    """After so many objects were deleted the log is refused; the same command then removes the rest."""
+    """After that many deletions the log is refused; the same command then removes the rest."""
     location = Location.parse(s3_uri)
     filled(s3_uri)
     paths = sorted(objects(f"{s3_uri}/changes"), key=lambda path: ("_delta_log/" in path, path))
@@ -217,7 +217,7 @@ def test_an_unreachable_store_is_not_reported_as_damage(
 
 
 def test_a_refused_write_is_reported(s3_uri: str) -> None:
-    """The bucket is not there."""
+    """The bucket does not exist."""
     missing = s3_uri.replace("change-logs", "not-there")
     with pytest.raises(ChangeLogNotWritable) as refused:
         ChangeLog.create(missing, HEADER)

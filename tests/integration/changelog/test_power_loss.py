@@ -1,4 +1,4 @@
-"""Power is lost at every step of a log's life: nothing that was promised is lost, and it goes on."""
+"""Power is lost at every step of a log's life: nothing promised is lost, and captures continue."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LAST = PULLS[-1].end
 
 @pytest.fixture(autouse=True)
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six pulls make three checkpoints, and old commits go."""
+    """Six pulls write three checkpoints, and old commits are deleted."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
 
 
 @contextlib.contextmanager
 def without_flushes() -> Iterator[None]:
-    """What runs in the block loses no power, so it need not wait for the disk."""
+    """Code in the block loses no power, so it need not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -42,7 +42,7 @@ def from_the_beginning(publisher: Publisher, uri: str, upto: int = LAST) -> None
 
 
 def record(disk: Disk, publisher: Publisher, upto: int = LAST) -> Disk:
-    """Pull into a log on that disk, whose notes are what the publisher was promised."""
+    """Pull into a log on that disk; its notes are what the publisher was promised."""
     with disk.recording():
         from_the_beginning(publisher, str(disk.root / "log"), upto)
     return disk
@@ -54,7 +54,7 @@ def new_disk(folder: Path, publisher: Publisher) -> Disk:
 
 
 def states(disk: Disk, folder: Path) -> Iterator[tuple[Moment, str]]:
-    """Each state that a power loss may leave, once per promise, and the log's place in it."""
+    """Each state that a power loss may leave, once per promise, with the log's URI in it."""
     root, seen = disk.root.stat().st_ino, set()
     for seed, moment in enumerate(disk.moments):
         for tree in survivors(moment, root, seed=seed):
@@ -69,14 +69,14 @@ def states(disk: Disk, folder: Path) -> Iterator[tuple[Moment, str]]:
 
 
 def check(uri: str, promised: Publisher) -> None:
-    """A reader that comes first finds a log that holds what was promised; then a capture goes on with it."""
+    """The first reader sees a log with everything promised; then a capture continues."""
     if promised.promised or ChangeLog.exists(uri):
         check_readable(uri, promised)
     check_goes_on(uri, promised)
 
 
 def check_readable(uri: str, promised: Publisher) -> None:
-    """A reader, ours or another, finds the log as of the end of some pull that was not undone."""
+    """A reader, ours or another, sees the log as of the end of some pull that was not undone."""
     log = ChangeLog.open(uri)
     end = log.end_lsn.value
     assert end in {HEADER.start_lsn.value, *promised.ends}
@@ -87,7 +87,7 @@ def check_readable(uri: str, promised: Publisher) -> None:
 
 
 def check_goes_on(uri: str, publisher: Publisher) -> None:
-    """The next capture ends with everything, once."""
+    """The next capture ends with all rows, each once."""
     from_the_beginning(publisher, uri)
     log = ChangeLog.open(uri)
     assert (log.end_lsn.value, read_log_rows(log)) == (LAST, expected_rows(LAST))
@@ -109,7 +109,7 @@ def test_nothing_is_lost_when_power_is_lost_at_any_step(tmp_path: Path, upto: in
 
 @pytest.mark.slow
 def test_nothing_is_lost_when_power_is_lost_after_a_process_was_killed_at_any_step(tmp_path: Path) -> None:
-    """The kill leaves names that are seen and not durable; what is built on them must be."""
+    """The kill leaves visible names that are not durable; whatever depends on them must make them so."""
     publisher = Publisher()
     disk = record(new_disk(tmp_path / "disk", publisher), publisher, PULLS[0].end)
     root, seen = disk.root.stat().st_ino, 0
@@ -176,7 +176,7 @@ def test_an_interrupted_removal_leaves_the_whole_log_or_can_be_repeated(
 
 @contextlib.contextmanager
 def failing(step: int, folder: Path) -> Iterator[list[str]]:
-    """The step of that number, of those below the folder, fails; the block is given its name."""
+    """The step of that number, of those below the folder, fails; the block gets its name."""
     reached: list[str] = []
     calls = itertools.count()
 
@@ -197,7 +197,7 @@ def failing(step: int, folder: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_disk_failure_is_reported_and_leaves_the_log_unchanged(tmp_path: Path, stride: int) -> None:
-    """Each step in turn fails because the disk is full; later there is room again."""
+    """Each step in turn fails because the disk is full; later there is space again."""
     errors: list[ChangeLogNotWritable | ChangeLogUnavailable] = []
     for step in itertools.count(step=stride):
         folder, publisher = tmp_path / str(step), Publisher()

@@ -1,4 +1,4 @@
-"""Power is lost at every step of a capture from a real server, whose slot keeps what it had given up."""
+"""Power is lost at every step of a capture from a real server, whose slot keeps its confirmed position."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def captured(publisher: Database, tmp_path: Path) -> Captured:
 
 
 def copy_slot(publisher: Database, source: str, name: str, position: Lsn | None = None) -> None:
-    """Make a slot anew, as a copy that has moved on to `position`."""
+    """Recreate a slot as a copy that was advanced to `position`."""
     with publisher.connect() as connection:
         connection.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
@@ -74,7 +74,7 @@ def states(disk: Disk, folder: Path, stride: int) -> Iterator[tuple[Moment, Path
 def test_a_capture_that_lost_power_at_any_step_is_completed_by_the_next(
     captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    """The log that is found reaches at least up to the slot, and ends with the same rows in the end."""
+    """The log reaches at least the slot's position, and has the same rows in the end."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 3)
     publisher, slot = captured.database, captured.source.slot

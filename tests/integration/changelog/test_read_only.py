@@ -1,4 +1,4 @@
-"""A log that this process may read and not write."""
+"""A log that this process may read but not write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAST = PULLS[-1].end
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """Permissions count in the block, also where the tests run as root."""
+    """Make permissions count in the block, also if the tests run as root."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""A snapshot that waits for nobody tells by transaction ids what it holds (R1.35)."""
+"""A snapshot without waiting is described by transaction IDs (R1.35)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ XID = "pg_current_xact_id()::text::bigint %% 4294967296 from inserted"
 
 
 def test_transactions_in_the_snapshot_are_those_whose_rows_are_visible(publisher: Database) -> None:
-    """One committed before, one was open, one of them with a subtransaction, one began after it."""
+    """Committed before it, open (one with a subtransaction), and started after it."""
     publisher.run("create table t (id int primary key)")
     with publisher.connect() as open_then, publisher.connect() as other:
         xids = [_inserted(other, 1)]
@@ -45,7 +45,7 @@ def test_transactions_in_the_snapshot_are_those_whose_rows_are_visible(publisher
     ],
 )
 def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
-    """The log has their low 32 bits; here 2^32 + 3 comes next, and 2^32 - 3 is open."""
+    """The log has their low 32 bits; here 2^32 + 3 is next, and 2^32 - 3 is open."""
     assert PgSnapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
 
 
@@ -54,6 +54,6 @@ def test_the_snapshot_does_not_show_its_password() -> None:
 
 
 def _inserted(connection: Connection, id_: int) -> int:
-    """Insert a row; the id of the transaction as pgoutput sends it."""
+    """Insert a row; returns the transaction ID as pgoutput sends it."""
     [(xid,)] = connection.execute(f"{INSERT} {XID}".encode(), (id_,)).fetchall()
     return int(xid)

@@ -1,4 +1,4 @@
-"""What an exported snapshot holds, for how long, and what it leaves behind (R1.34, R1.35)."""
+"""What an exported snapshot contains, how long it lasts, and that it leaves nothing (R1.34, R1.35)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_export_leaves_no_slot_on_the_publisher(publisher: Database) -> None
     with export_snapshot(publisher.dsn):
         assert len(publisher.rows(SLOTS)) == 1
     with publisher.connect() as connection:
-        # The session ends by itself after the client has gone.
+        # The server ends the session some time after the client.
         connection.execute(
             "do $$ begin while exists (select from pg_stat_activity"
             " where application_name = 'cdc_replay exported snapshot' and datname = current_database())"

@@ -1,4 +1,4 @@
-"""A held table is the planned one until the transaction ends, whatever the server can be told (R2.1)."""
+"""A locked table is the planned one until the transaction ends, on all server versions (R2.1)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILE = "server s options (filename '/dev/null')"
 
 @pytest.fixture
 def reader(publisher: Database) -> Iterator[Connection]:
-    """Inside a snapshot, of a server that cannot be told which kinds of relations to read."""
+    """A snapshot session of a server that cannot restrict the kinds of relations to read."""
     publisher.run(TABLES)
     with export_snapshot(publisher.dsn) as exported:
         connection = import_snapshot(exported, purpose="test")
@@ -96,7 +96,7 @@ def test_added_and_dropped_columns_are_ignored(publisher: Database, reader: Conn
 
 
 def test_a_column_of_a_domain_is_recognized(publisher: Database, reader: Connection) -> None:
-    """A statement's result is described by the type below the domains."""
+    """The description of a statement's result has the domain's base type."""
     table = planned(reader, "of_domains")
     with reader.transaction(force_rollback=True):
         lock_planned_tables(reader, [table])
@@ -124,7 +124,7 @@ def test_a_locked_table_keeps_its_name_until_the_transaction_ends(
 def test_a_role_that_may_read_some_columns_may_lock_the_table(
     publisher: Database, reader: Connection
 ) -> None:
-    """As COPY natively, which reads only these."""
+    """As native COPY, which reads only these."""
     table, role = planned(reader, "T t"), f"clerk_{publisher.name}"
     publisher.run(f'create role {role} login; grant select (id, a) on "T t" to {role}')
     try:
@@ -139,7 +139,7 @@ def test_a_role_that_may_read_some_columns_may_lock_the_table(
 
 
 def test_a_partition_on_another_server_is_read_through_its_root(publisher: Database) -> None:
-    """As natively: COPY of the root's rows reads it (R7.6). By itself it is not read."""
+    """As natively: COPY of the root reads it (R7.6). It is not read directly."""
     partition = f"create foreign table far partition of root for values from (10) to (19) {FILE}"
     publisher.run(f"{TABLES}; {FOREIGN}; {partition}")
     with export_snapshot(publisher.dsn) as exported:

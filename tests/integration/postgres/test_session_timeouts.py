@@ -1,4 +1,4 @@
-"""How long sessions wait: as the configuration says, whatever the role or the database says."""
+"""Session timeouts are those of the configuration, whatever the role or the database sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOSEN = SessionTimeouts(
 
 @pytest.fixture
 def database(publisher: Database) -> Database:
-    """One that has limits of its own."""
+    """A database with its own timeouts."""
     for name in ("lock_timeout", "statement_timeout"):
         publisher.run(f"alter database {publisher.name} set {name} = '20s'")
     return publisher
@@ -52,7 +52,7 @@ def test_the_configuration_sets_limits(database: Database) -> None:
 
 
 def test_a_walsender_has_no_limits(database: Database) -> None:
-    """A new slot waits for all transactions that are open."""
+    """A new slot waits for all open transactions."""
     with connect(CHOSEN.add_to(database.dsn), purpose="test", replication=True) as connection:
         assert limits(connection) == ("0", "0")
 

@@ -1,4 +1,4 @@
-"""How the slot is told that its changes are durable: by a walsender, where that saves reading much WAL."""
+"""Confirming positions to the slot: by a walsender if that saves reading much WAL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_only_unconfirmed_transactions_are_sent_again(
     publisher: Database, set_up: SetUp, messages: pytest.LogCaptureFixture, two_phase: bool
 ) -> None:
-    """R1.29: also of a transaction that was open, and of what was committed meanwhile."""
+    """R1.29: also one that was open, and one that was committed meanwhile."""
     publisher.run(TABLE)
     captured = set_up(two_phase=two_phase)
     with publisher.connect() as writer:
@@ -69,7 +69,7 @@ def test_only_unconfirmed_transactions_are_sent_again(
 
 
 def test_a_position_within_much_wal_is_confirmed_exactly(publisher: Database, set_up: SetUp) -> None:
-    """R1.29: nothing behind it is lost, however much the server could have sent meanwhile."""
+    """R1.29: nothing after it is lost, however much the server could have sent meanwhile."""
     publisher.run(TABLE)
     captured = set_up()
     write_much(publisher)
@@ -100,7 +100,7 @@ def test_the_slot_is_advanced_by_the_function_without_a_walsender(
 
 
 def test_a_slot_is_never_moved_back(publisher: Database, set_up: SetUp) -> None:
-    """R1.29: somebody else has read it meanwhile."""
+    """R1.29: another process has advanced it."""
     publisher.run(TABLE)
     captured = set_up()
     write_much(publisher)

@@ -1,4 +1,4 @@
-"""A slot's snapshot waits for what is open on the publisher (R1.35); replay of the subscription does not."""
+"""A slot's snapshot waits for the publisher's open transactions (R1.35); replay continues meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R8.18, R8.19: what is applied carries an origin, so that who subscribes onward can leave it out."""
+"""R8.18, R8.19: applied rows have an origin, so that other subscribers can skip them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_subscription_with_origin_none_gets_only_local_changes(
 
 
 def test_an_origin_exists_only_during_a_window(spark: SparkSession, subscriber: Database) -> None:
-    """Native subscriptions need the few that a server can have."""
+    """Native subscriptions need the few origins of a server."""
     subscriber.run(TABLES)
     target = Target(spark, subscriber.dsn, PUBLISHED)
     during: list[tuple[str, bool]] = []

@@ -1,4 +1,4 @@
-"""The state on the subscriber: what is stored is what is read, and one process works at a time."""
+"""The state on the subscriber: stored values are read back, and one process works at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIRD = QualifiedName('We"ird', "or; der's")
 
 
 def opened(database: Database, *tables: QualifiedName) -> Connection:
-    """A connection to the database; the tables are made there."""
+    """A connection to the database, after creating the tables."""
     connection = connect(database.dsn, purpose="state test")
     for table in tables:
         connection.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(table.schema)))
@@ -165,7 +165,7 @@ def test_state_by_name_of_an_earlier_version_is_upgraded_to_oids(subscriber: Dat
         assert state_schema.is_installed(connection)
         names = [QualifiedName("public", name) for name in ("new_name", "plain", "uncopied")]
         assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
-        # One that was made anew is not what was subscribed to; one that never was there is not known at all.
+        # A recreated table is not subscribed to; a table that never existed has no row.
         dropped = [
             table.recorded_name
             for table in subscription_tables.known_tables(connection, "nsw")

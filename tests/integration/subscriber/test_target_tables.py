@@ -1,4 +1,4 @@
-"""Targets: by which columns rows are found (R8.6), and what is missing (R8.1, R6.10)."""
+"""Targets: columns that identify rows (R8.6), and what is missing (R8.1, R6.10)."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_volatile_unpublished_defaults_show_the_order_of_inserts(
 def test_row_level_insert_triggers_show_the_order_of_inserts(
     subscriber: Database, trigger: str, enabled: str, shows_order: bool
 ) -> None:
-    """R8.13: such as fire in sessions that replicate, in whatever partition."""
+    """R8.13: triggers that fire in replicating sessions, in any partition."""
     table = "leaf" if " leaf " in trigger else "t"
     subscriber.run(
         f"""

@@ -1,4 +1,4 @@
-"""Compaction changes how many files hold the log, and nothing that is in it."""
+"""Compaction changes the number of files of the log, not its content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_compaction_keeps_rows_order_and_end(small: SmallLog) -> None:
 
 
 def test_a_log_of_many_small_pulls_stays_small(tmp_path: Path) -> None:
-    """With ten as the number that is worth it, there are never more than that and what was merged before."""
+    """With `worthwhile` of ten, there are at most ten small segments besides merged ones."""
     small = SmallLog.create(tmp_path)
     for _ in range(6):
         small.pulls(10)
@@ -150,7 +150,7 @@ def test_a_killed_compaction_leaves_the_log_unchanged_or_merged(
 
 
 def test_a_capture_and_a_compaction_do_not_conflict(small: SmallLog) -> None:
-    """Each has opened the log before the other committed; a second capture is refused as ever."""
+    """Each has opened the log before the other committed; a second capture is still refused."""
     compaction, capture, other = (small.reopened() for _ in range(3))
     compaction.compact(ALWAYS)
     capture.commit(capture.write([transaction(170)]), Lsn(170))
@@ -164,7 +164,7 @@ def test_a_capture_and_a_compaction_do_not_conflict(small: SmallLog) -> None:
 
 
 def test_the_second_of_two_compactions_is_refused_and_leaves_no_file(small: SmallLog) -> None:
-    """Otherwise the rows were in the log twice."""
+    """Otherwise the log would contain the rows twice."""
     first, second = small.reopened(), small.reopened()
     rows = small.rows()
     first.compact(ALWAYS)
@@ -176,7 +176,7 @@ def test_the_second_of_two_compactions_is_refused_and_leaves_no_file(small: Smal
 
 
 def test_the_second_of_a_prune_and_a_compaction_is_refused(small: SmallLog) -> None:
-    """Otherwise pruned rows came back, or rows were pruned that the log says it has."""
+    """Otherwise pruned rows would reappear, or rows after the start would be missing."""
     pruner, compaction = small.reopened(), small.reopened()
     pruner.prune(pruner.prunable_segments(Lsn(130)), keep_files=True)
     with pytest.raises(ChangeLogConflict):

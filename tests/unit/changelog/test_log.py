@@ -1,4 +1,4 @@
-"""The change log on its own: atomic, one writer at a time, and damage is found."""
+"""The change log by itself: atomic, one writer at a time, damage is detected."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_later_reading_of_two_catalogs_for_one_position_counts(log: ChangeLo
 
 
 def test_ddl_changes_are_stored_by_position_and_transaction(log: ChangeLog, uri: str) -> None:
-    """R9.10: in the order in which all transactions see it; written again, it is there once."""
+    """R9.10: in the order in which all transactions see them; repeated ones are stored once."""
     commands = [
         CatalogRow(Lsn(105), Lsn(120), "of a long one", Lsn(120)),
         CatalogRow(Lsn(107), Lsn(110), "of a short one", Lsn(110)),
@@ -180,7 +180,7 @@ def test_ddl_changes_are_stored_by_position_and_transaction(log: ChangeLog, uri:
 def test_catalogs_after_the_end_are_dropped_as_those_of_a_dead_pull(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110))
     committed = [
-        CatalogRow(Lsn(0), Lsn(115), "read behind the end, in force before"),
+        CatalogRow(Lsn(0), Lsn(115), "read after the end, in force before"),
         CatalogRow(Lsn(105), Lsn(110), "command", Lsn(110)),
         CatalogRow(Lsn(110), Lsn(130), "in force from the end on"),
     ]
@@ -274,7 +274,7 @@ def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
 
 
 def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog, uri: str) -> None:
-    """R9.8: keyed by xid and the end of the prepare record; keeping one again changes nothing."""
+    """R9.8: keyed by xid and the end of the prepare record; storing one again changes nothing."""
     key = PreparedKey(7, Lsn(110))
     assert not log.prepared.store(PreparedKey(8, Lsn(105)), [])
     for _ in range(2):
@@ -287,7 +287,7 @@ def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog,
 
 
 def test_a_long_window_is_split_at_segment_ends_that_do_not_depend_on_its_start(log: ChangeLog) -> None:
-    """Segments of 3 rows, cut after every 6 of the log, wherever the window begins."""
+    """Segments of 3 rows, split after every 6 rows of the log, wherever the window begins."""
     for end in (110, 120, 130, 140, 150):
         append(log, end, transaction(end - 2), transaction(end, messages=2))
 

@@ -1,4 +1,4 @@
-"""What dead processes leave is removed, what others are writing is not."""
+"""Files of dead processes are deleted, files that others are writing are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files(uri: str) -> set[str]:
 
 
 def leave(uri: str, name: str, *, hours: float = 0) -> str:
-    """A file that was last written so long ago."""
+    """Create a file that was last written that long ago."""
     path = Path(uri, name)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"PAR1")
@@ -63,7 +63,7 @@ def test_files_of_a_dead_pull_are_deleted_at_once(uri: str) -> None:
 
 
 def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
-    """A compaction writes beside a capture, under the name of a pull that is in the log."""
+    """A compaction writes at the same time as a capture, under the name of an earlier pull."""
     names = (
         "changes/0-100-1.parquet",
         f"changes/{PARTIAL}0-100-2.parquet",
@@ -81,7 +81,7 @@ def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
 
 
 def test_files_of_the_log_are_never_orphans(uri: str) -> None:
-    """However old, and what a compaction took out and readers may still read is the log's too."""
+    """However old they are; so are the files that a compaction removed, which readers may still need."""
     log = ChangeLog.open(uri)
     assert log.prepared.store(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
     for segment in (log.write([transaction(0x120)]), log.write([transaction(0x130)])):
@@ -96,7 +96,7 @@ def test_files_of_the_log_are_never_orphans(uri: str) -> None:
 
 
 def test_metadata_tables_without_a_log_are_not_used_for_another_log(uri: str) -> None:
-    """Whose relations and catalogs they were is not known any more."""
+    """It is unknown which log they belonged to."""
     shutil.rmtree(Path(uri, "changes"))
     with pytest.raises(ChangeLogConflict, match="remains of a removed change log") as refused:
         ChangeLog.create(uri, HEADER)

@@ -1,4 +1,4 @@
-"""Pruning takes segments off the start of the log, and no reader ever takes what is left for the whole."""
+"""Pruning removes segments at the start of the log, and no reader mistakes the rest for the whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_segments_wholly_before_a_position_are_prunable(
 
 
 def test_segments_committed_later_stay_with_all_following_ones(small: SmallLog) -> None:
-    """Commit times need not be in commit order (R9.14): the last one stays behind those before it."""
+    """Commit times need not be in commit order (R9.14): the last segment stays after earlier ones."""
     small.pull(170, message_rows(170, [(0, LOGICAL)], commit_time=None))
     small.pull(180, message_rows(180, [(0, LOGICAL)], commit_time=145))
     assert starts(small.log, 999, committed_by=124) == [110]
@@ -50,7 +50,7 @@ def test_segments_committed_later_stay_with_all_following_ones(small: SmallLog) 
 
 
 def test_pruning_moves_the_start_after_the_removed_segments(small: SmallLog) -> None:
-    """It is the last position that went, whatever the limit was: the rest of the log still has all behind."""
+    """To the last removed position, whatever the limit was: the log still has everything after it."""
     assert small.log.prune(small.log.prunable_segments(Lsn(135))) == 2
     log = small.reopened()
     assert (log.start_lsn, log.end_lsn, log.header.start_lsn) == (Lsn(125), Lsn(160), Lsn(100))

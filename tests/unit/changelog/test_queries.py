@@ -1,4 +1,4 @@
-"""What a window of the log holds beside row changes, and where a relation version begins in it."""
+"""Queries for logical messages, and for the first change of a relation version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> SmallLog:
 
 
 def test_logical_messages_are_selected_by_window_and_prefix(log: SmallLog) -> None:
-    """R9.13: one outside of a transaction tells nothing about a transaction."""
+    """R9.13: a non-transactional message belongs to no transaction."""
     other, outside = logical("other", b"x"), logical("mine", b"x", is_transactional=False)
     log.pull(110, transaction(110))
     log.pull(120, message_rows(120, [(0, insert(1)), (1, logical("mine", b"one")), (2, other)]))

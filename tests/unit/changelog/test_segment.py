@@ -1,4 +1,4 @@
-"""Segments: a file is whole or not there, and any message fits."""
+"""Segments: a file is complete or does not exist, and any message fits."""
 
 from __future__ import annotations
 

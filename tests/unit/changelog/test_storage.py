@@ -1,4 +1,4 @@
-"""Where logs may be, and files that are whole or not there."""
+"""Locations of logs, and atomic durable files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_failed_flush_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_all_parents_of_a_new_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that a process made which was then killed may not be durable yet."""
+    """A folder that a killed process created may not be durable yet."""
     (tmp_path / "killed" / "meanwhile").mkdir(parents=True)
     flushed = set()
     monkeypatch.setattr(

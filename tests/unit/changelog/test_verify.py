@@ -1,4 +1,4 @@
-"""`verify_log` finds every kind of damage, and names the file and the place in it."""
+"""`verify_log` detects every kind of damage, and names the file and the position in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fault(small: SmallLog, *words: str) -> None:
 
 
 def test_a_sound_log_is_counted(small: SmallLog) -> None:
-    """A message outside of any transaction is no transaction (R9.13); a prepared one is counted apart."""
+    """A non-transactional message is no transaction (R9.13); a prepared one is counted separately."""
     small.pull(160, message_rows(155, [(0, LOGICAL)], commit_time=None), message_rows(160, [(0, LOGICAL)]))
     small.prepare(158)
     verified = small.verify()
@@ -98,7 +98,7 @@ def everything(small: SmallLog, file: Path) -> object:
 
 @pytest.mark.parametrize("kind", ["segment", "relations", "catalogs", "prepared"])
 def test_a_flipped_bit_of_a_data_file_is_reported_if_it_matters(small: SmallLog, kind: str) -> None:
-    """In the values, by the checksums of their pages; elsewhere, unless readers get what was written."""
+    """In values, by their page checksums; elsewhere, unless readers get the original rows."""
     file = flippable(small, kind)
     content = file.read_bytes()
     written = everything(small, file)
@@ -116,7 +116,7 @@ def test_a_flipped_bit_of_a_data_file_is_reported_if_it_matters(small: SmallLog,
 
 
 def test_every_flipped_bit_of_a_commit_is_reported(small: SmallLog) -> None:
-    """It is no commit any more, or does not match its seal, or has lost it."""
+    """The commit is invalid, does not match its seal, or has lost it."""
     file = small.commit_file(3)
     content = file.read_bytes()
     for position in range(0, len(content), 5):
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_differs_from_the_commits_is_reported(small: SmallLog)
 
 
 def test_a_changed_position_is_reported(small: SmallLog) -> None:
-    """Nothing else would tell that the log ended at 150: the next capture would leave out what came after."""
+    """Otherwise the log would seem to end at 150, and the next capture would skip changes."""
     file = small.commit_file(3)
     text = file.read_text()
     assert '"version":150' in text
@@ -176,7 +176,7 @@ def test_a_missing_commit_is_reported(small: SmallLog, table: str) -> None:
 
 
 def test_only_commits_before_a_checkpoint_may_be_missing(small: SmallLog) -> None:
-    """As a reader's clean-up of old commits does: what is left is verified from the checkpoint on."""
+    """As after a cleanup of old commits: the rest is verified from the checkpoint on."""
     small.pulls(105)
     whole = small.verify()
     (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
@@ -297,7 +297,7 @@ def test_prepared_truncates_of_partitioned_tables_are_verified(small: SmallLog) 
 
 
 def test_files_of_a_dead_pull_are_no_damage(small: SmallLog) -> None:
-    """A part of a segment that nothing names, and of a prepared transaction beyond the log's end."""
+    """A part of a segment that no commit names, and of a prepared transaction after the log's end."""
     small.log.write([transaction(160)])
     small.prepare(170).write_bytes(b"PAR1")
     assert small.verify().prepared == 0

@@ -1,4 +1,4 @@
-"""Answers of servers: one that hangs costs one caller a while, and what was known stays known."""
+"""A hanging server delays one caller only, and its last answer stays available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 60
 
 
 class Server:
-    """Says what it is told to; hangs until it is let go."""
+    """Answers as it is set; hangs until it is released."""
 
     def __init__(self) -> None:
         self.says: str | Exception = "first"
@@ -87,7 +87,7 @@ def test_a_hanging_server_is_queried_once_and_keeps_its_last_value(server: Serve
 
 
 def test_other_callers_get_the_last_value_while_one_waits(server: Server, stack: ExitStack) -> None:
-    """The wait is so long that the test would not end if the second caller waited too."""
+    """The test would time out if the second caller waited too."""
     answers = stack.enter_context(Answers[str](LONG))
     assert answer(answers, server).value == "first"
     server.hangs, server.says = True, "second"

@@ -1,4 +1,4 @@
-"""A DSN that libpq reads in another way than it is meant is refused before anything of it can be shown."""
+"""A DSN that libpq may parse in another way than meant is refused before any part of it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy with a rate moves no more than that, on the average since it began."""
+"""A copy with a rate limit stays below it on average."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history file of a timeline, in PostgreSQL's form: which timelines it comes from, and up to where."""
+"""Parsing of timeline history files: ancestors and branch points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts in a DSN: added in the form that it has, and never instead of what it says itself."""
+"""Timeouts are added to a DSN in its own form, and never override its own settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table of the log: commits that fit together are all there, others are refused, and it stays short."""
+"""One table of the log: compatible commits all succeed, others are refused, and the log stays short."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names(table: DurableTable) -> list[str]:
 
 
 def test_concurrent_commits_about_different_things_both_succeed(table: DurableTable) -> None:
-    """Whichever comes first; both are there, and each writer sees both."""
+    """In either order; each writer sees both."""
     other = DurableTable.open(table.location)
     other.replace((), [segment(table, "b", 120, 130)], AppTransaction("slot/start", 100))
     table.commit([segment(table, "a", 105, 110)], AppTransaction("slot", 110))
@@ -139,7 +139,7 @@ def test_segments_are_those_of_a_window_in_order(table: DurableTable) -> None:
 def test_numbers_of_read_and_kept_commits_are_bounded(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a checkpoint every 5 commits, and 12 kept: those of the last checkpoint before, at most."""
+    """With a checkpoint every 5 commits and 12 kept ones."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 5)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 12)
     for value in range(101, 161):
@@ -158,7 +158,7 @@ def test_numbers_of_read_and_kept_commits_are_bounded(
 def test_a_failed_checkpoint_is_written_by_a_later_commit(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit is done all the same."""
+    """The commit itself succeeds."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
         broken.setattr("tempfile.tempdir", "/nowhere")
