@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 
 class ChangeLog:
-    """A change log as of when it was opened; the module describes a pull."""
+    """A change log as of when it was opened; methods that read a window raise as `segments` does."""
 
     def __init__(self, location: Location, changes: DurableTable, header: LogHeader) -> None:
         self._location = location
@@ -343,30 +343,18 @@ class ChangeLog:
         return min(window.upto, Lsn(next(inside, window.upto.value)))
 
     def commits(self, window: Window) -> Iterator[CommittedTransaction]:
-        """The transactions of `window` in commit order; non-transactional messages are skipped (R9.13).
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The transactions of `window` in commit order; non-transactional messages are skipped (R9.13)."""
         return logged_commits(self.segments(window), window)
 
     def first_commit(self, window: Window) -> CommittedTransaction | None:
-        """The first transaction of `window`; reads no further.
-
-        Raises:
-            ChangeLogPruned, ChangeLogDamaged: as for `segments`.
-        """
+        """The first transaction of `window`; reads no further."""
         self.check_holds(window)
         segments = self._changes.segments(window)
         groups = (group for segment in segments for group in self._row_groups(segment, window))
         return next(logged_commits(groups, window), None)
 
     def relation_versions(self, window: Window) -> frozenset[int]:
-        """The relation versions of the row changes of `window`; reads one small column.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The relation versions of the row changes of `window`; reads one small column."""
         return relation_versions(self.segments(window), window)
 
     def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
@@ -385,35 +373,19 @@ class ChangeLog:
         return logged_definitions(groups, window, CatalogVersions.of(catalogs))
 
     def summary(self, window: Window) -> LogSummary:
-        """Counts of the messages and transactions in `window`; reads small columns only.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """Counts of the messages and transactions in `window`; reads small columns only."""
         return log_summary(self.segments(window), window)
 
     def logical_messages(self, window: Window, prefix: str) -> Iterator[LoggedMessage]:
-        """The transactional logical messages of `window` with this prefix, in order.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The transactional logical messages of `window` with this prefix, in order."""
         return logged_messages(self.segments(window), window, prefix)
 
     def last_lsn_without(self, window: Window, versions: Set[int]) -> Lsn:
-        """The LSN up to which `window` has no change of these relation versions.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The LSN up to which `window` has no change of these relation versions."""
         return last_lsn_without(self.segments(window), window, versions)
 
     def end_before(self, window: Window, sent: SentChanges, catalogs: CatalogVersions) -> Lsn:
-        """The LSN up to which `window` has none of these changes.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The LSN up to which `window` has none of these changes."""
         return end_before(self.segments(window), window, sent, catalogs)
 
     def prunable_segments(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:

@@ -1,4 +1,4 @@
-"""Queries over windows of the change log: counts, transactions, versions, messages."""
+"""Queries over windows of the change log; all raise ChangeLogDamaged as `read_columns` does."""
 
 from __future__ import annotations
 
@@ -67,11 +67,7 @@ class LoggedDefinitions:
 
 
 def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[CommittedTransaction]:
-    """The transactions of `window` in these row groups, in order.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The transactions of `window` in these row groups, in order."""
     for group in groups:
         table = read_columns(group, ("commit_lsn", "commit_time", "xid", "seq"), window)
         for row in table.filter(_first_messages(table)).to_pylist():
@@ -79,11 +75,7 @@ def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[Commi
 
 
 def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
-    """Counts of the messages of `window` in these row groups.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """Counts of the messages of `window` in these row groups."""
     count = _Count()
     for group in groups:
         count.add(read_columns(group, _COUNTED, window))
@@ -116,11 +108,7 @@ class _Count:
 
 
 def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
-    """The transactional logical messages with this prefix in these row groups, in order.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The transactional logical messages with this prefix in these row groups, in order."""
     for group in groups:
         # Read the messages, most of the log's bytes, only if some of them are logical.
         if not pc.any(_are_logical(read_columns(group, ("kind",), window))).as_py():
@@ -141,9 +129,6 @@ def last_lsn_without(groups: Iterable[RowGroup], window: Window, versions: Set[i
 
     That is the end of the transaction before the first one with such a change; `window.after` if there is
     none before it, `window.upto` if there is no such change.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
     """
     version_set = pa.array(sorted(versions), pa.int64())
     last: list[int] = []
@@ -177,11 +162,7 @@ class SentChanges:
 def end_before(
     groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
 ) -> Lsn:
-    """As `last_lsn_without`, for these changes.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """As `last_lsn_without`, for these changes."""
     last: list[int] = []
     for group in groups:
         table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
@@ -227,11 +208,7 @@ def _first_messages(table: pa.Table) -> pa.ChunkedArray:
 
 
 def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[int]:
-    """The relation versions of the row changes of `window` in these row groups.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The relation versions of the row changes of `window` in these row groups."""
     versions: set[int] = set()
     for group in groups:
         table = read_columns(group, ("relation_version",), window)
@@ -256,11 +233,7 @@ def _are_truncates(table: pa.Table) -> pa.ChunkedArray:
 def logged_definitions(
     groups: Iterable[RowGroup], window: Window, catalogs: CatalogVersions
 ) -> LoggedDefinitions:
-    """The definitions that the messages of `window` in these row groups refer to.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The definitions that the messages of `window` in these row groups refer to."""
     changes: set[tuple[int, int]] = set()
     truncates: set[tuple[RelationId, int]] = set()
     count = _Count()

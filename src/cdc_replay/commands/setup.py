@@ -20,8 +20,7 @@ from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SetupResult
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.role import superuser
+from cdc_replay.postgres.connection import Connection, connect, superuser
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.subscriber.grants import plan_grants, superuser_owned_tables
 

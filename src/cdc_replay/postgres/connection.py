@@ -84,6 +84,8 @@ _connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 _SCHEMES: Final = ("postgresql", "postgres")
 
+_SUPERUSER: Final = "select rolname::text from pg_catalog.pg_roles where rolname = current_user and rolsuper"
+
 
 def connect(
     dsn: str,
@@ -231,6 +233,12 @@ def is_read_only(connection: Connection) -> bool:
     """Whether transactions of this session are read-only by default."""
     ((read_only,),) = connection.execute("select pg_catalog.current_setting('transaction_read_only')::bool")
     return bool(read_only)
+
+
+def superuser(connection: Connection) -> str | None:
+    """The session's role, if it is a superuser."""
+    row = connection.execute(_SUPERUSER).fetchone()
+    return None if row is None else str(row[0])
 
 
 def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
