@@ -302,7 +302,7 @@ def test_one_subscription_of_two_deployments_belongs_to_the_first(synced: Twin, 
     before = subscriber.rows(everything)
     for run in (lambda config: sync(config, ["s"]), lambda config: replay(config, ["s"])):
         text = errors(run, theirs)
-        assert "two deployments with one subscriber need different names" in text
+        assert "two deployments on one subscriber need different names" in text
         says_both(text, synced.publisher, other)
     assert (subscriber.rows(everything), rows(synced)) == (before, [(1, 1)])
     synced.publish("insert into t values (2, 2)")

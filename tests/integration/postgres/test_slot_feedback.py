@@ -33,7 +33,7 @@ def write_much(publisher: Database) -> None:
 
 
 def is_by_the_function(caplog: pytest.LogCaptureFixture) -> bool:
-    return any("advanced by the function" in record.message for record in caplog.records)
+    return any("advancing it by the function" in record.message for record in caplog.records)
 
 
 @pytest.fixture
