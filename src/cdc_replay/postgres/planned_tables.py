@@ -174,7 +174,7 @@ def _lock(connection: Connection, table: PlannedTable) -> None:
     values = {"name": table.identifier.as_string(connection), "oid": table.oid}
     ((oid, is_stored, described),) = connection.execute(_RELATION, values).fetchall()
     if oid != table.oid:
-        raise _changed(table, f"another relation has its name now, {described}")
+        raise _changed(table, f"its name refers to another relation now, {described}")
     if not is_stored and not table.is_partitioned:
         raise _changed(table, f"it stores no rows any more, and is {described}")
     changed = [name for name, planned in table.columns.items() if columns.get(name, planned) != planned]
