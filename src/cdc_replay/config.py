@@ -40,12 +40,12 @@ from cdc_replay.model.subscription import (
     UnchangedToast,
 )
 from cdc_replay.postgres.airflow_connection import (
+    ADDRESS_OPTIONS,
     CONNECTION_TYPES,
     LIBPQ_OPTIONS,
-    PLACES,
     AirflowConnection,
     check_type,
-    options_of,
+    libpq_query,
 )
 from cdc_replay.postgres.timeouts import SessionTimeouts
 
@@ -124,7 +124,7 @@ def _without_other_options(conn_id: str, text: str) -> str:
     location, _, query = rest.partition("?")
     extra: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))
     extra |= _fields_of_json(conn_id, str(extra.pop("__extra__", "{}")))
-    return f"postgresql://{location}{options_of(extra, LIBPQ_OPTIONS | PLACES)}"
+    return f"postgresql://{location}{libpq_query(extra, LIBPQ_OPTIONS | ADDRESS_OPTIONS)}"
 
 
 class _Strict(BaseModel):
@@ -303,7 +303,7 @@ class Config:
             InvalidConfiguration: if its connection is not known.
         """
         if endpoint.dsn_text is not None:
-            return self.timeouts.added_to(endpoint.dsn_text)
+            return self.timeouts.add_to(endpoint.dsn_text)
         return self.dsn_of_connection(endpoint.conn_id or "")
 
     def dsn_of_connection(self, conn_id: str) -> str:
@@ -312,7 +312,7 @@ class Config:
         Raises:
             InvalidConfiguration: if it is not known.
         """
-        return self.timeouts.added_to(self.connections(conn_id))
+        return self.timeouts.add_to(self.connections(conn_id))
 
     @property
     def expectations(self) -> Path:

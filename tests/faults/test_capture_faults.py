@@ -285,7 +285,7 @@ def test_a_full_disk_stops_the_capture_and_leaves_the_log_as_it_was(
     said = disturbed.start(file_bytes=file_bytes).error()
     assert said.startswith(f'ChangeLogNotWritable: change log "{log}')
     assert "File too large" in said
-    assert "HINT: Make room" in said
+    assert "HINT: Free space" in said
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()
@@ -320,7 +320,7 @@ def test_a_folder_that_is_not_writable_stops_the_capture_and_leaves_the_log_as_i
             folder.chmod(0o755)
     assert said.startswith(f'ChangeLogNotWritable: change log "{log}')
     assert "Permission denied" in said
-    assert "HINT: Make room, or make the folder writable" in said
+    assert "HINT: Free space, or make the folder writable" in said
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()

@@ -120,7 +120,7 @@ def test_a_copy_onto_a_full_disk_leaves_the_old_rows_and_is_done_again(
     with pytest.raises(SubscriberNotWritable, match="No space left on device") as full:
         COMMANDS[command](twin)
 
-    assert "Make room" in str(full.value.hint)
+    assert "Free space" in str(full.value.hint)
     assert ours.rows("select * from t as t order by t::text") == before
 
     disk.make_room()

@@ -86,7 +86,7 @@ def log_with_rows(folder: Path) -> ChangeLog:
     for end in range(101, 204):
         log.commit(log.write([rows(end)]), Lsn(end))
     assert list((folder / "log" / "changes" / "_delta_log").glob("*.checkpoint.parquet"))
-    log.prepared.keep(PreparedKey(7, Lsn(150)), [rows(150)])
+    log.prepared.store(PreparedKey(7, Lsn(150)), [rows(150)])
     return log
 
 

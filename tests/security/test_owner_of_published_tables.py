@@ -29,7 +29,7 @@ from cdc_replay.commands.validate import validate
 from cdc_replay.errors import CdcReplayError, MissingPrivilege
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.copy_tables import load_tables
 from fixtures.postgres import Database
@@ -308,7 +308,10 @@ def test_a_policy_of_the_owner_is_not_evaluated(owner: Owner) -> None:
         with export_snapshot(dsn) as exported, closing(import_snapshot(exported, purpose="test")) as source:
             (synced_table,) = synced_tables(read_catalog(source, exported.consistent_point), ["p"])
             read = partial(source.execute, "select from public.t")
-            for reads in (partial(hold, source, [PlannedTable.of(synced_table.table)]), read):
+            for reads in (
+                partial(lock_planned_tables, source, [PlannedTable.from_catalog(synced_table.table)]),
+                read,
+            ):
                 with pytest.raises(
                     (MissingPrivilege, psycopg.errors.InsufficientPrivilege), match="row-level security"
                 ):

@@ -17,7 +17,7 @@ from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.staged_columns import check_types
-from cdc_replay.subscriber.tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 from security.stranger import Stranger
 
@@ -110,7 +110,7 @@ def test_tables_without_code_cost_nothing(owner: Stranger, worker: Connection, s
 
     assert target(worker).acting.rights is Rights.PLAIN
     with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
-        assert not sessions.of(target(worker)).is_of_owner
+        assert not sessions.session_for(target(worker)).runs_as_owner
 
 
 @pytest.mark.parametrize("script", CODED.values(), ids=CODED)
@@ -119,7 +119,7 @@ def test_what_may_run_code_is_found(owner: Stranger, worker: Connection, script:
 
     assert target(worker).acting.rights is Rights.RESTRICTED
     with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
-        [(who,)] = sessions.of(target(worker)).query(sql.SQL("select current_user").format())
+        [(who,)] = sessions.session_for(target(worker)).query(sql.SQL("select current_user").format())
     assert who == owner.name
 
 
@@ -129,7 +129,7 @@ def test_code_that_comes_after_the_plan_is_seen(owner: Stranger, worker: Connect
     owner.database.run("alter table own.t add check (own.code(v) is not null)")
 
     with worker.transaction(), act_on(worker, [planned]) as sessions:
-        assert sessions.of(planned).is_of_owner
+        assert sessions.session_for(planned).runs_as_owner
 
 
 ADDED: Final = {
@@ -153,7 +153,7 @@ def test_code_cannot_come_while_the_table_is_written(owner: Stranger, worker: Co
     planned = target(worker)
 
     with worker.transaction(), act_on(worker, [planned]) as sessions:
-        assert not sessions.of(planned).is_of_owner
+        assert not sessions.session_for(planned).runs_as_owner
         with pytest.raises(pg.LockNotAvailable):
             owner.run(f"set lock_timeout = '200ms'; {added}")
 
@@ -165,8 +165,10 @@ def test_nobody_waits_for_a_vacuum_nor_ends_it(owner: Stranger, worker: Connecti
     with owner.database.connect() as vacuum, vacuum.transaction():
         vacuum.execute("lock table own.t in share update exclusive mode")
         with worker.transaction(), act_on(worker, [planned]) as sessions:
-            assert sessions.of(planned).is_of_owner
-            assert sessions.of(planned).execute(sql.SQL("insert into own.t values (1)").format()) == 1
+            assert sessions.session_for(planned).runs_as_owner
+            assert (
+                sessions.session_for(planned).execute(sql.SQL("insert into own.t values (1)").format()) == 1
+            )
 
 
 def test_a_table_that_has_taken_the_name_gets_nothing(owner: Stranger, worker: Connection) -> None:
@@ -209,9 +211,9 @@ def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, w
     targets = read_target_tables(worker, [T, u])
 
     with worker.transaction(), act_on(worker, targets.values()) as sessions:
-        assert not sessions.of(targets[u]).is_of_owner
-        sessions.of(targets[T]).execute(sql.SQL("insert into own.t values (1)").format())
-        assert sessions.of(targets[u]).is_of_owner
+        assert not sessions.session_for(targets[u]).runs_as_owner
+        sessions.session_for(targets[T]).execute(sql.SQL("insert into own.t values (1)").format())
+        assert sessions.session_for(targets[u]).runs_as_owner
 
 
 WAYS: Final = {
@@ -233,7 +235,7 @@ def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, wa
         worker.transaction(),
         act_on(worker, [target(worker)]) as sessions,
     ):
-        sessions.of(target(worker)).execute(sql.SQL(way.replace("{owner}", owner.name)).format())
+        sessions.session_for(target(worker)).execute(sql.SQL(way.replace("{owner}", owner.name)).format())
 
 
 def test_settings_and_objects_are_as_they_were(owner: Stranger, worker: Connection) -> None:
@@ -242,7 +244,7 @@ def test_settings_and_objects_are_as_they_were(owner: Stranger, worker: Connecti
     before = worker.execute(settings).fetchall()
 
     with worker.transaction(), act_on(worker, [target(worker)]) as sessions:
-        session = sessions.of(target(worker))
+        session = sessions.session_for(target(worker))
         session.execute(
             sql.SQL(
                 "do $$ begin set search_path = own; set work_mem = '1MB'; perform set_config("
@@ -271,6 +273,6 @@ def test_a_role_that_may_not_act_as_the_owner_does_nothing(owner: Stranger, subs
                 connection.transaction(),
                 act_on(connection, [refused]) as sessions,
             ):
-                sessions.of(refused)
+                sessions.session_for(refused)
     finally:
         other.leave()

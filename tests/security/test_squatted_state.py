@@ -60,7 +60,7 @@ def test_a_trigger_of_a_stranger_does_not_run(subscribed: Twin, owner: Stranger)
         " alter table cdc_replay.subscription enable always trigger rise"
     )
 
-    with pytest.raises(SubscriberNotReady, match="in the hands of another role"):
+    with pytest.raises(SubscriberNotReady, match="controlled by another role"):
         subscribed.sync_ours()
 
     assert not owner.is_superuser()
@@ -98,5 +98,5 @@ def test_every_run_refuses_what_has_come_into_other_hands(
     subscribed.sync_ours()
     owner.database.run(script.format(owner.name))
 
-    with pytest.raises(SubscriberNotReady, match="in the hands of another role"):
+    with pytest.raises(SubscriberNotReady, match="controlled by another role"):
         subscribed.sync_ours()

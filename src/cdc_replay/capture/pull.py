@@ -256,7 +256,7 @@ class _Puller:
             self._log.commit(segments, end)
             failpoint("capture.after_commit")
             self._definitions.commit_pull(defined)
-            self._log.prepared.forget(assembler.resolved)
+            self._log.prepared.remove(assembler.resolved)
             self._second_peeks.forget(roots)
         source = self._source
         send_slot_feedback(

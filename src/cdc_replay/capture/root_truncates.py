@@ -114,10 +114,10 @@ class RootPeeks:
     def forget(self, roots: RootTruncates) -> None:
         """Remove what was kept of prepared transactions whose outcome is durable now."""
         for name, keys in roots.resolved.items():
-            self._log.prepared_roots(name).forget(keys)
+            self._log.prepared_roots(name).remove(keys)
 
     def _waits(self, name: str, decided: Set[int]) -> bool:
-        return bool(decided) and any(key.xid in decided for key in self._log.prepared_roots(name).waiting())
+        return bool(decided) and any(key.xid in decided for key in self._log.prepared_roots(name).list_keys())
 
     def _peek(self, name: str, pull: PullRange, known: Set[RelationId]) -> RootTruncates:
         options = PeekOptions(self._slot, (name,), messages=False)

@@ -199,7 +199,7 @@ def slot_missing(log: ChangeLog, slot: str, identity: SystemIdentity) -> SlotMis
 def _check_timeline(connection: Connection, log: ChangeLog, timeline: int) -> None:
     """Check that the log's timeline leads to the server's, and was not left before the log's end."""
     theirs = log.header.timeline
-    left = timeline_history(connection, timeline).left(theirs)
+    left = timeline_history(connection, timeline).branch_lsn(theirs)
     if left is None:
         raise ChangeLogMismatch(
             f'change log "{log.uri}" is of timeline {theirs}, from which timeline {timeline} of the publisher'
@@ -255,7 +255,7 @@ def align_slot_and_log(connection: Connection, log: ChangeLog, status: SlotStatu
             "change log %s goes on from timeline %d to %d at %s",
             log.uri, log.header.timeline, header.timeline, log.end_lsn,
         )  # fmt: skip
-    log.record(header)
+    log.record_header(header)
 
 
 def _waits(log: ChangeLog) -> bool:
@@ -264,7 +264,7 @@ def _waits(log: ChangeLog) -> bool:
     It is in the log already, but the process that wrote it died before it removed what had waited.
     """
     folders = (log.prepared, *map(log.prepared_roots, ROOT_PUBLICATIONS))
-    return any(folder.waiting() for folder in folders)
+    return any(folder.list_keys() for folder in folders)
 
 
 def reachable_lsn(connection: Connection, to_lsn: Lsn | None) -> Lsn:

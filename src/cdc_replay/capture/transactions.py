@@ -125,7 +125,7 @@ class TransactionAssembler:
         self._prepared = prepared
         self._local = local
         self._messages = messages or MessageFilter(secret=None)
-        self._waiting = {key.xid: key for key in prepared.waiting()}
+        self._waiting = {key.xid: key for key in prepared.list_keys()}
         self._global = RelationVersions()
         self._open: OpenTransaction | None = None
         self._in_stream = False
@@ -349,7 +349,7 @@ class TransactionAssembler:
         one.spill(self._chunk)
         stamp = TransactionStamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
         key = PreparedKey(one.xid, message.end_lsn)
-        if self._prepared.keep(key, map(self._finished, number_rows(one.bodies(), stamp))):
+        if self._prepared.store(key, map(self._finished, number_rows(one.bodies(), stamp))):
             self._waiting[one.xid] = key
 
     def _emitted(self) -> Iterator[pa.RecordBatch]:

@@ -63,7 +63,7 @@ class RootTruncate:
         }
         return pa.RecordBatch.from_pylist([columns], schema=LOG_SCHEMA)
 
-    def added_to(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    def add_to(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """The row that the log has of the statement, with these relations behind its own."""
         found = _truncate(row["message"][0].as_py())
         message = truncate_message(found.flags, tuple(dict.fromkeys((*found.relations, *self.relations))))
@@ -137,7 +137,7 @@ class RootsAdded:
             of_statement = np.flatnonzero(truncates[start:stop] & (lsn[start:stop] == one.lsn))
             if len(of_statement):
                 place = start + int(of_statement[0])
-                pieces += [batch.slice(done, place - done), one.added_to(batch.slice(place, 1))]
+                pieces += [batch.slice(done, place - done), one.add_to(batch.slice(place, 1))]
                 done = place + 1
                 continue
             place = max(done, start + int(np.count_nonzero(lsn[start:stop] < one.lsn)))

@@ -19,9 +19,9 @@ _PREFIX: Final = "cdc_replay."
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """Which changes the log holds: those of one slot of one history of one database, after `start_lsn`.
+    """Which changes the log holds: those of one slot, timeline and database, after `start_lsn`.
 
-    A log of an earlier release does not say of which `database`, before the next capture.
+    A log of an earlier release has no `database` before the next capture.
     """
 
     system_identifier: str
@@ -31,7 +31,7 @@ class LogHeader:
     database: Database | None = None
 
     def to_configuration(self) -> dict[str, str]:
-        """The header as properties of the table."""
+        """The header as table properties."""
         values = {
             "format": FORMAT,
             "system_identifier": self.system_identifier,
@@ -44,11 +44,11 @@ class LogHeader:
         return {_PREFIX + name: value for name, value in values.items()}
 
     @classmethod
-    def of_configuration(cls, uri: str, configuration: Mapping[str, str]) -> Self:
-        """The header that the properties of the log at `uri` hold.
+    def from_configuration(cls, uri: str, configuration: Mapping[str, str]) -> Self:
+        """The header in the properties of the log at `uri`.
 
         Raises:
-            ChangeLogDamaged: if one is missing, or the log has another format.
+            ChangeLogDamaged: if a property is missing, or the log has another format.
         """
         try:
             header = cls(
@@ -60,13 +60,13 @@ class LogHeader:
             )
         except KeyError as error:
             raise ChangeLogDamaged(
-                f'"{uri}" is not a change log of this software',
+                f'"{uri}" is not a change log of cdc-replay',
                 detail=f"Its table lacks {error}.",
                 hint=RESTORE,
             ) from None
-        if (found := configuration.get(_PREFIX + "format")) != FORMAT:
+        if (log_format := configuration.get(_PREFIX + "format")) != FORMAT:
             raise ChangeLogDamaged(
-                f'change log "{uri}" has format {found}, this version reads {FORMAT}',
+                f'change log "{uri}" has format {log_format}, this version reads {FORMAT}',
                 hint="Use the version of cdc-replay that wrote it.",
             )
         return header

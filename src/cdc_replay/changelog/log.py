@@ -1,15 +1,14 @@
 """The change log of one publisher: every committed change since the slot was created, in commit order.
 
     <uri>/changes      Delta table of messages (`model.frames.LOG`); header and end LSN are in its commits
-    <uri>/relations    Delta table: the shapes that relations have had, by version
-    <uri>/catalogs     Delta table: the publisher's catalog, and what commands changed of it, by position
-    <uri>/prepared     content of prepared transactions whose outcome is not known yet; beside it, in
-                       `prepared_roots`, their TRUNCATEs of partitioned tables
+    <uri>/relations    Delta table: relation shapes, by version
+    <uri>/catalogs     Delta table: the publisher's catalog and its DDL changes, by position
+    <uri>/prepared     content of prepared transactions without outcome; their TRUNCATEs of partitioned
+                       tables are in `prepared_roots`
 
-A pull is `write` (the messages, in a file that nothing names yet), then `add_relations` and `add_catalogs`,
-then `commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers open the
-log and see it as of that moment; segments are never changed, so they need no lock. The log holds what is in
-`(start, end]`.
+A pull calls `write` (messages, in a file that no commit names yet), `add_relations` and `add_catalogs`, then
+`commit`, which makes the messages visible and moves the end LSN in one atomic step. Readers see the log as of
+when they opened it; segments are immutable, so no lock is needed. The log holds what is in `(start, end]`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.compaction import (
     DEFAULT_LIMITS,
     KEEP_HOURS,
-    Compacted,
     CompactionLimits,
+    CompactionResult,
     compact,
     compact_catalogs,
     compact_relations,
@@ -40,15 +39,15 @@ from cdc_replay.changelog.metadata_tables import (
     KnownRelations,
     append_rows,
     catalog_rows,
-    catalogs_of,
     check_first_catalog,
+    parse_catalogs,
+    parse_relations,
     read_rows,
     relation_rows,
-    relations_of,
 )
 from cdc_replay.changelog.orphans import folders_without_log, remove_folders, remove_orphans
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
-from cdc_replay.changelog.prune import commit_times, prunable, prune, start_application
+from cdc_replay.changelog.prune import commit_times, prunable_segments, prune, start_application
 from cdc_replay.changelog.queries import (
     CommittedTransaction,
     LoggedDefinitions,
@@ -63,20 +62,20 @@ from cdc_replay.changelog.queries import (
     logged_messages,
     relation_versions,
 )
-from cdc_replay.changelog.row_groups import regrouped
 from cdc_replay.changelog.segment import (
     LOG_SCHEMA,
     RESTORE,
     RowGroup,
     Segment,
     SegmentWriter,
+    join_batches,
     plan_row_groups,
     read_row_group,
 )
 from cdc_replay.changelog.storage import (
     Location,
     check_put_if_absent,
-    close_to_others,
+    restrict_to_owner,
     storage_read_errors,
     storage_write_errors,
 )
@@ -89,7 +88,7 @@ if TYPE_CHECKING:
 
 
 class ChangeLog:
-    """A change log as of when it was opened; see the module for the life of a pull."""
+    """A change log as of when it was opened; methods that read a window raise as `segments` does."""
 
     def __init__(self, location: Location, changes: DurableTable, header: LogHeader) -> None:
         self._location = location
@@ -102,23 +101,23 @@ class ChangeLog:
         """Create an empty log that ends at `header.start_lsn`.
 
         Raises:
-            ChangeLogConflict: if there is a log already, or what is left of one.
-            ChangeLogNotWritable: if it cannot be written; the same call goes on with what is there.
+            ChangeLogConflict: if there is a log, or the remains of one.
+            ChangeLogNotWritable: if it cannot be written; the same call then completes it.
         """
-        location = Location.of(uri)
+        location = Location.parse(uri)
         if cls.exists(uri):
             raise ChangeLogConflict(
-                f'there is a change log at "{uri}" already',
+                f'change log "{uri}" already exists',
                 hint="Choose another `change_log` in the configuration, or remove that one first.",
             )
-        if left := folders_without_log(location):
+        if folders := folders_without_log(location):
             raise ChangeLogConflict(
-                f'parts of a change log that was removed are at "{uri}"',
-                detail=f"There is {', '.join(left)}, without changes.",
+                f'"{uri}" contains the remains of a removed change log',
+                detail=f"The folders {', '.join(folders)} exist, but no changes.",
                 hint="Move them away, or choose another `change_log` in the configuration.",
             )
-        # The side tables first: with the table of changes there, the log exists and is complete. Side tables
-        # of a creation that died in between are empty, so they are as good as new ones.
+        # The table of changes last: once it exists, the log is complete. Metadata tables of a creation that
+        # died are empty, so they are as good as new ones.
         with storage_write_errors(uri):
             check_put_if_absent(location)
             for name, schema in (("relations", RELATION_SCHEMA), ("catalogs", CATALOG_SCHEMA)):
@@ -130,7 +129,7 @@ class ChangeLog:
                 configuration=header.to_configuration(),
                 position=AppTransaction(header.slot, header.start_lsn.value),
             )
-            close_to_others(location)
+            restrict_to_owner(location)
         return cls(location, changes, header)
 
     @classmethod
@@ -138,10 +137,10 @@ class ChangeLog:
         """There is a log at `uri`, perhaps a damaged one.
 
         Raises:
-            ChangeLogUnavailable: if that cannot be found out.
+            ChangeLogUnavailable: if the storage cannot be read.
         """
         with storage_read_errors(uri):
-            return DurableTable.exists(Location.of(uri) / "changes")
+            return DurableTable.exists(Location.parse(uri) / "changes")
 
     @classmethod
     def open(cls, uri: str) -> Self:
@@ -150,32 +149,32 @@ class ChangeLog:
         Raises:
             ChangeLogMissing: if there is none.
             ChangeLogDamaged: if it cannot be read, or has another format.
-            ChangeLogUnavailable: if the folder or the store does not let itself be read.
+            ChangeLogUnavailable: if the folder or the store cannot be read.
         """
         if not cls.exists(uri):
             raise ChangeLogMissing(
                 f'there is no change log at "{uri}"',
                 hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
             )
-        location = Location.of(uri)
+        location = Location.parse(uri)
         with storage_read_errors(uri):
-            close_to_others(location)
+            restrict_to_owner(location)
         changes = DurableTable.open(location / "changes")
-        header = LogHeader.of_configuration(uri, changes.configuration)
+        header = LogHeader.from_configuration(uri, changes.configuration)
         for application in (header.slot, start_application(header.slot)):
-            # Now, for as long as this object is read: the commits that say it may be deleted meanwhile.
+            # Read and cache the positions now: the commits that contain them may be deleted later.
             changes.position(application)
         return cls(location, changes, header)
 
     @classmethod
     def remove(cls, uri: str) -> bool:
-        """Delete the log, or what is left of one, and nothing else in its folder; False if there was nothing.
+        """Delete the log, or the remains of one, and nothing else in its folder; False if there was none.
 
         Raises:
-            ChangeLogNotWritable: if something cannot be deleted; the same call goes on with it.
+            ChangeLogNotWritable: if a file cannot be deleted; the same call then continues.
         """
         with storage_write_errors(uri):
-            return remove_folders(Location.of(uri))
+            return remove_folders(Location.parse(uri))
 
     @property
     def uri(self) -> str:
@@ -184,46 +183,46 @@ class ChangeLog:
 
     @property
     def end_lsn(self) -> Lsn:
-        """Everything that committed at or before this position is in the log."""
+        """Everything committed at or before this position is in the log."""
         position = self._changes.position(self.header.slot)
         return self.header.start_lsn if position is None else Lsn(position)
 
     @property
     def start_lsn(self) -> Lsn:
-        """Everything that committed after this position, up to the end, is in the log."""
+        """Everything committed after this position, up to the end, is in the log."""
         position = self._changes.position(start_application(self.header.slot))
         return self.header.start_lsn if position is None else Lsn(position)
 
     def check_holds(self, window: Window) -> None:
-        """Check that nothing of `window` has been pruned.
+        """Check that no part of `window` was pruned.
 
         Raises:
-            ChangeLogPruned: if it reaches below the log's start.
+            ChangeLogPruned: if the window starts before the log.
         """
         if self.header.start_lsn < self.start_lsn and window.after < self.start_lsn:
             raise ChangeLogPruned(
-                f'change log "{self.uri}" does not hold what came after {window.after} any more',
+                f'change log "{self.uri}" no longer contains the changes after {window.after}',
                 detail=f"It has been pruned: it starts at {self.start_lsn} now.",
                 hint="Run `cdc-replay snapshot` for the subscription: it copies the tables that need it.",
             )
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> tuple[Segment, ...]:
-        """Write messages of `LOG_SCHEMA`, in order, to a durable file that nothing names yet.
+        """Write messages of `LOG_SCHEMA`, in order, to a durable file that no commit names yet.
 
-        Small batches are joined, so that a row group has up to `row_groups.ROW_GROUP_ROWS` rows or
-        `ROW_GROUP_BYTES` bytes. Returns nothing if there was no message: then there is no file.
+        Small batches are joined to row groups of up to `segment.ROW_GROUP_ROWS` rows or `ROW_GROUP_BYTES`
+        bytes. Without a message there is no file, and the result is empty.
 
         Raises:
-            ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
+            ChangeLogNotWritable: if the file cannot be written; it is deleted then.
         """
         name = f"{self.end_lsn.file_name}-{uuid.uuid4().hex}.parquet"
         with storage_write_errors(self.uri), SegmentWriter(self._location / "changes", name) as writer:
-            for batch in regrouped(batches):
+            for batch in join_batches(batches):
                 writer.write(batch)
         return () if writer.segment is None else (writer.segment,)
 
     def read(self, segments: Sequence[Segment]) -> Iterator[pa.RecordBatch]:
-        """The messages of written segments, in order; nothing need name them yet.
+        """The messages of written segments, in order, committed or not.
 
         Raises:
             ChangeLogDamaged: if one cannot be read.
@@ -233,7 +232,7 @@ class ChangeLog:
                 yield read_row_group(group)
 
     def discard(self, segments: Sequence[Segment]) -> None:
-        """Delete written segments that no commit is to name.
+        """Delete written segments that were not committed.
 
         Raises:
             ChangeLogNotWritable: if one cannot be deleted.
@@ -244,7 +243,7 @@ class ChangeLog:
                 file.filesystem.delete_file(file.path)
 
     def prepared_roots(self, publication: str) -> PreparedTransactions:
-        """Where the TRUNCATEs of prepared transactions wait that only this root publication shows (R2.14)."""
+        """The stored TRUNCATEs of prepared transactions that only this root publication shows (R2.14)."""
         return PreparedTransactions(self._location / "prepared_roots" / publication)
 
     def commit(self, segments: Sequence[Segment], end_lsn: Lsn) -> None:
@@ -257,10 +256,8 @@ class ChangeLog:
         with storage_write_errors(self.uri):
             self._changes.commit(segments, AppTransaction(self.header.slot, end_lsn.value))
 
-    def record(self, header: LogHeader) -> None:
-        """Record, durably, of whom what comes next is, who has all that the log holds.
-
-        Another timeline of the server, or another name of its database.
+    def record_header(self, header: LogHeader) -> None:
+        """Replace the header, durably: another timeline of the server, or another name of its database.
 
         Raises:
             ChangeLogConflict: if another writer has committed since this object saw the log.
@@ -271,17 +268,17 @@ class ChangeLog:
         self.header = header
 
     def add_relations(self, relations: Mapping[int, Relation]) -> None:
-        """Add the shapes, by version, that the log does not know yet."""
+        """Add the shapes, by version, that the log does not have yet."""
         if not relations:
             return
         table = self._relations()
-        known = relations_of(read_rows(table, RELATION_SCHEMA))
-        new = [relation for version, relation in relations.items() if version not in known]
+        present = parse_relations(read_rows(table, RELATION_SCHEMA))
+        new = [relation for version, relation in relations.items() if version not in present]
         with storage_write_errors(self.uri):
             append_rows(table, RELATION_SCHEMA, relation_rows(new))
 
     def add_catalogs(self, versions: Sequence[CatalogRow]) -> None:
-        """Add catalogs; for an owner and a `from_lsn` that have one, the one that was read later counts."""
+        """Add catalogs; of two with the same owner and `from_lsn`, the one that was read later counts."""
         if not versions:
             return
         table = self._catalogs()
@@ -289,47 +286,47 @@ class ChangeLog:
             append_rows(table, CATALOG_SCHEMA, catalog_rows(versions))
 
     def drop_uncommitted_catalogs(self) -> tuple[CatalogRow, ...]:
-        """Remove what a pull has left that died before its commit; returns all that stays, in order.
+        """Remove the catalogs of a pull that died before its commit; returns all others, in order.
 
-        It would be written again, unless the server has become another one meanwhile that never had it.
+        The next pull would write them again, unless the server has become one that never had them.
 
         Raises:
             ChangeLogDamaged: if they cannot be read, or there are changes and no catalogs.
             ChangeLogConflict: if another process does the same.
         """
         versions = self.catalogs()
-        known = tuple(each for each in versions if each.known_from <= self.end_lsn)
-        if not known and self._changes.segments():
-            # The catalog of now would be taken for that of all changes which are there.
+        committed = tuple(version for version in versions if version.known_from <= self.end_lsn)
+        if not committed and self._changes.segments():
+            # Otherwise the current catalog would be used for all changes in the log.
             check_first_catalog(self.uri, None, self.header.start_lsn)
-        if len(known) < len(versions):
+        if len(committed) < len(versions):
             with storage_write_errors(self.uri):
-                replace_catalogs(self._catalogs(), known)
-        return known
+                replace_catalogs(self._catalogs(), committed)
+        return committed
 
     def relations(self) -> Mapping[int, Relation]:
-        """All shapes by version; looking up another one raises ChangeLogDamaged.
+        """All shapes by version; looking up an unknown one raises ChangeLogDamaged.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return KnownRelations(self.uri, relations_of(read_rows(self._relations(), RELATION_SCHEMA)))
+        return KnownRelations(self.uri, parse_relations(read_rows(self._relations(), RELATION_SCHEMA)))
 
     def catalogs(self) -> tuple[CatalogRow, ...]:
-        """The publisher's catalogs in the order in which they came into force for all transactions.
+        """The publisher's catalogs in the order in which they take effect for all transactions.
 
         Raises:
             ChangeLogDamaged: if they cannot be read.
         """
-        return catalogs_of(read_rows(self._catalogs(), CATALOG_SCHEMA))
+        return parse_catalogs(read_rows(self._catalogs(), CATALOG_SCHEMA))
 
     def segments(self, window: Window) -> tuple[RowGroup, ...]:
-        """The parts of the log that hold the transactions of `window`, in order.
+        """The row groups that hold the transactions of `window`, in order.
 
-        The first and the last may hold others too.
+        The first and the last may also hold others.
 
         Raises:
-            ChangeLogPruned: if the log does not reach back to the window's start any more.
+            ChangeLogPruned: if the window starts before the log.
             ChangeLogDamaged: if a segment is missing, truncated or has no readable footer.
         """
         self.check_holds(window)
@@ -338,45 +335,33 @@ class ChangeLog:
         )
 
     def split_lsn(self, window: Window, rows: int) -> Lsn:
-        """Where to cut `window` first so that no part has many more than `rows` messages; else its end.
+        """The first LSN at which to split `window` into parts of about `rows` messages; else its end.
 
-        Windows that begin at different places have their cuts at the same ones. A segment is never cut.
+        Split points do not depend on the window's start. A segment is never split.
         """
         inside = (end for end in self._changes.split_points(rows) if end > window.after.value)
         return min(window.upto, Lsn(next(inside, window.upto.value)))
 
     def commits(self, window: Window) -> Iterator[CommittedTransaction]:
-        """The transactions of `window` in commit order; a message outside of any is none (R9.13).
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The transactions of `window` in commit order; non-transactional messages are skipped (R9.13)."""
         return logged_commits(self.segments(window), window)
 
     def first_commit(self, window: Window) -> CommittedTransaction | None:
-        """The first transaction of `window`; reads no further than to it.
-
-        Raises:
-            ChangeLogPruned, ChangeLogDamaged: as for `segments`.
-        """
+        """The first transaction of `window`; reads no further."""
         self.check_holds(window)
         segments = self._changes.segments(window)
         groups = (group for segment in segments for group in self._row_groups(segment, window))
         return next(logged_commits(groups, window), None)
 
     def relation_versions(self, window: Window) -> frozenset[int]:
-        """The relation versions of the row changes of `window`; reads a small column.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The relation versions of the row changes of `window`; reads one small column."""
         return relation_versions(self.segments(window), window)
 
     def definitions_in(self, window: Window, catalogs: Sequence[tuple[int, int]]) -> LoggedDefinitions:
-        """Which relation versions the changes of `window` have under which catalog versions (R9.10).
+        """The pairs of relation version and catalog version in the changes of `window` (R9.10).
 
-        `catalogs` are (owner, from LSN) of the versions, as for `arrow.version_index`. Reads small
-        columns, and the messages of TRUNCATEs.
+        `catalogs` are (owner, from LSN) of the versions, as for `arrow.version_index`. Reads small columns,
+        and the messages of TRUNCATEs.
 
         Raises:
             ChangeLogDamaged: as for `segments`, or if the log lacks its first catalog.
@@ -388,49 +373,34 @@ class ChangeLog:
         return logged_definitions(groups, window, CatalogVersions.of(catalogs))
 
     def summary(self, window: Window) -> LogSummary:
-        """Counts of the messages and transactions in `window`; reads small columns only.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """Counts of the messages and transactions in `window`; reads small columns only."""
         return log_summary(self.segments(window), window)
 
     def logical_messages(self, window: Window, prefix: str) -> Iterator[LoggedMessage]:
-        """The transactional logical messages of `window` with this prefix, in order.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The transactional logical messages of `window` with this prefix, in order."""
         return logged_messages(self.segments(window), window, prefix)
 
     def last_lsn_without(self, window: Window, versions: Set[int]) -> Lsn:
-        """Up to where `window` can be applied without a change of these relation versions.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The LSN up to which `window` has no change of these relation versions."""
         return last_lsn_without(self.segments(window), window, versions)
 
     def end_before(self, window: Window, sent: SentChanges, catalogs: CatalogVersions) -> Lsn:
-        """Up to where `window` can be applied without one of these changes.
-
-        Raises:
-            ChangeLogDamaged: as for `segments`.
-        """
+        """The LSN up to which `window` has none of these changes."""
         return end_before(self.segments(window), window, sent, catalogs)
 
-    def prunable(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
-        """The first segments of the log, as long as they lie wholly at or before `upto`.
+    def prunable_segments(self, upto: Lsn, *, committed_by: int | None = None) -> tuple[Segment, ...]:
+        """The first segments of the log that lie wholly at or before `upto`.
 
-        With `committed_by` (microseconds since 1970 UTC) also only while all was committed by then.
+        With `committed_by` (microseconds since 1970 UTC), only those whose transactions were all committed by
+        then.
 
         Raises:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
         """
-        return prunable(self._changes, upto, committed_by)
+        return prunable_segments(self._changes, upto, committed_by)
 
     def commit_times(self, segments: Sequence[Segment]) -> tuple[int, int] | None:
-        """When the first and the last transaction of these segments were committed, in microseconds.
+        """Commit times of the first and the last transaction of these segments, in microseconds.
 
         Raises:
             ChangeLogDamaged: if a segment has to be read for that, and cannot be.
@@ -438,9 +408,9 @@ class ChangeLog:
         return commit_times(self._changes, segments)
 
     def prune(self, segments: Sequence[Segment], *, keep_files: bool = False) -> int:
-        """Take segments that `prunable` gave out of the log, and move its start behind them, durably.
+        """Remove what `prunable_segments` returned from the log, and move its start after it, durably.
 
-        Returns how many files were deleted; with `keep_files` they stay until `delete_removed`.
+        Returns the number of deleted files; with `keep_files` they stay until `delete_removed`.
 
         Raises:
             ChangeLogConflict: if another process prunes or compacts the log.
@@ -451,11 +421,11 @@ class ChangeLog:
         with storage_write_errors(self.uri):
             return prune(self._changes, self.header.slot, segments, keep_files=keep_files)
 
-    def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> Compacted:
-        """Merge small neighbouring segments where there are enough of them; rows and end stay as they are.
+    def compact(self, limits: CompactionLimits = DEFAULT_LIMITS) -> CompactionResult:
+        """Merge small neighboring segments if there are enough; rows and end do not change.
 
-        The side tables are merged likewise. Files that earlier runs have replaced are deleted once no reader
-        can still use them.
+        The metadata tables are merged likewise. Files that earlier runs replaced are deleted once no reader
+        can use them.
 
         Raises:
             ChangeLogDamaged: if a segment cannot be read; all of them stay in the log.
@@ -464,29 +434,29 @@ class ChangeLog:
         """
         start = AppTransaction(start_application(self.header.slot), self.start_lsn.value)
         with storage_write_errors(self.uri):
-            done = compact(self._changes, start, limits)
-            done += compact_relations(self._relations()) + compact_catalogs(self._catalogs())
-            if done.removed:
+            result = compact(self._changes, start, limits)
+            result += compact_relations(self._relations()) + compact_catalogs(self._catalogs())
+            if result.removed:
                 self.delete_removed()
-        return done
+        return result
 
     def delete_removed(self, *, older_than_hours: int = KEEP_HOURS) -> int:
-        """Delete the files that left the log longer ago than that; returns how many there were.
+        """Delete the files that left the log longer ago than that; returns their number.
 
         Raises:
-            ChangeLogNotWritable: if one cannot be deleted.
+            ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self.uri):
             tables = (self._changes, self._relations(), self._catalogs())
             return sum(delete_removed(table, older_than_hours=older_than_hours) for table in tables)
 
     def remove_orphans(self) -> int:
-        """Delete the files that captures and compactions have left that died; returns how many there were.
+        """Delete the files of captures and compactions that died; returns their number.
 
-        Only for the writer that holds the slot, before it writes: see `remains`.
+        Only for the writer that holds the slot, before it writes: see `orphans`.
 
         Raises:
-            ChangeLogNotWritable: if one cannot be deleted.
+            ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self.uri):
             return remove_orphans(self._location, self._changes, self.end_lsn)
@@ -501,11 +471,11 @@ class ChangeLog:
         file = self._location / "changes" / segment.name
         size = file.filesystem.get_file_info(file.path).size
         if size != segment.size_bytes:
-            # Perhaps the log was pruned since this object saw it; then that is what has to be said.
+            # If the log was pruned since it was opened, report that instead.
             ChangeLog.open(self.uri).check_holds(window)
             raise ChangeLogDamaged(
                 f'segment "{file.uri}" of the change log is damaged or missing',
-                detail=f"It has {size or 0} bytes; {segment.size_bytes} were committed.",
+                detail=f"It has {size or 0} bytes, expected {segment.size_bytes}.",
                 hint=RESTORE,
             )
         return plan_row_groups(file, window)

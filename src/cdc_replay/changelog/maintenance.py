@@ -1,24 +1,24 @@
-"""Compaction of a change log, beside the captures that write it."""
+"""Compaction of a change log while captures write to it."""
 
 from __future__ import annotations
 
 import logging
 
-from cdc_replay.changelog.compaction import Compacted
+from cdc_replay.changelog.compaction import CompactionResult
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError
 
 logger = logging.getLogger(__name__)
 
 
-def compact_log(uri: str, publisher: str) -> Compacted:
-    """Merge small segments of a publisher's log, if enough have gathered.
+def compact_log(uri: str, publisher: str) -> CompactionResult:
+    """Merge small segments of a publisher's log, if there are enough.
 
-    The log is as good without. So an error, such as another compaction or a full disk, is a warning, and a
-    later run tries again.
+    An error, such as another compaction or a full disk, is only a warning: the log is intact, and a later run
+    retries.
     """
     try:
         return ChangeLog.open(uri).compact()
     except CdcReplayError as error:
-        logger.warning("the change log of %s is not compacted now: %s", publisher, error)
-        return Compacted()
+        logger.warning("cannot compact the change log of %s: %s", publisher, error)
+        return CompactionResult()

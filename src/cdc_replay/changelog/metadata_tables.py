@@ -1,10 +1,10 @@
-"""What replay must know beside the messages: relation shapes and the publisher's catalog over time.
+"""The metadata of the change log: relation shapes, and the publisher's catalog over time.
 
-Both are small Delta tables of their own. Their rows are written *before* the commit that makes the messages
-visible that need them, and they are idempotent: a relation's version is a hash of its content, what a command
-changed has the position of its message, and of two catalogs for the same position the one that was read later
-counts. So a crash between the two commits costs a row that the next pull writes again or supersedes, and a
-reader that sees a message always finds its shape.
+Both are small Delta tables. Their rows are written *before* the commit that makes the messages visible that
+need them, and writing them is idempotent: a relation's version is a hash of its content, a DDL change has the
+position of its message, and of two catalogs for the same position the one that was read later counts. So a
+crash between the two commits leaves a row that the next pull writes again or supersedes, and a reader that
+sees a message always finds its shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_replay.changelog.delta.table import DurableTable
-from cdc_replay.changelog.segment import RESTORE, Segment, fault
+from cdc_replay.changelog.segment import RESTORE, Segment, segment_error
 from cdc_replay.changelog.storage import replace
 from cdc_replay.errors import ChangeLogDamaged
 from cdc_replay.model.lsn import Lsn
@@ -50,18 +50,17 @@ RELATION_SCHEMA: Final = pa.schema(
 CATALOG_SCHEMA: Final = pa.schema(
     [("from_lsn", pa.int64()), ("read_lsn", pa.int64()), ("catalog", pa.string()), ("owner", pa.int64())]
 )
-"""One row per reading of the publisher's catalog that said something new, and one per message of its event
-triggers."""
+"""One row per changed reading of the publisher's catalog, and one per message of its event triggers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogRow:
-    """What is known of the publisher's definitions from a position on (R9.10).
+    """The publisher's definitions from a position on (R9.10).
 
-    Without `owner` the text is a whole catalog, in force from `from_lsn` on; `read_lsn` is the publisher's
-    WAL position when it was read. With `owner` it is what one command has changed, in force from its message
-    at `from_lsn` on for the transaction whose commit ends at `owner`, and from there on for all others;
-    `read_lsn` is that position too.
+    Without `owner`, `text` is a whole catalog, in force from `from_lsn` on; `read_lsn` is the publisher's WAL
+    position when it was read. With `owner`, it is one DDL change: in force from its message at `from_lsn` for
+    the transaction whose commit ends at `owner`, and from `owner` on for all others; `read_lsn` equals
+    `from_lsn`.
     """
 
     from_lsn: Lsn
@@ -71,40 +70,40 @@ class CatalogRow:
 
     @property
     def known_from(self) -> Lsn:
-        """Where it begins to be in force for all transactions."""
+        """From where on it is in force for all transactions."""
         return self.from_lsn if self.owner is None else self.owner
 
 
-_VERIFY: Final = "`cdc-replay verify-log` for the publisher tells what else is missing. "
+_VERIFY: Final = "Run `cdc-replay verify-log` for the publisher to find out what else is missing. "
 
 
 class KnownRelations(dict[int, Relation]):
-    """The relations of the log at `uri` by version; where one that is asked for is missing, it is damaged."""
+    """The relations of the log at `uri` by version; a missing version means that the log is damaged."""
 
     def __init__(self, uri: str, relations: Mapping[int, Relation]) -> None:
         super().__init__(relations)
         self._uri = uri
 
     def __missing__(self, version: int) -> Relation:
-        # The last commits of a table can be missing without a gap; only what builds on them tells.
+        # If a table's last commits are missing, there is no gap: only references to their rows show it.
         raise ChangeLogDamaged(
-            f'table "{self._uri}/relations" of the change log lacks what was written to it',
-            detail=f"Changes of the log have the relation version {version}, which is not there.",
+            f'table "{self._uri}/relations" of the change log is missing rows that were committed to it',
+            detail=f"Changes of the log refer to relation version {version}, which does not exist.",
             hint=_VERIFY + RESTORE,
         )
 
 
 def check_first_catalog(uri: str, first: Lsn | None, start: Lsn) -> None:
-    """The first catalog of the log at `uri`, in force from `first` on, is there from its `start` on.
+    """Check that the first catalog of the log at `uri` is in force from the log's `start` on.
 
     Raises:
         ChangeLogDamaged: if it is not, or there is none.
     """
     if first is None or first > start:
-        found = "There is none." if first is None else f"The first is in force from {first} on."
+        detail = "There is none." if first is None else f"The first is in force from {first} on."
         raise ChangeLogDamaged(
-            f'table "{uri}/catalogs" of the change log lacks the catalog with which the log begins',
-            detail=found,
+            f'table "{uri}/catalogs" of the change log is missing the catalog of the log\'s start',
+            detail=detail,
             hint=_VERIFY + RESTORE,
             rule="R9.10",
         )
@@ -120,15 +119,20 @@ def relation_rows(relations: Iterable[Relation]) -> list[dict[str, Any]]:
             "name": relation.name.name,
             "replica_identity": relation.replica_identity.value,
             "columns": [
-                {"name": one.name, "type_oid": one.type_oid, "typmod": one.typmod, "is_key": one.is_key}
-                for one in relation.columns
+                {
+                    "name": column.name,
+                    "type_oid": column.type_oid,
+                    "typmod": column.typmod,
+                    "is_key": column.is_key,
+                }
+                for column in relation.columns
             ],
         }
         for relation in relations
     ]
 
 
-def relations_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
+def parse_relations(rows: Iterable[Mapping[str, Any]]) -> dict[int, Relation]:
     """The relations of such rows by version."""
     return {
         row["relation_version"]: Relation(
@@ -146,17 +150,17 @@ def catalog_rows(versions: Iterable[CatalogRow]) -> list[dict[str, Any]]:
     """Rows of `CATALOG_SCHEMA`."""
     return [
         {
-            "from_lsn": one.from_lsn.value,
-            "read_lsn": one.read_lsn.value,
-            "catalog": one.text,
-            "owner": None if one.owner is None else one.owner.value,
+            "from_lsn": version.from_lsn.value,
+            "read_lsn": version.read_lsn.value,
+            "catalog": version.text,
+            "owner": None if version.owner is None else version.owner.value,
         }
-        for one in versions
+        for version in versions
     ]
 
 
-def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
-    """The catalogs of such rows in the order in which all transactions see them.
+def parse_catalogs(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
+    """The catalogs in the order in which they take effect for all transactions.
 
     One per owner and `from_lsn`: the one that was read last.
     """
@@ -170,17 +174,17 @@ def catalogs_of(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogRow, ...]:
         )
         for row in last.values()
     )
-    return tuple(sorted(versions, key=lambda one: (one.known_from, one.owner is None, one.from_lsn)))
+    return tuple(sorted(versions, key=lambda row: (row.known_from, row.owner is None, row.from_lsn)))
 
 
 def append_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows to a side table, durably; nothing if there are none."""
+    """Add rows to a metadata table, durably."""
     if rows:
         table.commit([write_rows(table, schema, rows)])
 
 
 def write_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Segment:
-    """Write rows of a side table to a durable file that nothing names yet."""
+    """Write rows of a metadata table to a durable file that no commit names yet."""
     name = f"rows-{uuid.uuid4().hex}.parquet"
     sink = io.BytesIO()
     content = pa.Table.from_pylist(list(rows), schema=schema)
@@ -190,7 +194,7 @@ def write_rows(table: DurableTable, schema: pa.Schema, rows: Sequence[Mapping[st
 
 
 def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
-    """All rows of a side table of that schema.
+    """All rows of a metadata table.
 
     Raises:
         ChangeLogDamaged: if a file is missing or does not match its checksums.
@@ -203,11 +207,11 @@ def read_rows(table: DurableTable, schema: pa.Schema) -> list[dict[str, Any]]:
             with file.filesystem.open_input_file(file.path) as source:
                 content = pq.ParquetFile(source, page_checksum_verification=True).read(use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise fault(file, None, error) from error
+            raise segment_error(file, None, error) from error
         if content.num_rows != segment.rows or not content.schema.equals(schema):
             raise ChangeLogDamaged(
-                f'file "{file.uri}" of the change log does not hold what was written to it',
-                detail=f"It has {content.num_rows} rows of {content.schema.names}, expected were"
+                f'file "{file.uri}" of the change log differs from what was written',
+                detail=f"It has {content.num_rows} rows of {content.schema.names}, expected"
                 f" {segment.rows} of {schema.names}.",
                 hint=RESTORE,
             )

@@ -1,17 +1,17 @@
-"""What a process leaves behind that dies: told apart from what is in use, and removed.
+"""Files that dead processes have left: distinguished from files in use, and deleted.
 
-| left behind                      | by                         | known by                                |
-|----------------------------------|----------------------------|-----------------------------------------|
-| a data file that no commit names | a pull                     | its name starts with the end of the log |
-| the same                         | a compaction, a side table | its age                                 |
-| a part of a commit or checkpoint | any writer                 | its name, and its age                   |
-| a part of a prepared transaction | a pull                     | its name                                |
-| side tables without their log    | a creation, a removal      | the table of changes is missing         |
+| left behind                      | by                          | recognized by                           |
+|----------------------------------|-----------------------------|-----------------------------------------|
+| a data file that no commit names | a pull                      | its name starts with the end of the log |
+| the same                         | a compaction, metadata      | its age                                 |
+| a part of a commit or checkpoint | any writer                  | its name, and its age                   |
+| a part of a prepared transaction | a pull                      | its name                                |
+| metadata tables without a log    | a creation, a removal       | the table of changes is missing         |
 
-A pull names its files for the end of the log that it found. Pulls are made by one process at a time, which
-holds the slot; so when the next one begins, what has that name and is not in the log is of a pull that died.
-A compaction may be running meanwhile. What it writes has an older name, and is left alone for a day; if it
-needs longer than that between a file and its commit, it finds the file missing and does not commit.
+A pull names its files after the end of the log at its start. One process at a time pulls, holding the slot;
+so when the next pull begins, an uncommitted file of that name belongs to a dead pull. A compaction may be
+running at the same time. Its files have older names and are kept for a day; if it needs longer between a file
+and its commit, it finds the file missing and does not commit.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from cdc_replay.changelog.delta.table import DurableTable
 from cdc_replay.changelog.storage import PARTIAL, Location, delete_files, delete_folder
 from cdc_replay.model.lsn import Lsn
 
-LEFT_ALONE: Final = dt.timedelta(hours=24)
-"""How old a file must be before its age alone says that nobody writes it."""
+MIN_ORPHAN_AGE: Final = dt.timedelta(hours=24)
+"""The age from which on an uncommitted file is considered to have no writer."""
 
 TABLES: Final = ("changes", "catalogs", "relations")
 FOLDERS: Final = (*TABLES, "prepared", "prepared_roots")
-"""What a log consists of; the table of changes first: without it there is no log, whatever else is left."""
+"""The folders of a log; without the table of changes, which is removed first, there is no log."""
 
 
 def remove_folders(log: Location) -> bool:
-    """Remove a log and what is left of one; nothing else that is in its folder. False if there was nothing.
+    """Delete a log, or the remains of one, and nothing else in its folder. False if there was none.
 
     Raises:
-        OSError: if something cannot be removed; then the same call goes on with it.
+        OSError: if a file cannot be deleted; the same call then continues.
     """
     removed = [name for name in FOLDERS if delete_folder(log / name)]
     return bool(removed)
 
 
 def folders_without_log(log: Location) -> tuple[str, ...]:
-    """The folders that hold something of a log whose table of changes is gone."""
-    side_tables = [name for name in TABLES[1:] if DurableTable.exists(log / name)]
-    used = [name for name in side_tables if DurableTable.open(log / name).version > 0]
+    """The non-empty folders of a log whose table of changes does not exist."""
+    metadata = [name for name in TABLES[1:] if DurableTable.exists(log / name)]
+    used = [name for name in metadata if DurableTable.open(log / name).version > 0]
     return (*used, *(name for name in FOLDERS[len(TABLES) :] if (log / name).names()))
 
 
 def remove_orphans(log: Location, changes: DurableTable, end: Lsn) -> int:
-    """Remove the files that writers have left that died; how many. Only for who holds the slot.
+    """Delete the files of dead writers; returns their number. Only for the process that holds the slot.
 
-    `changes` is the table of changes as it is now, `end` the log's end there.
+    `changes` is the current table of changes, `end` the log's end there.
 
     Raises:
-        OSError: if a file cannot be removed.
+        OSError: if a file cannot be deleted.
     """
-    of_dead_pull = f"{end.file_name}-"
-    removed = _remove(changes, lambda name: name.removeprefix(PARTIAL).startswith(of_dead_pull))
+    pull_prefix = f"{end.file_name}-"
+    removed = _remove(changes, lambda name: name.removeprefix(PARTIAL).startswith(pull_prefix))
     for name in TABLES[1:]:
         removed += _remove(DurableTable.open(log / name), lambda _: False)
     roots = log / "prepared_roots"
@@ -82,6 +82,6 @@ def _is_partial(name: str) -> bool:
 
 
 def _old(folder: Location, names: Iterable[str]) -> set[str]:
-    limit = dt.datetime.now(dt.UTC) - LEFT_ALONE
+    limit = dt.datetime.now(dt.UTC) - MIN_ORPHAN_AGE
     infos = folder.filesystem.get_file_info([(folder / name).path for name in names])
     return {info.base_name for info in infos if info.mtime is not None and info.mtime < limit}

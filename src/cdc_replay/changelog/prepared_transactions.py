@@ -1,23 +1,23 @@
-"""Prepared transactions that wait for their outcome, one file each.
+"""Prepared transactions without outcome, one file each.
 
 The slot sends the content of a prepared transaction once, at PREPARE; COMMIT PREPARED comes alone, perhaps
-many pulls later (R9.8). So the content is kept here, keyed by xid and the end LSN of the prepare record,
-until the outcome is known. Writing is idempotent: the same transaction always has the same file name and
-content, and a file that is there is replaced at once and whole.
+many pulls later (R9.8). So the content is stored here until the outcome, keyed by xid and the end LSN of the
+prepare record. Writing is idempotent: a transaction always has the same file name and content, and an
+existing file is replaced atomically.
 
-| crash after                             | what the next pull does                                          |
-|-----------------------------------------|------------------------------------------------------------------|
-| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten    |
-| the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is forgotten |
+| crash after                             | what the next pull does                                         |
+|-----------------------------------------|-----------------------------------------------------------------|
+| the file, before the commit of its pull | the slot sends the transaction again: the file is overwritten   |
+| the commit of the outcome's pull        | the slot sends the outcome again: skipped, the file is deleted  |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from cdc_replay.changelog.segment import SegmentWriter, plan_row_groups, read_row_group
+from cdc_replay.changelog.segment import EVERYTHING, SegmentWriter, plan_row_groups, read_row_group
 from cdc_replay.changelog.storage import (
     PARTIAL,
     Location,
@@ -26,17 +26,15 @@ from cdc_replay.changelog.storage import (
     storage_write_errors,
     sync_folder,
 )
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class PreparedKey:
-    """Which prepared transaction: its xid, and the end of its prepare record."""
+    """A prepared transaction: its xid, and the end LSN of its prepare record."""
 
     xid: int
     end_lsn: Lsn
@@ -47,23 +45,23 @@ class PreparedKey:
         return f"{self.xid}_{self.end_lsn.file_name}.parquet"
 
     @classmethod
-    def of_file(cls, name: str) -> Self:
-        """The key whose file has that name."""
+    def parse(cls, name: str) -> Self:
+        """The key of a file name."""
         xid, _, lsn = name.removesuffix(".parquet").partition("_")
         return cls(int(xid), Lsn.parse(lsn.replace("-", "/")))
 
 
 class PreparedTransactions:
-    """The folder of waiting transactions; every method sees what is durable now."""
+    """The folder of prepared transactions; every method reads the current files."""
 
     def __init__(self, folder: Location) -> None:
         self._folder = folder
 
-    def keep(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Store the content of a transaction, durably; False if it has none, then nothing waits (R9.9).
+    def store(self, key: PreparedKey, batches: Iterable[pa.RecordBatch]) -> bool:
+        """Store the content of a transaction, durably; False if it is empty, and nothing is stored (R9.9).
 
         Raises:
-            ChangeLogNotWritable: if the file cannot be written; nothing of it stays.
+            ChangeLogNotWritable: if the file cannot be written; it is deleted then.
         """
         with storage_write_errors(self._folder.uri):
             make_folder(self._folder)
@@ -73,25 +71,25 @@ class PreparedTransactions:
         return writer.segment is not None
 
     def content(self, key: PreparedKey) -> Iterator[pa.RecordBatch]:
-        """What `keep` was given.
+        """The batches that `store` stored.
 
         Raises:
             ChangeLogDamaged: if the file cannot be read.
         """
-        for group in plan_row_groups(self._folder / key.file_name, _EVERYTHING):
+        for group in plan_row_groups(self._folder / key.file_name, EVERYTHING):
             yield read_row_group(group)
 
-    def forget(self, keys: Iterable[PreparedKey]) -> None:
-        """Remove transactions whose outcome is durable elsewhere, durably: nobody asks for it again.
+    def remove(self, keys: Iterable[PreparedKey]) -> None:
+        """Delete transactions whose outcome is durable elsewhere, durably.
 
         Raises:
-            ChangeLogNotWritable: if a file cannot be removed.
+            ChangeLogNotWritable: if a file cannot be deleted.
         """
         with storage_write_errors(self._folder.uri):
             if delete_files(self._folder, [key.file_name for key in keys]):
                 sync_folder(self._folder)
 
-    def waiting(self) -> tuple[PreparedKey, ...]:
-        """All transactions that are kept; of one xid, the last one prepared comes last."""
+    def list_keys(self) -> tuple[PreparedKey, ...]:
+        """All stored transactions, ordered by xid and prepare LSN."""
         names = (name for name in self._folder.names() if not name.startswith(PARTIAL))
-        return tuple(sorted(map(PreparedKey.of_file, names)))
+        return tuple(sorted(map(PreparedKey.parse, names)))

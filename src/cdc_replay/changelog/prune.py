@@ -1,44 +1,41 @@
-"""Retention: what nobody needs any more leaves the log at its start.
+"""Retention: remove the log's first segments that nobody needs any more.
 
-Segments leave whole and in order; the log starts behind the last one then. The new start is recorded in the
-commit that takes them out, as an application transaction beside the end, so a reader that wants more than
-there is always knows.
+Whole segments are removed, in order; the log then starts after the last one. The commit that removes them
+records the new start, as an application transaction next to the end, so that readers notice if they need
+more.
 
-| killed after | there is                                                                       |
+| killed after | left over                                                                      |
 |--------------|--------------------------------------------------------------------------------|
-| the commit   | the files of the segments, which the next prune deletes, or a later compaction |
+| the commit   | the files of the segments, which the next prune or compaction deletes          |
 
 Relation versions and catalogs stay. They are small, and a message needs those of the time when the change was
-made, which for a long transaction, or one that is prepared, lies before the start (R9.10).
+made, which for a long or prepared transaction lies before the start (R9.10).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import pyarrow.compute as pc
 
 from cdc_replay.changelog.delta.actions import AppTransaction
 from cdc_replay.changelog.delta.table import DurableTable
-from cdc_replay.changelog.segment import Segment, plan_row_groups, read_columns
+from cdc_replay.changelog.segment import EVERYTHING, Segment, plan_row_groups, read_columns
 from cdc_replay.changelog.storage import delete_files
 from cdc_replay.failpoints import failpoint
-from cdc_replay.model.lsn import ZERO, Lsn, Window
-
-_EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
+from cdc_replay.model.lsn import Lsn
 
 
 def start_application(slot: str) -> str:
-    """The application whose position is the log's start, once that has moved."""
+    """The application whose position is the log's start, once the log was pruned."""
     return f"{slot}/start"
 
 
-def prunable(table: DurableTable, upto: Lsn, committed_by: int | None) -> tuple[Segment, ...]:
-    """The first segments of the log, as long as each wholly lies at or before `upto`.
+def prunable_segments(table: DurableTable, upto: Lsn, committed_by: int | None) -> tuple[Segment, ...]:
+    """The first segments of the log that lie wholly at or before `upto`.
 
-    With `committed_by`, in microseconds since 1970-01-01 UTC, also only as long as each of their transactions
-    was committed by then.
+    With `committed_by`, in microseconds since 1970-01-01 UTC, only those whose transactions were all
+    committed by then.
 
     Raises:
         ChangeLogDamaged: if a segment has to be read for that, and cannot be.
@@ -56,13 +53,13 @@ def _prefix(table: DurableTable, upto: Lsn, committed_by: int | None) -> Iterato
 
 
 def commit_times(table: DurableTable, segments: Sequence[Segment]) -> tuple[int, int] | None:
-    """About when the first and the last transaction of `segments` were committed, as `committed_by` is.
+    """Approximate commit times of the first and the last transaction of `segments`, in microseconds.
 
     Raises:
         ChangeLogDamaged: if the first or the last segment cannot be read.
     """
-    ends = (segments[0], segments[-1]) if segments else ()
-    times = [time for segment in ends for time in _commit_times(table, segment)]
+    outer = (segments[0], segments[-1]) if segments else ()
+    times = [time for segment in outer for time in _commit_times(table, segment)]
     return (min(times), max(times)) if times else None
 
 
@@ -71,16 +68,16 @@ def _last_commit_time(table: DurableTable, segment: Segment) -> int:
 
 
 def _commit_times(table: DurableTable, segment: Segment) -> Iterator[int]:
-    """The bounds of each row group; that of a message outside of any transaction is not known (R9.13)."""
-    for group in plan_row_groups(table.location / segment.name, _EVERYTHING):
-        bounds = pc.min_max(read_columns(group, ("commit_time",), _EVERYTHING)["commit_time"])
+    """The bounds of each row group; non-transactional messages have no commit time (R9.13)."""
+    for group in plan_row_groups(table.location / segment.name, EVERYTHING):
+        bounds = pc.min_max(read_columns(group, ("commit_time",), EVERYTHING)["commit_time"])
         yield from (bound for bound in bounds.as_py().values() if bound is not None)
 
 
 def prune(table: DurableTable, slot: str, segments: Sequence[Segment], *, keep_files: bool) -> int:
-    """Take the first segments out of the log and move its start behind them, in one durable commit.
+    """Remove the first segments from the log and move its start after them, in one durable commit.
 
-    Returns how many files were deleted then.
+    Returns the number of deleted files.
 
     Raises:
         ChangeLogConflict: if another process prunes or compacts the log.

@@ -1,4 +1,4 @@
-"""What a part of the change log holds, in numbers and names."""
+"""Queries over windows of the change log; all raise ChangeLogDamaged as `read_columns` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdc_replay.pgoutput.messages import LogicalMessage, MessageType, Truncate
 from cdc_replay.pgoutput.reader import decode
 
 _COUNTED: Final = ("commit_lsn", "commit_time", "seq", "kind")
-"""What a summary is made of."""
+"""The columns of a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LogSummary:
 
 @dataclass(frozen=True, slots=True)
 class LoggedMessage:
-    """The content of a transactional logical message, and where its transaction's commit ends (R9.13)."""
+    """The content of a transactional logical message, and its transaction's commit LSN (R9.13)."""
 
     commit_lsn: Lsn
     content: bytes
@@ -49,10 +49,10 @@ class CommittedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class LoggedDefinitions:
-    """By what the messages of a window are to be understood, and how much it holds.
+    """The definitions that the messages of a window refer to, and how much it holds.
 
-    `changes` are pairs of a relation version and the number of a catalog version, of its row changes;
-    `truncates` are pairs of a relation and such a number, of its TRUNCATEs.
+    `changes` are pairs of relation version and catalog index, of its row changes; `truncates` are pairs of
+    relation and catalog index, of its TRUNCATEs.
     """
 
     summary: LogSummary
@@ -61,17 +61,13 @@ class LoggedDefinitions:
 
     @property
     def all(self) -> Iterator[tuple[int, int]]:
-        """The pairs of both."""
+        """Both kinds of pairs."""
         yield from self.changes
         yield from self.truncates
 
 
 def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[CommittedTransaction]:
-    """The transactions of `window` in these row groups, in their order.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The transactions of `window` in these row groups, in order."""
     for group in groups:
         table = read_columns(group, ("commit_lsn", "commit_time", "xid", "seq"), window)
         for row in table.filter(_first_messages(table)).to_pylist():
@@ -79,11 +75,7 @@ def logged_commits(groups: Iterable[RowGroup], window: Window) -> Iterator[Commi
 
 
 def log_summary(groups: Iterable[RowGroup], window: Window) -> LogSummary:
-    """Counts of what these row groups hold of `window`.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """Counts of the messages of `window` in these row groups."""
     count = _Count()
     for group in groups:
         count.add(read_columns(group, _COUNTED, window))
@@ -95,7 +87,7 @@ class _Count:
     messages: int = 0
     transactions: int = 0
     logical: list[tuple[int, int]] = field(default_factory=list)
-    """By row group: the least and the greatest commit LSN."""
+    """The least and the greatest commit LSN of each row group."""
 
     def add(self, table: pa.Table) -> None:
         """Count the rows of one row group."""
@@ -103,11 +95,11 @@ class _Count:
         self.transactions += pc.sum(_first_messages(table)).as_py() or 0
         are_logical = _are_logical(table)
         if pc.any(are_logical).as_py():
-            ends = pc.min_max(table["commit_lsn"].filter(are_logical)).as_py()
-            self.logical.append((ends["min"], ends["max"]))
+            bounds = pc.min_max(table["commit_lsn"].filter(are_logical)).as_py()
+            self.logical.append((bounds["min"], bounds["max"]))
 
     def summary(self) -> LogSummary:
-        """Of all row groups."""
+        """The counts of all row groups."""
         if not self.logical:
             return LogSummary(self.messages, self.transactions)
         first, last = zip(*self.logical, strict=True)
@@ -116,13 +108,9 @@ class _Count:
 
 
 def logged_messages(groups: Iterable[RowGroup], window: Window, prefix: str) -> Iterator[LoggedMessage]:
-    """The transactional logical messages with this prefix in these row groups, in order.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The transactional logical messages with this prefix in these row groups, in order."""
     for group in groups:
-        # The bytes of other messages, which are nearly all of the log, are read only where there are some.
+        # Read the messages, most of the log's bytes, only if some of them are logical.
         if not pc.any(_are_logical(read_columns(group, ("kind",), window))).as_py():
             continue
         table = read_columns(group, ("commit_lsn", "kind", "message"), window)
@@ -137,34 +125,34 @@ def _are_logical(table: pa.Table) -> pa.ChunkedArray:
 
 
 def last_lsn_without(groups: Iterable[RowGroup], window: Window, versions: Set[int]) -> Lsn:
-    """Up to where `window` can be applied without a change of these relation versions.
+    """The LSN up to which `window` has no change of these relation versions.
 
     That is the end of the transaction before the first one with such a change; `window.after` if there is
     none before it, `window.upto` if there is no such change.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
     """
-    wanted = pa.array(sorted(versions), pa.int64())
+    version_set = pa.array(sorted(versions), pa.int64())
     last: list[int] = []
     for group in groups:
         table = read_columns(group, ("commit_lsn", "relation_version"), window)
         commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
-        found = table.filter(pc.is_in(table["relation_version"], value_set=wanted))["commit_lsn"]
-        if len(found):
-            first = pc.min(found).as_py()
-            return Lsn(max((each for each in commits if each < first), default=window.after.value))
-        # The last transaction may go on in the next row group.
+        matches = table.filter(pc.is_in(table["relation_version"], value_set=version_set))["commit_lsn"]
+        if len(matches):
+            return _last_before(pc.min(matches).as_py(), commits, window)
+        # The last transaction may continue in the next row group.
         last = sorted(commits)[-2:]
     return window.upto
+
+
+def _last_before(commit_lsn: int, commits: Iterable[int], window: Window) -> Lsn:
+    return Lsn(max((commit for commit in commits if commit < commit_lsn), default=window.after.value))
 
 
 @dataclass(frozen=True, slots=True)
 class SentChanges:
     """Changes to look for in the log.
 
-    `kinds` are the kinds of row changes by relation version and number of the catalog version, `truncated`
-    are pairs of a relation and such a number.
+    `kinds` are kinds of row changes by relation version and catalog index, `truncated` are pairs of relation
+    and catalog index.
     """
 
     kinds: Mapping[tuple[int, int], frozenset[str]]
@@ -174,61 +162,53 @@ class SentChanges:
 def end_before(
     groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
 ) -> Lsn:
-    """As `last_lsn_without`, up to where there is none of these changes.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """As `last_lsn_without`, for these changes."""
     last: list[int] = []
     for group in groups:
         table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
         commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
-        found = [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
-        if found:
-            return Lsn(max((each for each in commits if each < min(found)), default=window.after.value))
-        # The last transaction may go on in the next row group.
+        matches = [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
+        if matches:
+            return _last_before(min(matches), commits, window)
+        # The last transaction may continue in the next row group.
         last = sorted(commits)[-2:]
     return window.upto
 
 
 def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) -> Iterator[int]:
-    """The commit LSNs of the row changes among them."""
+    """The commit LSNs of matching row changes."""
     versions = pa.array(sorted({version for version, _ in sent.kinds}), pa.int64())
     rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
     if not len(rows):
         return
-    numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
+    indexes = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
     columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
-    for commit_lsn, version, kind, number in zip(*columns, numbers, strict=True):
-        if kind in sent.kinds.get((version, number), ()):
+    for commit_lsn, version, kind, index in zip(*columns, indexes, strict=True):
+        if kind in sent.kinds.get((version, index), ()):
             yield commit_lsn
 
 
 def _sent_truncates(
     group: RowGroup, window: Window, sent: SentChanges, catalogs: CatalogVersions
 ) -> Iterator[int]:
-    """The commit LSNs of the TRUNCATEs among them."""
-    found = list(_truncates(group, window)) if sent.truncated else []
-    if not found:
+    """The commit LSNs of matching TRUNCATEs."""
+    truncates = list(_truncates(group, window)) if sent.truncated else []
+    if not truncates:
         return
-    positions, relations = zip(*found, strict=True)
-    numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
-    for (commit_lsn, _), relation, number in zip(positions, relations, numbers, strict=True):
-        if (relation, number) in sent.truncated:
+    positions, relations = zip(*truncates, strict=True)
+    indexes = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
+    for (commit_lsn, _), relation, index in zip(positions, relations, indexes, strict=True):
+        if (relation, index) in sent.truncated:
             yield commit_lsn
 
 
 def _first_messages(table: pa.Table) -> pa.ChunkedArray:
-    """Which rows begin a transaction; a message outside of any has no commit time (R9.13)."""
+    """Which rows begin a transaction; a non-transactional message has no commit time (R9.13)."""
     return pc.and_(pc.equal(table["seq"], 0), pc.is_valid(table["commit_time"]))
 
 
 def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[int]:
-    """The relation versions of the row changes of `window` in these row groups.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The relation versions of the row changes of `window` in these row groups."""
     versions: set[int] = set()
     for group in groups:
         table = read_columns(group, ("relation_version",), window)
@@ -237,7 +217,7 @@ def relation_versions(groups: Iterable[RowGroup], window: Window) -> frozenset[i
 
 
 def _truncates(group: RowGroup, window: Window) -> Iterator[tuple[tuple[int, int], RelationId]]:
-    """(commit LSN, LSN) and relation of the TRUNCATEs, for each relation that they name."""
+    """(commit LSN, LSN) and relation of the TRUNCATEs, for each of their relations."""
     table = read_columns(group, ("commit_lsn", "lsn", "kind", "message"), window)
     for row in table.filter(_are_truncates(table)).to_pylist():
         message = decode(row["message"])
@@ -253,11 +233,7 @@ def _are_truncates(table: pa.Table) -> pa.ChunkedArray:
 def logged_definitions(
     groups: Iterable[RowGroup], window: Window, catalogs: CatalogVersions
 ) -> LoggedDefinitions:
-    """By what the messages of `window` in these row groups are to be understood.
-
-    Raises:
-        ChangeLogDamaged: as for `read_columns`.
-    """
+    """The definitions that the messages of `window` in these row groups refer to."""
     changes: set[tuple[int, int]] = set()
     truncates: set[tuple[RelationId, int]] = set()
     count = _Count()
@@ -266,19 +242,19 @@ def logged_definitions(
         count.add(table)
         if pc.any(_are_truncates(table)).as_py():
             positions, relations = zip(*_truncates(group, window), strict=True)
-            numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
-            truncates.update(zip(relations, numbers.tolist(), strict=True))
+            indexes = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
+            truncates.update(zip(relations, indexes.tolist(), strict=True))
         rows = table.filter(pc.is_valid(table["relation_version"]))
-        numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
-        changes.update(_pairs(rows["relation_version"], numbers))
+        indexes = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
+        changes.update(_pairs(rows["relation_version"], indexes))
     return LoggedDefinitions(count.summary(), frozenset(changes), frozenset(truncates))
 
 
-def _pairs(versions: pa.ChunkedArray, numbers: Int64s) -> Iterator[tuple[int, int]]:
-    """The pairs that there are: a relation version can be any number of 64 bits."""
+def _pairs(versions: pa.ChunkedArray, indexes: Int64s) -> Iterator[tuple[int, int]]:
+    """The distinct pairs; a relation version can be any 64-bit number."""
     encoded = versions.combine_chunks().dictionary_encode()
-    width = int(numbers.max(initial=0)) + 1
-    is_there = np.zeros(len(encoded.dictionary) * width, dtype=np.bool_)
-    is_there[encoded.indices.to_numpy() * width + numbers] = True
-    for pair in np.flatnonzero(is_there).tolist():
+    width = int(indexes.max(initial=0)) + 1
+    is_present = np.zeros(len(encoded.dictionary) * width, dtype=np.bool_)
+    is_present[encoded.indices.to_numpy() * width + indexes] = True
+    for pair in np.flatnonzero(is_present).tolist():
         yield encoded.dictionary[pair // width].as_py(), pair % width

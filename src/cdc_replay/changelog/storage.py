@@ -1,24 +1,24 @@
-"""Where a change log lives, a local folder or an object store, and how a file there comes to stay.
+"""The location of a change log, a local folder or an object store, and durable writes to it.
 
-An object store makes a file durable when its upload completes, and its name appears only then. A local folder
-does neither: after a power loss a file may be missing, or be there empty or with zeros in it, until its
-content *and* the folder that names it have been flushed, each by itself. So every file here is written under
-a name that no reader regards (`PARTIAL`), flushed, given its name, and then its folder is flushed:
+An object store makes a file durable when its upload completes, and its name appears only then. In a local
+folder, after a power loss, a file may be missing, empty or contain zeros until its content *and* its folder
+have been flushed separately. So every file is written under a name that readers ignore (`PARTIAL`), flushed,
+renamed, and then its folder is flushed:
 
 | power is lost after         | there may be                                                          |
 |-----------------------------|-----------------------------------------------------------------------|
 | the content is written      | nothing, or a partial file                                            |
 | the content is flushed      | the same                                                              |
-| the name is given           | a partial file, the whole file, or neither: nobody relies on it yet   |
+| the file is renamed         | a partial file, the whole file, or neither: nobody relies on it yet   |
 | the folder is flushed       | the whole file                                                        |
 
-A name never shows a part of its content, so a reader needs no recovery. What a process finds by its name may
-still be lost while the process that wrote it is between the last two steps, or was killed there:
-`sync_visible_files` flushes the folder before anything is built upon what was found.
+A final name never shows partial content, so readers need no recovery. A visible file can still be lost if its
+writer is between the last two steps, or was killed there: `sync_visible_files` flushes the folder before
+anything is based on its files.
 
-What a store needs to be reached comes from the environment: the variables that its own tools read, see
-docs/change-log.md. It is handed to the three libraries that read and write (pyarrow, deltalake, obstore) here
-and nowhere else, and is in no file and no text of an object.
+Credentials and addresses of a store come from the environment variables that its own tools read, see
+docs/change-log.md. Only this module passes them to the three libraries that read and write (pyarrow,
+deltalake, obstore); no file and no repr contains them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from cdc_replay import private_files
 from cdc_replay.errors import ChangeLogNotWritable, ChangeLogUnavailable, InvalidConfiguration
 
 PARTIAL: Final = "_partial."
-"""How the name of a file begins that is being written; readers of Delta tables and of Parquet skip it."""
+"""The prefix of a file that is being written; readers of Delta tables and of Parquet skip such files."""
 
-# The Delta library draws its causes as a tree, in colour.
+# The Delta library formats causes as a tree, in color.
 _DECORATION: Final = re.compile(r"(\x1b\[[0-9;]*m|↳|\s)+")
 
 Environment: TypeAlias = tuple[tuple[str, str], ...]
@@ -55,39 +55,39 @@ Environment: TypeAlias = tuple[tuple[str, str], ...]
 _VARIABLES: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
 
-# A folder that this process could not have changed has nothing of it to flush.
+# Errors of folders that this process cannot have changed, so that there is nothing to flush.
 _UNCHANGEABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOENT})
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A folder or file of a change log; `path` is what `filesystem` understands."""
+    """A folder or file of a change log; `path` is its path in `filesystem`."""
 
     uri: str
     filesystem: fs.FileSystem
     path: str
 
     @classmethod
-    def of(cls, uri: str) -> Location:
-        """What is at `uri`: a path, or a URI such as `s3://bucket/folder`.
+    def parse(cls, uri: str) -> Location:
+        """The location of a path, or of a URI such as `s3://bucket/folder`.
 
         Raises:
-            InvalidConfiguration: if it is a URI of another kind, or carries more than bucket and path.
+            InvalidConfiguration: if the URI's scheme is unknown, or it has more than bucket and path.
         """
-        scheme, separator, rest = uri.partition("://")
+        scheme, separator, path_text = uri.partition("://")
         if not separator or scheme == "file":
             path = Path(unquote(urlsplit(uri).path) if separator else uri).absolute()
             return cls(str(path), fs.LocalFileSystem(), str(path))
-        bucket = rest.partition("/")[0]
-        if scheme not in _STORES or not bucket or set(bucket) & set("@:?") or "?" in rest:
+        bucket = path_text.partition("/")[0]
+        if scheme not in _STORES or not bucket or set(bucket) & set("@:?") or "?" in path_text:
             raise InvalidConfiguration(
-                # Not the URI itself: it may hold a password.
+                # Not the URI itself: it may contain a password.
                 f'a change log of the form "{scheme}://…" cannot be used',
-                detail="It is a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH and no"
-                " more: credentials and the store's address come from the environment.",
+                detail="It must be a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH,"
+                " without options: credentials and the store's address come from the environment.",
                 hint="Correct the publisher's `change_log` in the configuration.",
             )
-        path_text = rest.rstrip("/")
+        path_text = path_text.rstrip("/")
         return cls(f"{scheme}://{path_text}", _object_store(scheme, _environment()), path_text)
 
     def __truediv__(self, name: str) -> Location:
@@ -95,7 +95,7 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """The folder that names it."""
+        """The folder that contains it."""
         return Location(self.uri.rpartition("/")[0], self.filesystem, self.path.rpartition("/")[0])
 
     @property
@@ -105,17 +105,17 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """Durability is ours to see to."""
+        """We have to ensure durability ourselves."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     @property
     def exists(self) -> bool:
-        """A file or folder is there."""
+        """There is a file or folder."""
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What deltalake and obstore must be told, besides what they find in the environment."""
+        """Options for deltalake and obstore that they do not read from the environment."""
         plain = not self.is_local and any(os.environ.get(name, "").startswith("http:") for name in _ENDPOINTS)
         return {"allow_http": "true"} if plain else {}
 
@@ -125,22 +125,22 @@ class Location:
             return bytes(source.read())
 
     def names(self) -> tuple[str, ...]:
-        """The names of the files and folders in a folder; none if it is not there."""
+        """The names of the files and folders in a folder; none if it does not exist."""
         selector = fs.FileSelector(self.path, allow_not_found=True)
         return tuple(info.base_name for info in self.filesystem.get_file_info(selector))
 
 
 def put_if_absent(file: Location, content: bytes) -> bool:
-    """Create a file with that content, durably and at once; False, and no change, if its name is taken.
+    """Create a file with that content, durably and atomically; False, without a change, if the name exists.
 
     Raises:
-        OSError: if it cannot be written; then it is not there.
+        OSError: if it cannot be written; it does not exist then.
     """
     return _put(file, content) if not file.is_local else _link(Path(file.path), content)
 
 
 def check_put_if_absent(folder: Location) -> None:
-    """Check that the store refuses a second file of one name; some older ones ignore the condition.
+    """Check that the store refuses to overwrite a file; some older stores ignore the condition.
 
     Raises:
         ChangeLogNotWritable: if it does not; two captures could then commit the same version.
@@ -153,17 +153,17 @@ def check_put_if_absent(folder: Location) -> None:
     delete_files(folder, [probe.name])
     if not is_refused:
         raise ChangeLogNotWritable(
-            f'the object store of change log "{folder.uri}" overwrites files that it was told not to',
+            f'the object store of change log "{folder.uri}" does not support conditional writes',
             detail="It ignores the condition If-None-Match of a PUT, so it cannot refuse a second writer.",
             hint="Use a store with conditional writes, or a newer version of this one.",
         )
 
 
 def replace(file: Location, content: bytes) -> None:
-    """Write a file, durably; a reader sees what was there before, or all of `content`.
+    """Write a file, durably; readers see the old or the new content, never a part.
 
     Raises:
-        OSError: if it cannot be written; then what was there before still is.
+        OSError: if it cannot be written; the old content stays then.
     """
     if not file.is_local:
         with file.filesystem.open_output_stream(file.path) as sink:
@@ -180,28 +180,29 @@ def replace(file: Location, content: bytes) -> None:
 
 
 def publish_file(partial: Location, file: Location) -> None:
-    """Give a local file, whose content is flushed, its name, durably."""
+    """Rename a local file, whose content is flushed, to its final name, durably."""
     Path(partial.path).replace(file.path)
     _flush(file.parent.path)
 
 
 def delete_files(folder: Location, names: Iterable[str]) -> int:
-    """Delete those files of a folder that are there; how many there were.
+    """Delete files of a folder; returns how many of them existed.
 
-    They may come back with a power loss before `sync_folder`.
+    After a power loss before `sync_folder` they may reappear.
     """
     paths = [(folder / name).path for name in names]
-    found = [info.path for info in folder.filesystem.get_file_info(paths) if info.type == fs.FileType.File]
-    for path in found:
+    existing = [info.path for info in folder.filesystem.get_file_info(paths) if info.type == fs.FileType.File]
+    for path in existing:
         folder.filesystem.delete_file(path)
-    return len(found)
+    return len(existing)
 
 
 def delete_folder(folder: Location) -> bool:
-    """Remove a folder with all that is in it, so that no part of it ever passes for the whole; False if none.
+    """Delete a folder so that no part of it ever looks like the whole; False if there is none.
 
-    A local folder is first renamed, durably, so it goes at once. In an object store its files go in the order
-    of their names, those of `_delta_log` last: until its end a removal can be seen, and gone on with.
+    A local folder is first renamed, durably, so it disappears at once. In an object store files are deleted
+    in the order of their names, those of `_delta_log` last: an interrupted deletion can be recognized and
+    continued.
     """
     if folder.is_local:
         return _delete_local(Path(folder.path))
@@ -227,10 +228,10 @@ def sync_folder(location: Location) -> None:
 
 
 def sync_visible_files(folder: Location) -> None:
-    """Make sure that the files which a folder shows will still be there after a power loss.
+    """Make the visible files of a folder durable.
 
     Raises:
-        OSError: if that cannot be had; a folder that is read-only is as it will be.
+        OSError: if the folder cannot be flushed; errors of a read-only folder are ignored.
     """
     try:
         sync_folder(folder)
@@ -240,33 +241,34 @@ def sync_visible_files(folder: Location) -> None:
 
 
 def make_folder(location: Location) -> None:
-    """Create a folder with those above it, for this user only, and make their names durable."""
+    """Create a folder and its parents, accessible to this user only, and make their names durable."""
     if not location.is_local:
         return
     folder = Path(location.path)
     private_files.make_folder(folder)
-    for above in folder.parents:
-        sync_visible_files(Location(str(above), location.filesystem, str(above)))
+    for parent in folder.parents:
+        sync_visible_files(Location(str(parent), location.filesystem, str(parent)))
 
 
 def make_file(location: Location) -> None:
-    """Create an empty local file, for this user only; in an object store a file comes with its content."""
+    """Create an empty local file, accessible to this user only; a no-op in an object store."""
     if location.is_local:
         private_files.make_file(Path(location.path))
 
 
-def close_to_others(location: Location) -> None:
-    """Take away what others may do with a local log; those in it are ours where its folder is not."""
+def restrict_to_owner(location: Location) -> None:
+    """Restrict a local log to this user; its subfolders are ours even if its folder is not."""
     if not location.is_local:
         return
     folder = Path(location.path)
-    for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
+    subfolders = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for path in (folder, *subfolders):
         private_files.close(path)
 
 
 @contextlib.contextmanager
 def storage_write_errors(uri: str) -> Iterator[None]:
-    """Raise what the operating system or the object store says about writing to `uri` as an error of ours.
+    """Raise OSErrors about writing to `uri` as an error of ours.
 
     Raises:
         ChangeLogNotWritable: naming `uri` and the reason.
@@ -277,14 +279,14 @@ def storage_write_errors(uri: str) -> Iterator[None]:
         raise ChangeLogNotWritable(
             f'change log "{uri}" cannot be written',
             detail=_DECORATION.sub(" ", str(error)).strip(),
-            hint="Make room, or make the folder writable, then run the command again. Nothing is lost: what"
-            " is not in the log stays in the replication slot.",
+            hint="Free space, or make the folder writable, then run the command again. Nothing is lost: the"
+            " replication slot keeps all changes that are not in the log.",
         ) from error
 
 
 @contextlib.contextmanager
 def storage_read_errors(uri: str) -> Iterator[None]:
-    """Raise what the operating system or the object store says about reading `uri` as an error of ours.
+    """Raise OSErrors about reading `uri` as an error of ours.
 
     Raises:
         ChangeLogUnavailable: naming `uri` and the reason.
@@ -301,7 +303,7 @@ def storage_read_errors(uri: str) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Create a file, for this user only, and flush its content."""
+    """Create a file, accessible to this user only, and flush its content."""
     private_files.make_file(path)
     with path.open("wb") as sink:
         sink.write(content)
@@ -321,14 +323,14 @@ def _link(path: Path, content: bytes) -> bool:
     try:
         _flush(str(path.parent))
     except OSError:
-        # Not durable, so not done: nobody may find it and rely on it.
+        # Not durable: delete it, so that nobody relies on it.
         path.unlink(missing_ok=True)
         raise
     return True
 
 
 def _discard(partial: Path) -> None:
-    # What matters is whether the file itself was written; what stays here is removed some time (`remains`).
+    # `orphans` deletes leftover files later.
     with contextlib.suppress(OSError):
         partial.unlink()
 
@@ -338,7 +340,7 @@ def _put(file: Location, content: bytes) -> bool:
     try:
         obstore.put(store, file.name, content, mode="create")
     except AlreadyExistsError:
-        # Perhaps by ourselves: the answer to a first attempt was lost, and the second was refused.
+        # Perhaps it is ours: the response to a first attempt was lost, and the retry was refused.
         return file.read() == content
     except BaseError as error:
         raise OSError(str(error).partition("\n\nDebug source")[0]) from error
@@ -346,15 +348,15 @@ def _put(file: Location, content: bytes) -> bool:
 
 
 def _delete_local(folder: Path) -> bool:
-    aside = folder.with_name(f"{PARTIAL}removed.{folder.name}")
-    found = folder.exists() or aside.exists()
-    if aside.exists():
-        shutil.rmtree(aside)
+    renamed = folder.with_name(f"{PARTIAL}removed.{folder.name}")
+    existed = folder.exists() or renamed.exists()
+    if renamed.exists():
+        shutil.rmtree(renamed)
     if folder.exists():
-        folder.rename(aside)
+        folder.rename(renamed)
         _flush(str(folder.parent))
-        shutil.rmtree(aside)
-    return found
+        shutil.rmtree(renamed)
+    return existed
 
 
 def _flush(path: str) -> None:
@@ -366,23 +368,24 @@ def _flush(path: str) -> None:
 
 
 def _environment() -> Environment:
-    return tuple(sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES)))
+    variables = os.environ.items()
+    return tuple(sorted((name, value) for name, value in variables if name.startswith(_VARIABLES)))
 
 
 @functools.lru_cache(maxsize=8)
 def _object_store(scheme: str, _environment: Environment) -> fs.FileSystem:
-    """A client of a store, kept for the next file as long as the environment is the same."""
+    """A client of a store, cached as long as the environment is the same."""
     return _STORES[scheme]()
 
 
 def _s3() -> fs.FileSystem:
-    """At the address and in the region that the others read; pyarrow alone asks the network for a region."""
+    """With the address and region of the other libraries; pyarrow would query the network for a region."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return fs.S3FileSystem(region=region, endpoint_override=os.environ.get("AWS_ENDPOINT_URL"))
 
 
 def _azure() -> fs.FileSystem:
-    """Under the variables that deltalake reads; pyarrow by itself reads those of Azure's identities only."""
+    """With the variables that deltalake reads; pyarrow reads only those of Azure's identities."""
     account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     if account is None:
         raise InvalidConfiguration(

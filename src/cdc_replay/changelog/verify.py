@@ -1,17 +1,17 @@
-"""Reads a whole change log and tells the first fault: is everything there that was committed, and right?
+"""Verify a whole change log: everything committed must be there and correct. Reports the first fault.
 
 | what                  | must                                                                           |
 |-----------------------|--------------------------------------------------------------------------------|
-| commits of each table | be there without a hole, match their seals, add up to what readers get         |
+| commits of each table | be complete, match their seals, and add up to what readers see                 |
 | a segment             | have the committed size, number of messages, and range of commit LSNs          |
 | a page                | match its checksum                                                             |
 | messages              | be in the order of (commit LSN, seq), seq counting from 0 in each transaction  |
-| a message             | be well-formed, and of a relation version that is known                        |
+| a message             | be well-formed, and of a known relation version                                |
 | relations, catalogs   | be readable; a catalog must be in force from the beginning                     |
 | prepared transactions | be readable and well-formed                                                    |
 
-Segments are read and decoded by several threads, and looked at in order. A capture may go on meanwhile: the
-log is verified as it is at the beginning. Segments that a prune deletes on the way are left out.
+Several threads read and decode segments, which are checked in order. Captures may run at the same time: the
+log is verified as of the beginning. Segments that a prune deletes meanwhile are skipped.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from cdc_replay.changelog.segment import (
     read_footer,
 )
 from cdc_replay.changelog.storage import Location
-from cdc_replay.changelog.verify_commits import check_changes, verified_table
+from cdc_replay.changelog.verify_commits import check_changes, verify_table
 from cdc_replay.changelog.verify_rows import RowGroupSummary, RowOrder, RowReader
 from cdc_replay.errors import ChangeLogDamaged, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes of the segments that are verified, and of all."""
+"""Called with the bytes of verified segments, and of all segments."""
 
 THREADS: Final = min(8, os.cpu_count() or 1)
 
 
 @dataclass(slots=True)
 class VerifiedLog:
-    """What a log without fault holds: what committed in `(from_lsn, to_lsn]`; bytes are those of messages."""
+    """Counts of a log without faults, which holds `(from_lsn, to_lsn]`; bytes are those of messages."""
 
     from_lsn: Lsn
     to_lsn: Lsn
@@ -65,24 +65,24 @@ def verify_log(uri: str, *, progress: Progress | None = None) -> VerifiedLog:
 
     Raises:
         ChangeLogMissing: if there is none.
-        ChangeLogDamaged: for the first fault, naming the file, and row group and row where it is in one.
+        ChangeLogDamaged: for the first fault, naming the file, and the row group and row if it is in one.
     """
-    location = Location.of(uri)
-    changes = verified_table(location / "changes", check_changes)
+    location = Location.parse(uri)
+    changes = verify_table(location / "changes", check_changes)
     for name in ("relations", "catalogs"):
-        verified_table(location / name)
+        verify_table(location / name)
     log = ChangeLog.open(uri)
-    reader = RowReader.of(log.relations())
-    found = VerifiedLog(log.start_lsn, log.header.start_lsn)
+    reader = RowReader.from_relations(log.relations())
+    verified = VerifiedLog(log.start_lsn, log.header.start_lsn)
     if (end := changes.position(log.header.slot)) is not None:
-        found.to_lsn = Lsn(end)
+        verified.to_lsn = Lsn(end)
     if changes.segments():
         _check_catalogs(log)
-    _verify_segments(changes, reader, found, progress)
-    found.prepared = _verify_prepared(log, location / "prepared", reader)
+    _verify_segments(changes, reader, verified, progress)
+    verified.prepared = _verify_prepared(log, location / "prepared", reader)
     for publication in (location / "prepared_roots").names():
         _verify_prepared(log, location / "prepared_roots" / publication, reader)
-    return found
+    return verified
 
 
 def _check_catalogs(log: ChangeLog) -> None:
@@ -91,31 +91,31 @@ def _check_catalogs(log: ChangeLog) -> None:
 
 
 def _verify_segments(
-    changes: DurableTable, reader: RowReader, found: VerifiedLog, progress: Progress | None
+    changes: DurableTable, reader: RowReader, verified: VerifiedLog, progress: Progress | None
 ) -> None:
     segments = changes.segments()
-    total, done = sum(segment.size_bytes for segment in segments), 0
+    total, completed = sum(segment.size_bytes for segment in segments), 0
     order = RowOrder()
     with ThreadPoolExecutor(THREADS) as pool:
         read = functools.partial(_read_segment, changes.location, reader)
-        for segment, future in _ahead(pool, read, segments):
-            rows = _unless_gone(changes, segment, future)
-            order.take(rows)
-            found.segments += 1 if rows else 0
-            found.messages += sum(len(group.seqs) for group in rows)
-            found.transactions += sum(group.transactions for group in rows)
-            found.bytes += sum(group.bytes for group in rows)
-            done += segment.size_bytes
+        for segment, future in _read_ahead(pool, read, segments):
+            groups = _unless_pruned(changes, segment, future)
+            order.check(groups)
+            verified.segments += 1 if groups else 0
+            verified.messages += sum(len(group.seqs) for group in groups)
+            verified.transactions += sum(group.transactions for group in groups)
+            verified.bytes += sum(group.bytes for group in groups)
+            completed += segment.size_bytes
             if progress is not None:
-                progress(done, total)
+                progress(completed, total)
 
 
-def _ahead(
+def _read_ahead(
     pool: ThreadPoolExecutor,
     read: Callable[[Segment], tuple[RowGroupSummary, ...]],
     segments: Iterable[Segment],
 ) -> Iterator[tuple[Segment, Future[tuple[RowGroupSummary, ...]]]]:
-    """The segments in order, while the next few are being read."""
+    """The segments in order; the next few are read in advance."""
     pending: collections.deque[tuple[Segment, Future[tuple[RowGroupSummary, ...]]]] = collections.deque()
     for segment in segments:
         pending.append((segment, pool.submit(read, segment)))
@@ -124,10 +124,10 @@ def _ahead(
     yield from pending
 
 
-def _unless_gone(
+def _unless_pruned(
     changes: DurableTable, segment: Segment, future: Future[tuple[RowGroupSummary, ...]]
 ) -> tuple[RowGroupSummary, ...]:
-    """What was read of a segment; nothing if it cannot be read because a prune has deleted it by now."""
+    """The content of a segment; empty if it cannot be read because a prune has deleted it."""
     try:
         return future.result()
     except ChangeLogDamaged:
@@ -137,75 +137,75 @@ def _unless_gone(
 
 
 def _read_segment(folder: Location, reader: RowReader, segment: Segment) -> tuple[RowGroupSummary, ...]:
-    """The content of a segment, which is what was committed. Runs in a thread of its own."""
+    """The content of a segment, compared with its commit. Runs in a separate thread."""
     file = folder / segment.name
     size = file.filesystem.get_file_info(file.path).size
     if size != segment.size_bytes:
-        raise _fault(file, f"It has {size or 0} bytes; {segment.size_bytes} were committed.")
+        raise _fault(file, f"It has {size or 0} bytes, expected {segment.size_bytes}.")
     _check_name(file, segment)
-    rows = tuple(_read_row_group(reader, group, limits) for group, limits in _row_groups(file))
-    count = sum(len(each.seqs) for each in rows)
-    if count != segment.rows or not rows:
-        raise _fault(file, f"It has {count} messages; {segment.rows} were committed.")
+    groups = tuple(_read_row_group(reader, group, limits) for group, limits in _row_groups(file))
+    count = sum(len(group.seqs) for group in groups)
+    if count != segment.rows or not groups:
+        raise _fault(file, f"It has {count} messages, expected {segment.rows}.")
     committed = segment.min_commit_lsn, segment.max_commit_lsn
-    content = int(rows[0].commit_lsns[0]), int(rows[-1].commit_lsns[-1])
+    content = int(groups[0].commit_lsns[0]), int(groups[-1].commit_lsns[-1])
     if content != committed:
-        raise _fault(file, f"It holds {_range(content)}; {_range(committed)} was committed.")
-    return rows
+        raise _fault(file, f"It contains {_range(content)}, expected {_range(committed)}.")
+    return groups
 
 
 def _check_name(file: Location, segment: Segment) -> None:
-    """The name tells where the log ended before the pull."""
+    """Check the end of the log before the pull, which is in the name."""
     text = segment.name.rpartition("-")[0].replace("-", "/")
     try:
         before = Lsn.parse(text)
     except InvalidLsn as error:
         raise _fault(file, f"Its name has no WAL position: {text}.") from error
     if segment.min_commit_lsn <= before.value:
-        problem = f"It was written when the log ended at {before}, and holds what was in the log then."
+        problem = f"Its name says that the log ended at {before}, but it contains earlier transactions."
         raise _fault(file, problem)
 
 
 def _read_row_group(reader: RowReader, group: RowGroup, limits: tuple[int, int] | None) -> RowGroupSummary:
-    found = reader.read(group)
-    content = int(found.commit_lsns.min()), int(found.commit_lsns.max())
+    summary = reader.read(group)
+    content = int(summary.commit_lsns.min()), int(summary.commit_lsns.max())
     if limits is not None and limits != content:
-        problem = f"It holds {_range(content)}; its statistics say {_range(limits)}."
-        raise _fault(Location.of(group.uri), f"Row group {group.index}: {problem}")
-    return found
+        problem = f"It contains {_range(content)}, but its statistics say {_range(limits)}."
+        raise _fault(Location.parse(group.uri), f"Row group {group.index}: {problem}")
+    return summary
 
 
 def _row_groups(file: Location) -> Iterator[tuple[RowGroup, tuple[int, int] | None]]:
-    """The row groups with the least and greatest commit LSN that the footer says of them."""
+    """The row groups, with the least and greatest commit LSN from the footer."""
     metadata = read_footer(file)
     column = LOG_SCHEMA.get_field_index("commit_lsn")
     for index in range(metadata.num_row_groups):
         statistics = metadata.row_group(index).column(column).statistics
         has_limits = statistics is not None and statistics.has_min_max
         limits = (statistics.min, statistics.max) if has_limits else None
-        yield RowGroup.of(file, metadata, index), limits
+        yield RowGroup.from_footer(file, metadata, index), limits
 
 
 def _verify_prepared(log: ChangeLog, folder: Location, reader: RowReader) -> int:
-    """Read the prepared transactions that wait in a folder; how many there are."""
+    """Read the prepared transactions in a folder; returns their number."""
     waiting = PreparedTransactions(folder)
     try:
-        keys = waiting.waiting()
+        keys = waiting.list_keys()
     except (ValueError, InvalidLsn) as error:
         raise ChangeLogDamaged(
-            f'there is a file in "{folder.uri}" that is no prepared transaction',
+            f'"{folder.uri}" contains a file that is not a prepared transaction',
             detail=str(error),
-            hint="Take it away, if it is none of this software's.",
+            hint="Remove the file if it was not written by cdc-replay.",
         ) from error
-    # What a pull has kept that died before its commit is sent again.
+    # The slot sends the transactions of a pull that died before its commit again.
     committed = [key for key in keys if key.end_lsn <= log.end_lsn]
     for key in committed:
-        RowOrder().take(reader.read(group) for group, _ in _row_groups(folder / key.file_name))
+        RowOrder().check(reader.read(group) for group, _ in _row_groups(folder / key.file_name))
     return len(committed)
 
 
 def _range(lsns: tuple[int, int]) -> str:
-    return f"what committed from {Lsn(lsns[0])} to {Lsn(lsns[1])}"
+    return f"commits from {Lsn(lsns[0])} to {Lsn(lsns[1])}"
 
 
 def _fault(file: Location, problem: str) -> ChangeLogDamaged:

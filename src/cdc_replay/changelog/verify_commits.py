@@ -1,16 +1,16 @@
-"""Whether the commits of a table of the change log tell one unbroken story, and the table is what they tell.
+"""Check that the commits of a table of the change log are complete and consistent with the table.
 
-The commits are read one by one, as files, from the first that is there: none may be missing, each must match
-its seal. What they add and remove is added up, and must be what a reader of the table gets, who starts from a
-checkpoint. For the table of changes each commit is one of these:
+Commits are read one by one, as files, from the first that exists: none may be missing, and each must match
+its seal. The segments that they add and remove must result in what a reader of the table sees, who starts
+from a checkpoint. For the table of changes each commit is one of these:
 
-| kind       | application          | its segments                                                          |
-|------------|----------------------|-----------------------------------------------------------------------|
-| creation   | the slot's           | none                                                                  |
-| pull       | the slot's           | added ones lie within (end before, end after]                         |
-| prune      | the start's          | removed ones lie at or before the new start                           |
-| compaction | the start's, as is   | added ones have as many rows as those removed, and lie where they lay |
-| timeline   | none                 | none                                                                  |
+| kind       | application          | its segments                                                           |
+|------------|----------------------|------------------------------------------------------------------------|
+| creation   | the slot's           | none                                                                   |
+| pull       | the slot's           | added ones lie within (end before, end after]                          |
+| prune      | the start's          | removed ones lie at or before the new start                            |
+| compaction | the start's, as is   | added ones have as many rows as the removed ones, within the same range|
+| timeline   | none                 | none                                                                   |
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from cdc_replay.model.lsn import Lsn
 
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
 
-Check = Callable[["TableState", Commit], str | None]
-"""What is wrong with a commit after that state, if anything is."""
+Check = Callable[["CommitState", Commit], str | None]
+"""Returns what is wrong with a commit after that state, or None."""
 
 
 @dataclass(slots=True)
-class TableState:
-    """What the commits up to one of them add up to.
+class CommitState:
+    """The table after a commit.
 
-    `positions` are those of the slot and of the log's start; a side table has none.
+    `positions` are those of the slot and of the log's start; a metadata table has none.
     """
 
     segments: dict[str, Segment] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class TableState:
     configuration: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: DurableTable) -> TableState:
-        """What a reader of the table gets."""
+    def from_table(cls, table: DurableTable) -> CommitState:
+        """The table as a reader sees it."""
         configuration = dict(table.configuration)
         slot = configuration.get("cdc_replay.slot", "")
         positions = {name: table.position(name) for name in (slot, start_application(slot))}
@@ -63,7 +63,7 @@ class TableState:
         )
 
     def apply(self, commit: Commit) -> None:
-        """Take the commit in."""
+        """Apply a commit."""
         for name in commit.removed:
             del self.segments[name]
         self.segments.update((segment.name, segment) for segment in commit.added)
@@ -76,45 +76,45 @@ class TableState:
         )
 
 
-def verified_table(location: Location, check: Check | None = None) -> DurableTable:
-    """The table as of its last commit, once all commits have been checked.
+def verify_table(location: Location, check: Check | None = None) -> DurableTable:
+    """The table as of its last commit, after all commits have been checked.
 
     Raises:
         ChangeLogMissing: if there is no table.
         ChangeLogDamaged: naming the first commit that is missing or wrong.
     """
-    folder = LogFolder.of(location)
+    folder = LogFolder.read(location)
     if not folder.commits:
         raise ChangeLogMissing(
             f'there is no change log table at "{location.uri}"',
             hint="Run `cdc-replay setup` for the publisher, or correct its `change_log` setting.",
         )
     try:
-        state = _told(location, folder, check)
+        state = _apply_commits(location, folder, check)
     except ChangeLogDamaged:
-        if LogFolder.of(location).commits[:1] > folder.commits[:1]:
-            # The first commits have gone since the folder was listed: a checkpoint stands for them now.
-            return verified_table(location, check)
+        if LogFolder.read(location).commits[:1] > folder.commits[:1]:
+            # Since the folder was listed, a checkpoint has replaced the first commits.
+            return verify_table(location, check)
         raise
-    # Last: the reader's library does not say which file it stumbles over.
+    # Last: errors of the reader's library do not name the damaged file.
     table = DurableTable.open(location, version=folder.commits[-1])
-    _check_same(folder, state, TableState.of(table))
+    _check_same(folder, state, CommitState.from_table(table))
     return table
 
 
-def _told(location: Location, folder: LogFolder, check: Check | None) -> TableState:
-    """What the commits that are there add up to, from a checkpoint on if the first ones are gone."""
+def _apply_commits(location: Location, folder: LogFolder, check: Check | None) -> CommitState:
+    """Apply all commits, starting from a checkpoint if the first ones do not exist any more."""
     _check_unbroken(folder)
     _check_checkpoint(folder)
     base = _base(folder)
-    state = TableState()
+    state = CommitState()
     if base is not None:
-        state = TableState.of(DurableTable.open(location, version=base))
+        state = CommitState.from_table(DurableTable.open(location, version=base))
     is_sealed = False
     for version in folder.commits:
         commit = read_commit(folder, version)
         if is_sealed and not commit.is_sealed:
-            raise _fault(folder, version, "It has no seal, although commits before it have one.")
+            raise _fault(folder, version, "It has no seal, although earlier commits have one.")
         is_sealed = commit.is_sealed
         if base is None or version > base:
             _check_applicable(folder, state, commit)
@@ -124,13 +124,13 @@ def _told(location: Location, folder: LogFolder, check: Check | None) -> TableSt
     return state
 
 
-def check_changes(state: TableState, commit: Commit) -> str | None:
-    """The check for a commit to the table of changes; see the module.
+def check_changes(state: CommitState, commit: Commit) -> str | None:
+    """Check a commit of the table of changes; see the module.
 
     Raises:
         ChangeLogDamaged: if the table's properties are not those of a change log.
     """
-    header = LogHeader.of_configuration("changes", {**state.configuration, **commit.configuration})
+    header = LogHeader.from_configuration("changes", {**state.configuration, **commit.configuration})
     slot, start = header.slot, start_application(header.slot)
     removed = [state.segments[name] for name in commit.removed]
     if slot in commit.positions:
@@ -139,7 +139,7 @@ def check_changes(state: TableState, commit: Commit) -> str | None:
         before = state.positions.get(start, header.start_lsn.value)
         return _check_maintenance(before, commit.positions[start], commit.added, removed)
     if commit.added or commit.removed:
-        return "It changes the segments without saying where the log ends or starts."
+        return "It changes the segments without a position of the log's end or start."
     return None
 
 
@@ -147,14 +147,16 @@ def _check_pull(
     before: int | None, end: int, added: Sequence[Segment], removed: Sequence[Segment]
 ) -> str | None:
     if removed:
-        return f"It moves the end of the log and takes segments out of it: {_names(removed)}."
+        return f"It moves the end of the log and removes segments: {_names(removed)}."
     if before is None:
-        return f"It creates the log, with segments in it: {_names(added)}." if added else None
+        return f"It creates the log with segments: {_names(added)}." if added else None
     if end < before:
         return f"It moves the end of the log back, from {Lsn(before)} to {Lsn(end)}."
-    outside = [one for one in added if one.min_commit_lsn <= before or one.max_commit_lsn > end]
+    outside = [
+        segment for segment in added if segment.min_commit_lsn <= before or segment.max_commit_lsn > end
+    ]
     if outside:
-        return f"It brings ({Lsn(before)}, {Lsn(end)}]; outside of that is {_ranges(outside)}."
+        return f"It adds ({Lsn(before)}, {Lsn(end)}]; outside of that range is {_ranges(outside)}."
     return None
 
 
@@ -164,8 +166,8 @@ def _check_maintenance(
     if start < before:
         return f"It moves the start of the log back, from {Lsn(before)} to {Lsn(start)}."
     if not added:
-        lost = [one for one in removed if one.max_commit_lsn > start]
-        return f"It prunes up to {Lsn(start)}; beyond that was {_ranges(lost)}." if lost else None
+        lost = [segment for segment in removed if segment.max_commit_lsn > start]
+        return f"It prunes up to {Lsn(start)}, but removes {_ranges(lost)}." if lost else None
     old, new = _extent(removed), _extent(added)
     if old != new:
         return f"It replaces {old[0]} messages in {old[1]} to {old[2]} by {new[0]} in {new[1]} to {new[2]}."
@@ -175,16 +177,16 @@ def _check_maintenance(
 def _extent(segments: Sequence[Segment]) -> tuple[int, Lsn, Lsn]:
     """Number of messages, first and last commit LSN."""
     return (
-        sum(one.rows for one in segments),
-        Lsn(min((one.min_commit_lsn for one in segments), default=0)),
-        Lsn(max((one.max_commit_lsn for one in segments), default=0)),
+        sum(segment.rows for segment in segments),
+        Lsn(min((segment.min_commit_lsn for segment in segments), default=0)),
+        Lsn(max((segment.max_commit_lsn for segment in segments), default=0)),
     )
 
 
 def _check_unbroken(folder: LogFolder) -> None:
     first, last = folder.commits[0], folder.commits[-1]
     missing = sorted(set(range(first, last + 1)) - set(folder.commits))
-    # Commits that a checkpoint stands for may be gone, the older ones first.
+    # Commits before a checkpoint may have been deleted, the oldest first.
     if first > 0 and not any(first - 1 <= version <= last for version in folder.checkpoints):
         missing = [first - 1]
     beyond = [version for version in folder.checkpoints if version > last]
@@ -193,13 +195,13 @@ def _check_unbroken(folder: LogFolder) -> None:
 
 
 def _base(folder: LogFolder) -> int | None:
-    """The version from whose checkpoint the story is told; None if from its beginning."""
+    """The version of the checkpoint to start from; None for the first commit."""
     first = folder.commits[0]
     return None if first == 0 else min(version for version in folder.checkpoints if version >= first - 1)
 
 
 def _check_checkpoint(folder: LogFolder) -> None:
-    """Readers use the last checkpoint only, and find it by a file that names it."""
+    """Check the newest checkpoint, which readers use, and the file that points to it."""
     if not folder.checkpoints:
         return
     pointer = folder.location / _LAST_CHECKPOINT
@@ -220,45 +222,46 @@ def _check_checkpoint(folder: LogFolder) -> None:
             ) from error
 
 
-def _check_applicable(folder: LogFolder, state: TableState, commit: Commit) -> None:
+def _check_applicable(folder: LogFolder, state: CommitState, commit: Commit) -> None:
     unknown = [name for name in commit.removed if name not in state.segments]
     if unknown:
-        raise _fault(folder, commit.version, f"It removes what is not there: {', '.join(unknown)}.")
-    doubled = [one.name for one in commit.added if one.name in state.segments]
-    if doubled:
-        raise _fault(folder, commit.version, f"It adds what is there already: {', '.join(doubled)}.")
+        raise _fault(folder, commit.version, f"It removes missing segments: {', '.join(unknown)}.")
+    duplicates = [segment.name for segment in commit.added if segment.name in state.segments]
+    if duplicates:
+        raise _fault(folder, commit.version, f"It adds existing segments: {', '.join(duplicates)}.")
 
 
-def _check_same(folder: LogFolder, told: TableState, found: TableState) -> None:
-    if told == found:
+def _check_same(folder: LogFolder, expected: CommitState, actual: CommitState) -> None:
+    if expected == actual:
         return
-    names = {name for name in told.segments | found.segments if _differs(told, found, name)}
+    names = {
+        name
+        for name in expected.segments | actual.segments
+        if expected.segments.get(name) != actual.segments.get(name)
+    }
     differences = [f"segment {name}" for name in sorted(names)]
     differences += [
-        f"position of {name}: {found.positions.get(name)} instead of {position}"
-        for name, position in told.positions.items()
-        if found.positions.get(name) != position
+        f"position of {name}: {actual.positions.get(name)} instead of {position}"
+        for name, position in expected.positions.items()
+        if actual.positions.get(name) != position
     ]
-    if told.configuration != found.configuration:
+    if expected.configuration != actual.configuration:
         differences.append("the table's properties")
     raise ChangeLogDamaged(
-        f'a checkpoint of change log table "{folder.location.uri}" is not what the commits add up to',
+        f'a checkpoint of change log table "{folder.location.uri}" does not match its commits',
         detail=f"They differ in {'; '.join(differences)}.",
         hint=RESTORE,
     )
 
 
-def _differs(told: TableState, found: TableState, name: str) -> bool:
-    return told.segments.get(name) != found.segments.get(name)
-
-
 def _names(segments: Iterable[Segment]) -> str:
-    return ", ".join(one.name for one in segments)
+    return ", ".join(segment.name for segment in segments)
 
 
 def _ranges(segments: Iterable[Segment]) -> str:
     return ", ".join(
-        f"{one.name} with {Lsn(one.min_commit_lsn)} to {Lsn(one.max_commit_lsn)}" for one in segments
+        f"{segment.name} with {Lsn(segment.min_commit_lsn)} to {Lsn(segment.max_commit_lsn)}"
+        for segment in segments
     )
 
 

@@ -1,7 +1,7 @@
-"""Whether the rows of a row group are well-formed messages, and follow those before them.
+"""Check that the rows of a row group are well-formed messages, and follow the previous ones.
 
-Messages are in the order of (commit LSN, seq), and seq counts from 0 in each transaction, so a row that is
-missing, doubled or out of place is found.
+Messages are in the order of (commit LSN, seq), and seq counts from 0 in each transaction, so a missing,
+duplicate or misplaced row is detected.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.changelog.segment import RESTORE, RowGroup, read_row_group
+from cdc_replay.changelog.segment import EVERYTHING, RESTORE, RowGroup, read_row_group
 from cdc_replay.errors import ChangeLogDamaged, InvalidMessage
-from cdc_replay.model.lsn import ZERO, Lsn, Window
+from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import Relation
 from cdc_replay.pgoutput.columnar import ChangeDecoder
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
@@ -25,8 +25,6 @@ from cdc_replay.pgoutput.reader import decode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-EVERYTHING: Final = Window(ZERO, Lsn(2**63 - 1))
-
 _REQUIRED: Final = ("commit_lsn", "xid", "seq", "lsn", "kind", "message")
 _BEFORE_ALL: Final = (0, -1)
 """The position before the first message."""
@@ -34,32 +32,32 @@ _BEFORE_ALL: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSummary:
-    """What is in a row group, as far as order and number matter; bytes are those of the messages."""
+    """The content of a row group, as far as order and counts need it; bytes are those of the messages."""
 
     group: RowGroup
     commit_lsns: NDArray[np.int64]
     seqs: NDArray[np.int32]
     transactions: int
-    """How many begin here; a message outside of any is none (R9.13)."""
+    """How many begin here; non-transactional messages do not count (R9.13)."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads and decodes row groups, each by itself; several threads may use it."""
+    """Reads and decodes row groups; thread-safe."""
 
     decoder: ChangeDecoder
 
     @classmethod
-    def of(cls, relations: Mapping[int, Relation]) -> RowReader:
-        """A reader that knows these relations by version."""
+    def from_relations(cls, relations: Mapping[int, Relation]) -> RowReader:
+        """A reader with these relations by version."""
         return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
 
     def read(self, group: RowGroup) -> RowGroupSummary:
-        """What is in the row group, once every message of it has been decoded.
+        """Decode every message of the row group, and summarize it.
 
         Raises:
-            ChangeLogDamaged: naming segment, row group and, where it is about one, the row.
+            ChangeLogDamaged: naming segment, row group and, if the fault is in a row, the row.
         """
         batch = read_row_group(group)
         for name in _REQUIRED:
@@ -71,7 +69,7 @@ class RowReader:
             _decode_logical(batch)
         except InvalidMessage as error:
             raise ChangeLogDamaged(
-                f'segment "{group.uri}" of the change log holds a message that cannot be decoded',
+                f'segment "{group.uri}" of the change log contains a message that cannot be decoded',
                 detail=" ".join(filter(None, (f"Row group {group.index}: {error.message}.", error.detail))),
                 hint=RESTORE,
                 rule=error.rule,
@@ -104,28 +102,28 @@ def _flags(values: pa.BooleanArray) -> NDArray[np.bool_]:
 
 @dataclass(slots=True)
 class RowOrder:
-    """How far the messages go that have been seen: commit LSN and seq of the last one."""
+    """The commit LSN and seq of the last message."""
 
     last: tuple[int, int] = _BEFORE_ALL
 
-    def take(self, segment: Iterable[RowGroupSummary]) -> None:
-        """Check that the rows of a segment come next, one by one.
+    def check(self, segment: Iterable[RowGroupSummary]) -> None:
+        """Check that the rows of a segment continue the order.
 
         Raises:
             ChangeLogDamaged: naming the first that does not.
         """
-        for found in segment:
-            self._follow(found)
+        for summary in segment:
+            self._check_next(summary)
 
-    def _follow(self, found: RowGroupSummary) -> None:
-        lsns = np.concatenate(([self.last[0]], found.commit_lsns))
-        seqs = np.concatenate(([self.last[1]], found.seqs))
+    def _check_next(self, summary: RowGroupSummary) -> None:
+        lsns = np.concatenate(([self.last[0]], summary.commit_lsns))
+        seqs = np.concatenate(([self.last[1]], summary.seqs))
         is_same = lsns[1:] == lsns[:-1]
         is_next = np.where(is_same, seqs[1:] == seqs[:-1] + 1, (lsns[1:] > lsns[:-1]) & (seqs[1:] == 0))
         if not is_next.all():
             row = int(np.flatnonzero(~is_next)[0])
-            here, before = ((int(lsns[at]), int(seqs[at])) for at in (row + 1, row))
-            raise row_fault(found.group, row, f"It is {_name(here)}; before it is {_name(before)}.")
+            current, previous = ((int(lsns[at]), int(seqs[at])) for at in (row + 1, row))
+            raise row_fault(summary.group, row, f"It is {_name(current)}, after {_name(previous)}.")
         self.last = int(lsns[-1]), int(seqs[-1])
 
 
@@ -137,9 +135,9 @@ def _name(position: tuple[int, int]) -> str:
 
 
 def row_fault(group: RowGroup, row: int, problem: str) -> ChangeLogDamaged:
-    """The error for a row that is not what it must be."""
+    """The error for an unexpected row."""
     return ChangeLogDamaged(
-        f'segment "{group.uri}" of the change log does not hold what was captured',
+        f'segment "{group.uri}" of the change log differs from what was captured',
         detail=f"Row group {group.index}, row {row}: {problem}",
         hint=RESTORE,
     )

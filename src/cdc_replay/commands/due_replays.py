@@ -12,7 +12,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.config import Config, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.postgres.answers import Answers
-from cdc_replay.postgres.connection import connect_to_ask
+from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay.lag import Lag, lag_of, unanswered, utc_text
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) ->
 def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
     uri = config.publisher(subscription.subscription.publisher).change_log
     dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
-    with connect_to_ask(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
+    with connect_with_deadline(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:
         try:
             return lag_of(connection, subscription.name, uri)
         except (CdcReplayError, psycopg.Error) as error:

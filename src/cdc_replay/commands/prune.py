@@ -46,8 +46,8 @@ from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.model.timestamp import parse_timestamp_us, timestamp_text
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records, subscription_tables
+from cdc_replay.subscriber.subscription_tables import KnownTable
 
 if TYPE_CHECKING:
     from cdc_replay.changelog.segment import Segment
@@ -207,7 +207,7 @@ def _plan(config: Config, publisher: PublisherConfig, retention: _Retention) -> 
         )
     known = _Plan(change_log, needs, ())
     limit = retention.limit(publisher, known.needed)
-    segments = change_log.prunable(limit.upto, committed_by=limit.committed_by)
+    segments = change_log.prunable_segments(limit.upto, committed_by=limit.committed_by)
     return dataclasses.replace(known, segments=segments)
 
 
@@ -250,10 +250,10 @@ def _need(config: Config, found: SubscriptionConfig, change_log: ChangeLog) -> L
     name = found.name
     try:
         with connect(config.dsn_of(found), purpose=f"prune {name}") as connection:
-            state.bring_up_to_date(connection)
+            state_schema.upgrade(connection)
             _check_publisher(connection, name, change_log)
             is_busy = _is_busy(connection, name)
-            states = _holding(state.known_tables(connection, name))
+            states = _holding(subscription_tables.known_tables(connection, name))
     except PruneLimitUnknown:
         raise
     except (CdcReplayError, psycopg.Error) as error:
@@ -282,7 +282,7 @@ def _holding(known: Iterable[KnownTable]) -> list[TableState]:
 def _check_publisher(connection: Connection, name: str, change_log: ChangeLog) -> None:
     header = change_log.header
     try:
-        state.check_publisher(connection, name, header.system_identifier, header.database)
+        subscription_records.check_publisher(connection, name, header.system_identifier, header.database)
     except AnotherPublisher as error:
         raise PruneLimitUnknown(
             f"{error.message}, so nothing is pruned", detail=error.detail, hint="Correct the configuration."
@@ -291,7 +291,7 @@ def _check_publisher(connection: Connection, name: str, change_log: ChangeLog) -
 
 def _is_busy(connection: Connection, name: str) -> bool:
     try:
-        with state.lock(connection, name):
+        with subscription_lock.lock(connection, name):
             return False
     except SubscriptionInUse:
         return True

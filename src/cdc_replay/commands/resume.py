@@ -24,9 +24,9 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ResumeResult
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.replay.table_rewrites import rewrites_in
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import null_acceptance, recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber.subscription_tables import KnownTable
 
 UNKNOWN_VALUE_RULE: Final = "R4.6"
 """The rule that the reason of a subscription or table names which is parked for an unsent value."""
@@ -63,7 +63,7 @@ def resume(
             _mark_rewritten(config, session, resumed, skip)
         seconds = time.monotonic() - began
         result = ResumeResult(subscription, skip, skip, seconds, tuple(map(str, resumed)))
-        state.record_result(session.connection, subscription, "resume", result.to_dict())
+        recorded_results.record_result(session.connection, subscription, "resume", result.to_dict())
         failpoint("resume.before_commit")
     failpoint("resume.after_commit")
     return result
@@ -74,14 +74,14 @@ def _resume_subscription(
 ) -> Sequence[QualifiedName]:
     """Its tables that go on behind the skipped transaction."""
     name = session.subscription.name
-    record = state.subscription_record(session.connection, name)
+    record = subscription_records.subscription_record(session.connection, name)
     if record is None or record.parked_at is None:
         raise NotParked(f'subscription "{name}" is not parked', hint=_how(name, session.table_states()))
     behind: list[KnownTable] = []
     if accept_null:
         what = f'subscription "{name}"'
         accepted = _transaction_without_value(what, record.parked_transaction, record.parked_reason or "")
-        state.accept_null(session.connection, name, accepted)
+        null_acceptance.accept_null(session.connection, name, accepted)
     if skip is not None:
         _check_transaction(f'subscription "{name}"', record.parked_transaction, skip)
         behind = [
@@ -89,8 +89,8 @@ def _resume_subscription(
             for each in session.known_tables()
             if isinstance(each.state, Ready) and each.state.applied_lsn < skip
         ]
-        state.advance_tables(session.connection, name, [each.relation for each in behind], skip)
-    state.unpark(session.connection, name)
+        subscription_tables.advance_tables(session.connection, name, [each.relation for each in behind], skip)
+    subscription_records.unpark(session.connection, name)
     return [each.name for each in behind if each.name is not None]
 
 
@@ -109,11 +109,11 @@ def _resume_tables(
             )
         if accept_null:
             accepted = _transaction_without_value(f"table {table}", found.transaction, found.reason)
-            state.accept_null(session.connection, name, accepted, [table])
+            null_acceptance.accept_null(session.connection, name, accepted, [table])
         if skip is not None:
             _check_transaction(f"table {table}", found.transaction, skip)
         ready = Ready(found.applied_lsn if skip is None else skip)
-        state.set_table_state(session.connection, name, table, ready)
+        subscription_tables.set_table_state(session.connection, name, table, ready)
 
 
 def _transaction_without_value(what: str, transaction: Lsn | None, reason: str) -> Lsn:
@@ -139,7 +139,7 @@ def _mark_rewritten(
         subscription.publications
     )
     marked = [table for table in tables if table in rewritten]
-    state.mark_rewritten(session.connection, subscription.name, marked, skip)
+    subscription_tables.mark_rewritten(session.connection, subscription.name, marked, skip)
 
 
 def _check_transaction(what: str, parked: Lsn | None, skip: Lsn) -> None:

@@ -20,10 +20,9 @@ from cdc_replay.config import Config, PublisherConfig, SubscriptionConfig
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import SetupResult
-from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.role import superuser
+from cdc_replay.postgres.connection import Connection, connect, superuser
 from cdc_replay.publication.resolve import synced_tables
-from cdc_replay.subscriber.grants import owned_by_superusers, plan_grants
+from cdc_replay.subscriber.grants import plan_grants, superuser_owned_tables
 
 
 def setup(config: Config, publisher: str, *, dry_run: bool = False, checks_roles: bool = True) -> SetupResult:
@@ -72,7 +71,7 @@ def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
     with connect(config.dsn_of(subscription), purpose=f"setup {name}") as connection:
         statements = plan_grants(connection, names, run_as_owner=as_itself)
         is_superuser = superuser(connection) is not None
-        out_of_reach = () if as_itself or is_superuser else owned_by_superusers(connection, names)
+        out_of_reach = () if as_itself or is_superuser else superuser_owned_tables(connection, names)
         return SetupResult(
             publisher=publisher,
             from_lsn=None,

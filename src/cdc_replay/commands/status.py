@@ -21,17 +21,17 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import Json, Result, to_json
 from cdc_replay.model.table_state import Ready, describe
 from cdc_replay.postgres.answers import Answer, Answers
-from cdc_replay.postgres.connection import Connection, connect, connect_to_ask
+from cdc_replay.postgres.connection import Connection, connect, connect_with_deadline
 from cdc_replay.postgres.slot import slot_status
 from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.table_rewrites import rewritten_tables
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.progress import reported_progress
-from cdc_replay.subscriber.state import KnownTable
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
+from cdc_replay.subscriber.copy_progress import read_progress
+from cdc_replay.subscriber.subscription_tables import KnownTable
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 _POSITION = "select pg_current_wal_flush_lsn()::text"
 
@@ -192,8 +192,8 @@ def subscription_result(config: Config, subscription: str) -> dict[str, Json]:
     """
     found = config.subscription(subscription)
     with connect(config.dsn_of(found), purpose=f"status {subscription}") as connection:
-        last = state.last_result(connection, subscription, "replay")
-        record = state.subscription_record(connection, subscription)
+        last = recorded_results.last_result(connection, subscription, "replay")
+        record = subscription_records.subscription_record(connection, subscription)
     if last is None:
         raise ChangeLogMissing(f'subscription "{subscription}" was never replayed')
     if error := last.result.get("error"):
@@ -211,7 +211,7 @@ def _publisher(config: Config, found: PublisherConfig, seconds: float) -> Publis
         CdcReplayError, psycopg.Error: if it does not answer.
     """
     dsn = config.dsn_of(found)
-    with connect_to_ask(dsn, purpose=f"status {found.name}", seconds=seconds) as connection:
+    with connect_with_deadline(dsn, purpose=f"status {found.name}", seconds=seconds) as connection:
         ((text,),) = connection.execute(_POSITION).fetchall()
         position = Lsn.parse(text)
         try:
@@ -262,11 +262,11 @@ def _subscriber(config: Config, found: SubscriptionConfig, seconds: float) -> Su
     """
     name = found.name
     publisher = config.publisher(found.subscription.publisher)
-    with connect_to_ask(config.dsn_of(found), purpose=f"status {name}", seconds=seconds) as connection:
-        known = state.known_tables(connection, name)
-        record = state.subscription_record(connection, name)
-        replayed = state.last_result(connection, name, "replay")
-        validated = state.last_result(connection, name, "validate")
+    with connect_with_deadline(config.dsn_of(found), purpose=f"status {name}", seconds=seconds) as connection:
+        known = subscription_tables.known_tables(connection, name)
+        record = subscription_records.subscription_record(connection, name)
+        replayed = recorded_results.last_result(connection, name, "replay")
+        validated = recorded_results.last_result(connection, name, "validate")
         notices = _notices(config, found, connection)
         lag_seconds, lag, error = _lag(publisher, connection, name)
         copies = _copies(connection, name)
@@ -356,7 +356,7 @@ def _copies(connection: Connection, subscription: str) -> tuple[CopyStatus, ...]
             seconds_left=each.progress.seconds_left,
             reported_seconds_ago=each.seconds_ago,
         )
-        for each in reported_progress(connection, subscription)
+        for each in read_progress(connection, subscription)
     )
 
 
@@ -402,7 +402,9 @@ def _lag(
 ) -> tuple[float | None, Lag | None, str | None]:
     """Seconds of lag of the tables that are replayed, why they lag, or why the log cannot tell it."""
     tables = [
-        table for table in state.table_states(connection, subscription).values() if isinstance(table, Ready)
+        table
+        for table in subscription_tables.table_states(connection, subscription).values()
+        if isinstance(table, Ready)
     ]
     try:
         lag = lag_of(connection, subscription, found.change_log)

@@ -14,7 +14,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.results import TeardownResult
 from cdc_replay.replay.apply.staging import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 
 
 def teardown(config: Config, name: str) -> TeardownResult:
@@ -35,13 +35,13 @@ def teardown(config: Config, name: str) -> TeardownResult:
         removed = teardown_publisher(setup_request(config, name))
     elif is_subscription:
         with open_subscription(config, name, "teardown") as session:
-            is_known = state.subscription_record(session.connection, name) is not None
+            is_known = subscription_records.subscription_record(session.connection, name) is not None
             lsn = session.position()
             # What a killed run has staged has nobody else to remove it.
             drop_staging(session.connection, name)
             drop_leftovers(session.connection, name)
             failpoint("teardown.after_staging")
-            state.remove_subscription(session.connection, name)
+            subscription_records.remove_subscription(session.connection, name)
         removed = (f"state of subscription {name}",) if is_known else ()
     else:
         raise InvalidConfiguration(f'no publisher and no subscription is named "{name}"')

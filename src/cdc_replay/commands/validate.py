@@ -21,7 +21,7 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.results import Json, Result
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results
 from cdc_replay.validate.at_fence import open_at_fence
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import TableVerdict, Verdict
@@ -63,7 +63,7 @@ def validate(config: Config, subscription: str) -> ValidateResult:
     result = _result(verdict, request.tables, opened.from_lsn, began)
     dsn = config.dsn_of(config.subscription(subscription))
     with connect(dsn, purpose=f"validate {subscription}") as connection:
-        state.record_result(connection, subscription, "validate", result.to_dict())
+        recorded_results.record_result(connection, subscription, "validate", result.to_dict())
     logger.info(
         "subscription %s: %s at %s, %d tables, %.2f s",
         subscription,

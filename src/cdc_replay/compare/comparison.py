@@ -38,11 +38,12 @@ from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.postgres.connection import translated_errors
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
-from cdc_replay.subscriber.tables import TargetTable, missing_columns
+from cdc_replay.subscriber.target_checks import missing_columns
+from cdc_replay.subscriber.target_tables import TargetTable
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ def compare_table(
             fence.subscriber.transaction(),
             act_on(fence.subscriber, [validated.target], only_reads=True) as sessions,
         ):
-            session = sessions.of(validated.target)
+            session = sessions.session_for(validated.target)
             return _compare(fence, session, validated, validated.target, listed_keys)
     except TABLE_ERRORS as error:
         logger.warning("table %s cannot be compared: %s", name, type(error).__name__)
@@ -221,7 +222,7 @@ def _compare(
     listed_keys: int,
 ) -> Comparison:
     synced = validated.table
-    hold(fence.publisher, [PlannedTable.of(synced.table)])
+    lock_planned_tables(fence.publisher, [PlannedTable.from_catalog(synced.table)])
     key = digest.common_key(synced.table, target, synced.columns)
     columns = key if key and not validated.full else synced.columns
     publisher, subscriber = _sides(fence, synced, target, key, columns)

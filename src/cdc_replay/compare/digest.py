@@ -35,7 +35,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.as_owner import AsOurselves, TargetSession
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 BUCKETS: Final = 256
 """Number of buckets per table: how finely a difference is located before rows are listed."""

@@ -27,7 +27,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready, TableState, describe
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.subscriber.state import table_states
+from cdc_replay.subscriber.subscription_tables import table_states
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ from psycopg import sql
 from cdc_replay.compare.digest import LONGEST_KEY, from_table, hash_of
 from cdc_replay.compare.staging import StagedRows, TablePair, comparing, names, temporary
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.copy import writing
+from cdc_replay.postgres.copy import subscriber_write_errors
 from cdc_replay.subscriber.apply_connection import pinned_text_formats
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.staged_columns import collate
-from cdc_replay.subscriber.tables import TargetColumn
+from cdc_replay.subscriber.target_tables import TargetColumn
 
 _ALWAYS: Final = "a"
 """`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
@@ -209,11 +209,14 @@ def merge(connection: Connection, session: TargetSession, staged: StagedRows) ->
 
     Raises:
         ApplyConflict: if a constraint of the target does not allow a row.
-        MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `writing`.
+        MissingPrivilege, SubscriberNotReady, ServerUnavailable: as `subscriber_write_errors`.
     """
     if staged.table is None:
         return Merged()
-    with writing(staged.pair.name), _merging(connection, session, staged, staged.table) as merging:
+    with (
+        subscriber_write_errors(staged.pair.name),
+        _merging(connection, session, staged, staged.table) as merging,
+    ):
         return merging.run()
 
 
@@ -230,7 +233,7 @@ def preview(connection: Connection, staged: StagedRows) -> Preview:
         comparing(staged.pair.name),
         connection.transaction(force_rollback=True),
         act_on(connection, [target], only_reads=True) as sessions,
-        _merging(connection, sessions.of(target), staged, staged.table) as merging,
+        _merging(connection, sessions.session_for(target), staged, staged.table) as merging,
     ):
         return merging.preview()
 
@@ -273,7 +276,10 @@ def merge_values(
     """
     if staged.table is None or not staged.buckets.numbers:
         return MergedValues()
-    with writing(staged.pair.name), _merging(connection, session, staged, staged.table) as merging:
+    with (
+        subscriber_write_errors(staged.pair.name),
+        _merging(connection, session, staged, staged.table) as merging,
+    ):
         return merging.run_values(unpublished, moves=moves)
 
 
@@ -281,7 +287,7 @@ def merge_values(
 def _merging(
     connection: Connection, session: TargetSession, staged: StagedRows, table: sql.Identifier
 ) -> Iterator[_Merge]:
-    if not session.is_of_owner:
+    if not session.runs_as_owner:
         yield _Merge(connection, session, staged, table, table)
         return
     view = staged.create_view(connection, table)
@@ -391,7 +397,7 @@ class _Merge:
     def _into(self, name: str, columns: sql.Composable) -> sql.Composed:
         """What puts the rows of a query into a temporary table; statements of an owner cannot make one."""
         table = temporary(name)
-        if not self.session.is_of_owner:
+        if not self.session.runs_as_owner:
             return sql.SQL("create temporary table {} as").format(table)
         self.connection.execute(sql.SQL("create temporary table {} ({})").format(table, columns))
         self.session.share(table)

@@ -42,10 +42,10 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Pending
 from cdc_replay.publication.effective_filter import ROW_ACTIONS
 from cdc_replay.publication.resolve import SyncedTable, resolve, synced_tables
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_definitions import CopyDefinition, read_copy_definitions
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.tables import TargetColumn, TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable, read_target_tables
 
 _TREES: Final = """
     with wanted as (
@@ -162,7 +162,7 @@ def _trees(
 
 
 def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
-    if not state.is_installed(session.connection):
+    if not state_schema.is_installed(session.connection):
         return []
     held = session.connection.execute(_SUBSCRIPTIONS, (list(trees), session.subscription.name))
     return [
@@ -204,7 +204,7 @@ class _Other:
     def _publications(self, system_identifier: str) -> tuple[str, ...]:
         """Those by which its rows came, and those that are configured for it."""
         name = self.feed.name
-        record = state.subscription_record(self.session.connection, name)
+        record = subscription_records.subscription_record(self.session.connection, name)
         configured = self.log_state.configured.get(name)
         if configured is None or record is None:
             raise _NotKnownError("and is not in the configuration")
@@ -219,7 +219,7 @@ class _Other:
 
     @property
     def _state(self) -> object:
-        return state.table_states(self.session.connection, self.feed.name).get(self.feed.table)
+        return subscription_tables.table_states(self.session.connection, self.feed.name).get(self.feed.table)
 
     def _catalogs_since_brought(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
         if self._brought is None:

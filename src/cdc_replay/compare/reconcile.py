@@ -35,18 +35,19 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import (
     connect_as_apply_worker,
     pinned_text_formats,
     set_lock_timeout,
 )
-from cdc_replay.subscriber.as_owner import TargetSessions, act_on, named
+from cdc_replay.subscriber.as_owner import TargetSessions, act_on, target_reference
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import set_table_state
-from cdc_replay.subscriber.tables import TargetTable, check_names, check_targets, read_target_tables
-from cdc_replay.subscriber.triggers import statement_triggers_disabled
+from cdc_replay.subscriber.subscription_tables import set_table_state
+from cdc_replay.subscriber.target_checks import check_names, check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.triggers import disable_statement_triggers
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def reconcile_tables(
             with act_on(subscriber, targets) as sessions:
                 _lock(sessions, targets)
                 check_names(subscriber, {each.name: each.oid for each in targets})
-                with statement_triggers_disabled(subscriber, sessions, targets):
+                with disable_statement_triggers(subscriber, sessions, targets):
                     done = tuple(_merged(request, subscriber, sessions, each) for each in work)
             if before_commit is not None:
                 before_commit(subscriber, done)
@@ -206,9 +207,9 @@ def compare_values(
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, [target], only_reads=not targets) as sessions:
                 _lock(sessions, targets)
-                with statement_triggers_disabled(subscriber, sessions, targets):
+                with disable_statement_triggers(subscriber, sessions, targets):
                     values = merge_values(
-                        subscriber, sessions.of(target), work.staged, unpublished, moves=moves
+                        subscriber, sessions.session_for(target), work.staged, unpublished, moves=moves
                     )
             staged = work.staged
             done = ComparedTable(staged.pair.name, values, staged.rows, work.bytes, work.seconds)
@@ -240,7 +241,7 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
         logger.info(
             "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn
         )
-        hold(publisher, [PlannedTable.of(synced.table)])
+        lock_planned_tables(publisher, [PlannedTable.from_catalog(synced.table)])
         target = targets[synced.table.name]
         with (
             comparing(synced.table.name),
@@ -248,7 +249,7 @@ def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Conn
             subscriber.transaction(),
             act_on(subscriber, [target], only_reads=True) as sessions,
         ):
-            session = sessions.of(target)
+            session = sessions.session_for(target)
             pair = TablePair.of(synced, target, publisher, subscriber, session)
             pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
             pair, unequal = _unequal(pair, publisher, pair.subscriber(subscriber, session))
@@ -283,8 +284,8 @@ def _unequal(
 def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:
     """Shut other writers out until the commit: rows are found by their place. Readers go on."""
     for target in sorted(targets, key=lambda each: each.name):
-        lock = sql.SQL("lock table {} in share row exclusive mode").format(named(target))
-        sessions.of(target).execute(lock)
+        lock = sql.SQL("lock table {} in share row exclusive mode").format(target_reference(target))
+        sessions.session_for(target).execute(lock)
 
 
 def _merged(
@@ -292,7 +293,7 @@ def _merged(
 ) -> ReconciledTable:
     began = time.monotonic()
     name = work.staged.pair.name
-    merged: Merged = merge(connection, sessions.of(work.staged.pair.target), work.staged)
+    merged: Merged = merge(connection, sessions.session_for(work.staged.pair.target), work.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = work.seconds + time.monotonic() - began
     done = ReconciledTable(

@@ -21,12 +21,12 @@ from cdc_replay.errors import CdcReplayError, InvalidFilter
 from cdc_replay.filters.printed import printed_filters
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import Copied, CopyTarget, copy_across
+from cdc_replay.postgres.copy import CopyCounts, CopyTarget, copy_across
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class StagedRows:
                 typed_value(
                     sql.Identifier(name),
                     target.column(name),
-                    is_of_another=target.acting.rights.is_of_another,
+                    owner_is_untrusted=target.acting.rights.owner_is_untrusted,
                 ),
                 sql.Identifier(name),
             )
@@ -166,7 +166,7 @@ def stage(
     table = _create(subscriber, f"reconcile_{number}", pair.target, pair.columns)
     if not buckets.numbers:
         return StagedRows(pair, buckets, table, 0, 0)
-    copied: Copied = copy_across(
+    copied: CopyCounts = copy_across(
         publisher, [pair.rows_of(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
     )
     subscriber.execute(sql.SQL("analyze {}").format(table))
@@ -194,15 +194,15 @@ def stage_unpublished_keys(
 
 def _create(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> sql.Identifier:
     """A temporary table for values of these columns of the target."""
-    table, is_of_another = temporary(name), target.acting.rights.is_of_another
+    table, owner_is_untrusted = temporary(name), target.acting.rights.owner_is_untrusted
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(
-            sql.Identifier(column), staged_type(target.column(column), is_of_another=is_of_another)
+            sql.Identifier(column), staged_type(target.column(column), owner_is_untrusted=owner_is_untrusted)
         )
         for column in columns
     )
     connection.execute(sql.SQL("create temporary table {} ({})").format(table, typed))
-    if is_of_another:
+    if owner_is_untrusted:
         check_types(connection, table, target.name)
     return table
 

@@ -1,4 +1,4 @@
-"""An Airflow connection as a libpq URI, whether Airflow has it or an environment variable."""
+"""An Airflow connection as a libpq URI, from Airflow or from an environment variable."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LIBPQ_OPTIONS: Final = frozenset(
         "sslsni", "target_session_attrs", "tcp_user_timeout",
     }
 )  # fmt: skip
-"""What of a connection's extra goes into the URI: the rest is for Airflow's hooks, and libpq refuses it."""
+"""Options of a connection's extra for the URI; libpq rejects the others, which are for Airflow's hooks."""
 
-PLACES: Final = frozenset({"dbname", "host", "password", "port", "user"})
-"""What libpq takes from the query of a URI as well."""
+ADDRESS_OPTIONS: Final = frozenset({"dbname", "host", "password", "port", "user"})
+"""Parts of a DSN that libpq also accepts in a URI's query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AirflowConnection:
-    """The fields of a connection, under Airflow's names; `schema` is the database."""
+    """A connection's fields, under Airflow's names; `schema` is the database."""
 
     host: str = ""
     port: str = ""
@@ -42,18 +42,18 @@ class AirflowConnection:
 
     @property
     def uri(self) -> str:
-        """As psycopg accepts it: percent-encoded, with libpq's options only. A secret: never log it."""
+        """The URI for psycopg: percent-encoded, with libpq's options only. A secret: never log it."""
         account = _quoted(self.login) + (f":{_quoted(self.password)}" if self.password else "")
         host = self.host
-        # A folder is the place of a Unix socket: libpq wants it percent-encoded; an IPv6 address in brackets.
+        # libpq requires a Unix socket's directory percent-encoded, and an IPv6 address in brackets.
         server = f"[{host}]" if ":" in host and not host.startswith("[") else quote(host, safe="[]:.,-")
         port = f":{self.port}" if self.port else ""
         location = f"{account}{'@' if account else ''}{server}{port}/{_quoted(self.schema)}"
-        return f"postgresql://{location}{options_of(self.extra)}"
+        return f"postgresql://{location}{libpq_query(self.extra)}"
 
 
 def check_type(conn_id: str, kind: str | None) -> None:
-    """Check that a connection leads to PostgreSQL.
+    """Check that a connection is of type postgres.
 
     Raises:
         InvalidConfiguration: if it is of another type.
@@ -65,11 +65,11 @@ def check_type(conn_id: str, kind: str | None) -> None:
         )
 
 
-def options_of(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:
-    """The query of a URI, with its question mark: what libpq knows of the extra; empty if that is nothing."""
-    known = {key: str(extra[key]) for key in sorted(names & extra.keys())}
-    # libpq does not take a plus sign for a blank.
-    return f"?{urlencode(known, quote_via=quote)}" if known else ""
+def libpq_query(extra: Mapping[str, object], names: Set[str] = LIBPQ_OPTIONS) -> str:
+    """The URI's query, with its question mark, from libpq's options in the extra; empty if there are none."""
+    options = {key: str(extra[key]) for key in sorted(names & extra.keys())}
+    # Not `quote_plus`: libpq does not decode a plus sign as a blank.
+    return f"?{urlencode(options, quote_via=quote)}" if options else ""
 
 
 def _quoted(text: str) -> str:

@@ -1,12 +1,12 @@
-"""Ask many servers side by side, wait for them together, and remember what each said last.
+"""Queries to many servers in parallel, with one deadline, and the last answer of each server.
 
-    ask ──▶ no answer yet, or an old one ──▶ a thread asks ──┐
+    ask ──▶ no answer yet, or an old one ──▶ start a thread ──┐
         ──▶ a fresh answer                                    ├──▶ wait, at most `seconds` for all ──▶ answers
-        ──▶ a thread asks already            ─────────────────┘     (only who started it, or has nothing yet)
+        ──▶ a thread is running already      ─────────────────┘     (only its starter, or without an answer)
 
-A server that hangs keeps its thread until the connection is cut (`postgres.connection`), and one caller for
-`seconds`: it is not asked again meanwhile, and others are given what is known. An answer that comes late is
-there for the next caller. Nobody holds a lock while a server is asked.
+A server that hangs occupies its thread until the connection is cut (`postgres.connection`), and one caller
+for `seconds`. It is not queried again until then; other callers get its last answer. A late answer is there
+for the next caller. No lock is held during a query.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[_T]):
-    """What is known of one server: the last `value`, if it ever gave one, and how old that is.
+    """The last `value` of one server, if it ever answered, and its age.
 
-    `error` says why the newest question has no answer; None if it has.
+    `error` says why the newest query has no answer; None if it has one.
     """
 
     value: _T | None
@@ -41,24 +41,24 @@ class Answer(Generic[_T]):
 
 
 @dataclass(slots=True)
-class _Known(Generic[_T]):
-    asked: float = float("-inf")
+class _Server(Generic[_T]):
+    started_at: float = float("-inf")
     running: Future[tuple[_T, float]] | None = None
     value: _T | None = None
-    answered: float | None = None
+    answered_at: float | None = None
     error: Exception | None = None
 
-    def take(self) -> None:
-        """Keep what the thread brought, if it is done.
+    def collect(self) -> None:
+        """Store the result of the thread, if it has finished.
 
         Raises:
-            Exception: what is neither an error of the server's nor of ours.
+            Exception: an error that is neither the server's nor ours.
         """
         if self.running is None or not self.running.done():
             return
-        done, self.running = self.running, None
+        finished, self.running = self.running, None
         try:
-            self.value, self.answered = done.result()
+            self.value, self.answered_at = finished.result()
             self.error = None
         except (CdcReplayError, psycopg.Error) as error:
             self.error = error
@@ -66,15 +66,14 @@ class _Known(Generic[_T]):
 
 @dataclass(slots=True)
 class Answers(Generic[_T]):
-    """The answers of servers by key; a context manager, that leaves threads which still wait to themselves.
+    """The answers of servers by key; as a context manager, it abandons threads that still wait at its end.
 
-    Nobody is waited for longer than `seconds`. An answer that is not older than `fresh_seconds` is not asked
-    for again.
+    No call waits longer than `seconds`. An answer is reused until it is older than `fresh_seconds`.
     """
 
     seconds: float
     fresh_seconds: float = 0.0
-    _known: dict[str, _Known[_T]] = field(default_factory=dict)
+    _servers: dict[str, _Server[_T]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SERVERS_AT_ONCE, thread_name_prefix="ask")
@@ -89,29 +88,29 @@ class Answers(Generic[_T]):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def ask(self, questions: Mapping[str, Callable[[], _T]]) -> dict[str, Answer[_T]]:
-        """An answer for each key, by calling `questions[key]` in a thread of its own where that is due."""
+        """An answer for each key; calls `questions[key]` in a thread if the last answer is too old."""
         with self._lock:
-            waited_for = [self._started(key, question) for key, question in questions.items()]
-        wait([future for future in waited_for if future is not None], timeout=self.seconds)
+            futures = [self._start(key, question) for key, question in questions.items()]
+        wait([future for future in futures if future is not None], timeout=self.seconds)
         with self._lock:
-            return {key: self._answer(self._known[key]) for key in questions}
+            return {key: self._answer(self._servers[key]) for key in questions}
 
-    def _started(self, key: str, question: Callable[[], _T]) -> Future[tuple[_T, float]] | None:
-        """The thread that the caller has to wait for, if there is one."""
+    def _start(self, key: str, question: Callable[[], _T]) -> Future[tuple[_T, float]] | None:
+        """The thread that the caller waits for, if any."""
         now = time.monotonic()
-        known = self._known.setdefault(key, _Known())
-        known.take()
-        if known.running is None and now - known.asked > self.fresh_seconds:
-            known.asked = now
-            known.running = self._threads.submit(lambda: (question(), time.monotonic()))
-            return known.running
-        is_new = known.answered is None and now - known.asked < self.seconds
-        return known.running if is_new else None
+        server = self._servers.setdefault(key, _Server())
+        server.collect()
+        if server.running is None and now - server.started_at > self.fresh_seconds:
+            server.started_at = now
+            server.running = self._threads.submit(lambda: (question(), time.monotonic()))
+            return server.running
+        is_new = server.answered_at is None and now - server.started_at < self.seconds
+        return server.running if is_new else None
 
-    def _answer(self, known: _Known[_T]) -> Answer[_T]:
-        known.take()
+    def _answer(self, server: _Server[_T]) -> Answer[_T]:
+        server.collect()
         now = time.monotonic()
-        error = known.error
-        if known.running is not None and now - known.asked >= self.seconds:
+        error = server.error
+        if server.running is not None and now - server.started_at >= self.seconds:
             error = ServerUnavailable(f"no answer within {self.seconds:g} s")
-        return Answer(known.value, None if known.answered is None else now - known.answered, error)
+        return Answer(server.value, None if server.answered_at is None else now - server.answered_at, error)

@@ -1,12 +1,11 @@
 """Connections to PostgreSQL: pinned session settings, and its errors as ours.
 
-Text values depend on the session that reads them (R1.11). Every connection of this package is pinned to the
-settings that a native walreceiver uses, and to UTC and UTF8, so that a value has one text whoever reads it
-and wherever; sessions that write to a subscriber go back to its own formats (`subscriber.apply_connection`).
-Timeouts are those of the configuration (`postgres.timeouts`), not of the role or the database: a long copy is
-not a hanging session. A server that is gone without a word is noticed by the packets that its host does not
-answer; a client that is gone, by the server while it runs a statement for it, so that a killed command holds
-locks for seconds, not to the statement's end.
+The text of a value depends on the session that reads it (R1.11). Every connection is pinned to the settings
+of a native walreceiver, and to UTC and UTF8, so that a value has the same text in every session; sessions
+that write to a subscriber restore the database's formats (`subscriber.apply_connection`). Timeouts are those
+of the configuration (`postgres.timeouts`), not of the role or database, because a long copy is not a hanging
+session. Keepalive packets detect a dead server. The server detects a dead client while it runs a statement,
+so that a killed command holds its locks for seconds, not until the statement ends.
 """
 
 from __future__ import annotations
@@ -53,13 +52,12 @@ PINNED_SETTINGS: Final[dict[str, str]] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-"""What every session sets before anything else, but for the timeouts that its DSN has.
+"""The first settings of every session, except for timeouts that its DSN sets.
 
-A walsender heeds none: a new slot waits for all transactions that are open."""
+A walsender ignores the timeouts: a new slot waits for all open transactions."""
 
-# A server that runs a statement does not look after the client that asked for it, unless it is told to; it
-# can where it runs on these systems.
-_LOOK_AFTER_CLIENT: Final = psycopg.sql.SQL(
+# By default a server does not check for a dead client during a statement; it can on these systems.
+_CHECK_CLIENT: Final = psycopg.sql.SQL(
     ", case when pg_catalog.version() ~ 'linux|darwin|bsd'"
     " then pg_catalog.set_config('client_connection_check_interval', '5s', false) end"
 )
@@ -71,20 +69,22 @@ KEEPALIVES: Final[dict[str, int]] = {
     "keepalives_interval": 15,
     "keepalives_count": 4,
 }
-"""Two minutes until a dead line is an error, unless the DSN says otherwise; Linux would take two hours."""
+"""A dead connection is an error after two minutes, unless the DSN differs; Linux's default is two hours."""
 
 READ_ONLY_REMEDY: Final = (
     "The subscriber is read-only: it is a standby, or default_transaction_read_only is on for the server, the"
-    " database or the role. Give the address of the primary, or let it take writes, then run it again."
+    " database or the role. Give the address of the primary, or allow writes, then run the command again."
 )
 
 CUT_FACTOR: Final = 3
-"""A connection that is to answer soon may take so many times as long: a few queries, each in time."""
+"""`connect_with_deadline` cuts the connection after this multiple of `seconds`: enough for a few queries."""
 
 _registering: Final = threading.Lock()
 _connections: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
 
 _SCHEMES: Final = ("postgresql", "postgres")
+
+_SUPERUSER: Final = "select rolname::text from pg_catalog.pg_roles where rolname = current_user and rolsuper"
 
 
 def connect(
@@ -97,19 +97,18 @@ def connect(
 ) -> Connection:
     """A connection with pinned settings; `purpose` shows in pg_stat_activity as `cdc_replay <purpose>`.
 
-    `replication` opens a walsender for the database, which understands the replication commands. With
-    `answer_seconds` neither a host, whatever the DSN says, nor a statement or lock is waited for longer than
-    that (see `connect_to_ask`).
+    `replication` opens a walsender for the database, which accepts replication commands. With
+    `answer_seconds` no host, statement or lock is waited for longer than that (see `connect_with_deadline`).
 
     Raises:
-        InvalidConfiguration: if libpq cannot read the DSN, or takes a part of its password for another one.
+        InvalidConfiguration: if libpq cannot parse the DSN, or parses part of the password as another field.
         ServerUnavailable: if the server does not answer.
-        MissingPrivilege: if it refuses the role.
+        MissingPrivilege: if it rejects the role.
     """
     options: dict[str, Any] = {"replication": "database"} if replication else {}
-    given = _parts(dsn, purpose)
+    parts = _parts(dsn, purpose)
     defaults = {**KEEPALIVES, **DEFAULT.connection_options()}
-    options |= {name: value for name, value in defaults.items() if name not in given}
+    options |= {name: value for name, value in defaults.items() if name not in parts}
     if answer_seconds is not None:
         options |= {
             "connect_timeout": math.ceil(answer_seconds),
@@ -124,11 +123,11 @@ def connect(
             **options,
         )
         pinned = _pinned(
-            connection.info.server_version, answer_seconds, "" if replication else str(given.get("options"))
+            connection.info.server_version, answer_seconds, "" if replication else str(parts.get("options"))
         )
         try:
             with _cut_after(connection, answer_seconds):
-                connection.execute(setting_statement(pinned) + _LOOK_AFTER_CLIENT)
+                connection.execute(setting_statement(pinned) + _CHECK_CLIENT)
             connection.autocommit = autocommit
             connection.prepare_threshold = None
         except BaseException:
@@ -140,10 +139,10 @@ def connect(
 
 
 @contextlib.contextmanager
-def connect_to_ask(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connection]:
-    """A connection that waits no longer than that for the server, a statement or a lock.
+def connect_with_deadline(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connection]:
+    """A connection that waits at most `seconds` for the server, a statement or a lock.
 
-    It lasts `CUT_FACTOR` times as long at most, for a few statements.
+    It is cut after `CUT_FACTOR` times as long.
 
     Raises:
         CdcReplayError: as `connect`.
@@ -157,11 +156,11 @@ def connect_to_ask(dsn: str, *, purpose: str, seconds: float) -> Iterator[Connec
 
 @contextlib.contextmanager
 def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
-    """End the connection unless the block ends before: a stopped server heeds no timeout of its own."""
+    """Shut the connection down unless the block ends first: a stopped server honors no timeout."""
     if seconds is None:
         yield
         return
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:  # ours: its number is nobody else's
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:  # a descriptor that nobody else closes
 
         def cut() -> None:
             with contextlib.suppress(OSError):
@@ -177,7 +176,7 @@ def _cut_after(connection: Connection, seconds: float | None) -> Iterator[None]:
 
 
 def _cancel_all() -> None:
-    """Cancel what the servers do for any thread of this process."""
+    """Cancel the running statements of all threads."""
     with _registering:
         present = tuple(_connections)
     for connection in present:
@@ -190,7 +189,7 @@ cancel_on_termination(_cancel_all)
 
 
 def _parts(dsn: str, purpose: str) -> dict[str, Any]:
-    # What libpq says repeats the part that it cannot read or use, which may be the password.
+    # libpq's error message repeats the part that it cannot parse, which may be the password.
     with contextlib.suppress(psycopg.ProgrammingError):
         parts = conninfo_to_dict(dsn)
         if not _is_cut_within_password(dsn, parts):
@@ -202,12 +201,12 @@ def _parts(dsn: str, purpose: str) -> dict[str, Any]:
 
 
 def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
-    """Whether host, port or database may have a part of the password.
+    """Whether host, port or database may contain a part of the password.
 
-    libpq ends the password at the first `@` of a URI, and takes what is before a `/` for the port.
+    libpq ends the password at a URI's first `@`, and takes the text before a `/` for the port.
     """
     hosts = str(parts.get("host") or "").split(",")
-    if any("@" in host and not host.startswith("/") for host in hosts):  # a socket's folder may have one
+    if any("@" in host and not host.startswith("/") for host in hosts):  # allowed in a socket's directory
         return True
     if re.fullmatch(r"[0-9,\s]*", str(parts.get("port") or "")) is None:
         return True
@@ -217,7 +216,7 @@ def _is_cut_within_password(dsn: str, parts: Mapping[str, Any]) -> bool:
 
 
 def _pinned(server_version: int, answer_seconds: float | None, options: str) -> dict[str, str]:
-    """What the session sets first; `options` of the DSN may say how long it waits."""
+    """The session's first settings, except for timeouts that the DSN's `options` set."""
     settings = {
         name: value
         for name, value in PINNED_SETTINGS.items()
@@ -231,13 +230,19 @@ def _pinned(server_version: int, answer_seconds: float | None, options: str) -> 
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Whether transactions of this session cannot write, unless they ask to."""
-    ((answer,),) = connection.execute("select pg_catalog.current_setting('transaction_read_only')::bool")
-    return bool(answer)
+    """Whether transactions of this session are read-only by default."""
+    ((read_only,),) = connection.execute("select pg_catalog.current_setting('transaction_read_only')::bool")
+    return bool(read_only)
+
+
+def superuser(connection: Connection) -> str | None:
+    """The session's role, if it is a superuser."""
+    row = connection.execute(_SUPERUSER).fetchone()
+    return None if row is None else str(row[0])
 
 
 def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
-    """One statement that gives the session all of them; literals, because a walsender takes no parameters."""
+    """One statement that sets all of them; with literals, because a walsender accepts no parameters."""
     calls = [
         psycopg.sql.SQL("pg_catalog.set_config({}, {}, false)").format(name, value)
         for name, value in settings.items()
@@ -246,10 +251,10 @@ def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
 
 
 @contextlib.contextmanager
-def translated_errors(what: str, *, grant: str | None = None) -> Iterator[None]:
-    """Raise PostgreSQL's errors as ours, `what` being the attempt that failed (`cannot …`).
+def translated_errors(action: str, *, grant: str | None = None) -> Iterator[None]:
+    """Raise PostgreSQL's errors as ours; `action` is the attempt that failed (`cannot …`).
 
-    `grant` is the hint where the role lacks a privilege. Errors that have no class of our own pass unchanged.
+    `grant` is the hint for a missing privilege. Errors without a class of ours pass unchanged.
 
     Raises:
         ServerUnavailable, MissingPrivilege, SlotActive, SlotMissing: by SQLSTATE.
@@ -257,31 +262,28 @@ def translated_errors(what: str, *, grant: str | None = None) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if (ours := _translate(what, error, grant)) is None:
+        if (translated := _translate(action, error, grant)) is None:
             raise
-        raise ours from error
+        raise translated from error
 
 
-def _translate(what: str, error: psycopg.Error, grant: str | None) -> CdcReplayError | None:
-    # The server's own words only: a libpq connection failure may repeat parts of the DSN, never the password.
-    said = error.diag.message_primary or str(error).strip()
+def _translate(action: str, error: psycopg.Error, grant: str | None) -> CdcReplayError | None:
+    # The server's message; a libpq connection failure may repeat parts of the DSN, never the password.
+    server_message = error.diag.message_primary or str(error).strip()
+    message = f"{action}: {server_message}"
     match error:
         case pg.InsufficientPrivilege() | pg.InvalidAuthorizationSpecification() | pg.InvalidPassword():
             hint = grant if isinstance(error, pg.InsufficientPrivilege) else None
-            return MissingPrivilege(f"{what}: {said}", detail=error.diag.message_detail, hint=hint)
-        case pg.ObjectInUse() if "slot" in said:
-            return SlotActive(
-                f"{what}: {said}",
-                hint="Stop the other process that reads this slot, then run the command again.",
-            )
-        case pg.UndefinedObject() if "replication slot" in said:
-            return SlotMissing(f"{what}: {said}", hint="Run `cdc-replay setup` for the publisher.")
+            return MissingPrivilege(message, detail=error.diag.message_detail, hint=hint)
+        case pg.ObjectInUse() if "slot" in server_message:
+            hint = "Stop the other process that reads this slot, then run the command again."
+            return SlotActive(message, hint=hint)
+        case pg.UndefinedObject() if "replication slot" in server_message:
+            return SlotMissing(message, hint="Run `cdc-replay setup` for the publisher.")
         case pg.AdminShutdown() | pg.CrashShutdown() | pg.CannotConnectNow() | pg.TooManyConnections():
-            return ServerUnavailable(f"{what}: {said}", hint="Run the command again once the server answers.")
+            return ServerUnavailable(message, hint="Run the command again once the server answers.")
         case psycopg.OperationalError() if error.sqlstate is None:
-            return ServerUnavailable(
-                f"{what}: {said}",
-                hint="Check that the server runs, and the host, port and database of the DSN.",
-            )
+            hint = "Check that the server runs, and the host, port and database of the DSN."
+            return ServerUnavailable(message, hint=hint)
         case _:
             return None

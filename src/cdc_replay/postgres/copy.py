@@ -1,11 +1,10 @@
 """COPY out of one server into another: bytes to bytes, values never become Python objects.
 
-COPY's text format is the one form that every type and every version has and that needs no conversion here:
-what `copy … to stdout` of one server writes, `copy … from stdin` of another reads, character for character
-(R7.7). Both sessions are pinned to UTF8, so that the bytes mean the same on both sides.
+COPY's text format needs no conversion for any type or version: one server's `copy … from stdin` reads exactly
+what another's `copy … to stdout` writes (R7.7). Both sessions are pinned to UTF8.
 
-libpq hands out one row at a time. The rows that it has received are joined into blocks here, because
-waiting for the socket and sending cost much more than a row.
+libpq returns one row at a time. Received rows are joined into blocks, because waiting for the socket and
+sending cost much more than a row.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
-from cdc_replay.postgres.planned_tables import reading
+from cdc_replay.postgres.planned_tables import publisher_read_errors
 
 BLOCK_BYTES: Final = 128 * 1024
-"""When a block of rows is sent on."""
+"""The size at which a block of rows is sent."""
 
 _MAY_WRITE: Final = (
     "On the subscriber, grant the role SELECT and INSERT on the table, UPDATE and DELETE where rows are"
@@ -40,13 +39,13 @@ _MAY_WRITE: Final = (
 )
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes of every block that was sent."""
+"""Called with the size of every block that was sent."""
 
 
 class RateLimiter:
-    """Lets a copy move no more than so many bytes per second, on the average since it began.
+    """Limits a copy to an average number of bytes per second since it began.
 
-    The one that sends waits, so the server that is read from waits as well: nothing gathers in between.
+    The sender waits, so the server that is read from waits too and nothing is buffered in between.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class RateLimiter:
 class CopyTarget:
     """Where rows go: `relation` receives them, errors name `table`, which it is or stands for.
 
-    `is_new`: this transaction has created the relation, so that nobody needs to look who wrote its rows.
+    `is_new`: this transaction created the relation, so that its rows can be frozen.
     """
 
     relation: sql.Composable
@@ -83,13 +82,13 @@ class CopyTarget:
 
     @property
     def statement(self) -> sql.Composed:
-        """The `copy … from stdin` that takes the rows."""
+        """The `copy … from stdin` that receives the rows."""
         options = sql.SQL(" with (freeze)" if self.is_new else "")
         return sql.SQL("copy {}{} from stdin{}").format(self.relation, column_list(self.columns), options)
 
 
 def column_list(columns: Sequence[str]) -> sql.Composable:
-    """The names in parentheses; nothing for a table without columns, where the grammar has no list."""
+    """The names in parentheses; empty for a table without columns, for which the grammar has no list."""
     if not columns:
         return sql.SQL("")
     return sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns)))
@@ -97,9 +96,9 @@ def column_list(columns: Sequence[str]) -> sql.Composable:
 
 @dataclass(frozen=True, slots=True)
 class WholeTable:
-    """A plain table that COPY reads as it lies there, without its inheritance children.
+    """A plain table that COPY reads without its inheritance children.
 
-    Nothing is planned then. A plan evaluates what is constant in the expressions of indexes and statistics,
+    COPY of a table needs no plan; planning would evaluate constant parts of index and statistics expressions,
     which may call functions of the table's owner.
     """
 
@@ -108,12 +107,12 @@ class WholeTable:
 
 
 Source: TypeAlias = sql.Composable | WholeTable
-"""What rows are read by: a query, or a table."""
+"""A query, or a table that is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """How much one copy moved; `bytes` in COPY's text format."""
+class CopyCounts:
+    """How much a copy moved; `bytes` in COPY's text format."""
 
     rows: int
     bytes: int
@@ -125,39 +124,39 @@ def copy_across(
     destination: Connection,
     target: CopyTarget,
     progress: Progress | None = None,
-) -> Copied:
-    """Copy the rows of `sources` into `target`, one after another, within a single COPY there.
+) -> CopyCounts:
+    """Copy the rows of `sources`, one after another, into `target` with a single COPY.
 
-    Both connections stay in the transaction that the caller has begun; nothing is committed here. The
-    columns of every source are those of the target by position.
+    Both connections stay in the caller's transaction; nothing is committed. The columns of every source match
+    those of the target by position.
 
     Raises:
         MissingPrivilege: if a role may not read or write the table; it names the table and the side.
         InvalidFilter: if a query fails on a value, which only a row filter can cause.
-        PublisherNotReady: if the table is not there any more, or the query fails for another reason.
-        ApplyConflict: if the target refuses a row: a key that is there already, a constraint, a value that
-            its type does not take (R8.5).
-        SubscriberNotReady: if the target is not there any more, or refuses the row in another way.
+        PublisherNotReady: if the source does not exist any more, or the query fails for another reason.
+        ApplyConflict: if the target rejects a row: a duplicate key, a constraint, a value that its type does
+            not accept (R8.5).
+        SubscriberNotReady: if the target does not exist any more, or rejects the row in another way.
         SubscriberNotWritable: if the subscriber is read-only or full.
         ServerUnavailable: if a connection is lost.
     """
     size = 0
-    with writing(target.table), destination.cursor() as cursor:
+    with subscriber_write_errors(target.table), destination.cursor() as cursor:
         with cursor.copy(target.statement) as into:
-            for each in sources:
-                for block in _read(source, each, target.table):
+            for rows in sources:
+                for block in _read(source, rows, target.table):
                     into.write(block)
                     size += len(block)
                     if progress is not None:
                         progress(len(block))
-        return Copied(cursor.rowcount, size)
+        return CopyCounts(cursor.rowcount, size)
 
 
 def _read(source: Connection, rows: Source, table: QualifiedName) -> Iterator[bytearray]:
-    """The rows in COPY's text format, whole rows, several to a block."""
+    """Blocks of whole rows in COPY's text format."""
     blocks = _blocks(source, sql.SQL("copy {} to stdout").format(_as_copied(rows)))
     while True:
-        with reading(table):
+        with publisher_read_errors(table):
             block = next(blocks, None)
         if block is None:
             return
@@ -193,48 +192,48 @@ def _finish(source: Connection) -> None:
 
 
 @contextlib.contextmanager
-def writing(table: QualifiedName) -> Iterator[None]:
-    """Raise what a subscriber says when it does not take the rows of `table` as an error that names it.
+def subscriber_write_errors(table: QualifiedName) -> Iterator[None]:
+    """Raise the subscriber's errors about rows of `table` as errors that name it.
 
     Raises:
         ApplyConflict, SubscriberNotReady, SubscriberNotWritable, MissingPrivilege, ServerUnavailable: see
             `copy_across`.
     """
-    what = f'cannot write table "{table}" of the subscriber'
+    action = f'cannot write table "{table}" of the subscriber'
     try:
-        with translated_errors(what, grant=_MAY_WRITE):
+        with translated_errors(action, grant=_MAY_WRITE):
             yield
     except psycopg.Error as error:
-        raise _refusal(what, error) from error
-
-
-def _refusal(what: str, error: psycopg.Error) -> CdcReplayError:
-    kind, hint, rule = _reason(error)
-    said = f"{what}: {error.diag.message_primary}"
-    return kind(said, detail=error.diag.message_detail, hint=hint, rule=rule)
+        kind, hint, rule = _reason(error)
+        message = f"{action}: {error.diag.message_primary}"
+        raise kind(message, detail=error.diag.message_detail, hint=hint, rule=rule) from error
 
 
 def _reason(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
-    """What kind of error it is, the remedy, and the rule."""
+    """The error's class, remedy and rule."""
     kind: type[CdcReplayError] = SubscriberNotReady
-    hint: str | None = "Change what refuses the row on the subscriber, then run the command again."
+    hint: str | None = "Remove the cause of the error on the subscriber, then run the command again."
     rule: str | None = None
     match error:
         case pg.UniqueViolation() | pg.ExclusionViolation():
             kind, rule = ApplyConflict, "R8.5"
-            hint = "Remove the rows that are there already, or the publisher's rows that have the same key."
+            hint = "Delete the subscriber's rows, or the publisher's rows that have the same key."
         case pg.IntegrityError() | pg.DataError():
             kind, rule = ApplyConflict, "R8.5"
-            hint = "Change the constraint or the type of the subscriber's column so that it takes the value."
+            hint = (
+                "Change the constraint or the type of the subscriber's column so that it accepts the value."
+            )
         case pg.UndefinedTable() | pg.UndefinedColumn() | pg.InvalidSchemaName():
             rule = "R8.1"
-            hint = "Create the table on the subscriber with the published columns, then run it again."
+            hint = (
+                "Create the table on the subscriber with the published columns, then run the command again."
+            )
         case pg.ReadOnlySqlTransaction():
             kind = SubscriberNotWritable
             hint = READ_ONLY_REMEDY
         case pg.DiskFull():
             kind = SubscriberNotWritable
-            hint = "Make room on the subscriber's disk, then run the command again: it goes on from there."
+            hint = "Free space on the subscriber's disk, then run the command again to resume."
         case psycopg.OperationalError():
             kind, hint = ServerUnavailable, None
         case _:

@@ -1,12 +1,11 @@
-"""A snapshot of the database as it is now, which waits for nobody: known by transactions, not by a position.
+"""A snapshot of the database as it is now, without waiting; known by transaction IDs, not by an LSN.
 
-A slot's snapshot (`exported_snapshot`) is exact at one LSN, and is there once all transactions that are open
-have ended (R1.35). This one is there at once. What it holds is told by transaction ids, which the change log
-has too.
+A slot's snapshot (`exported_snapshot`) is exact at one LSN, but waits until all open transactions have ended
+(R1.35). This one is available at once. Its transaction IDs are compared with those in the change log.
 
-A transaction is visible a moment after its commit record is written; while a synchronous standby keeps it
-waiting, that moment is long. Its locks are held until then: whoever changes the same row, or reuses its key,
-is visible later still. So the visible transactions of a row are the first ones in its order of commits.
+A transaction becomes visible a moment after its commit record is written, or long after if it waits for a
+synchronous standby. It keeps its locks until then: transactions that change the same row, or reuse its key,
+become visible later. So the visible transactions of a row are the first ones in commit order.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ _EXPORT: Final = "select pg_export_snapshot(), pg_current_snapshot()::text"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PresentSnapshot(SharedSnapshot):
-    """What another connection needs to read the database as it was a moment ago, and what it sees then."""
+class CurrentSnapshot(SharedSnapshot):
+    """What another connection needs to import the snapshot, and the transactions visible in it."""
 
     transactions: PgSnapshot
 
 
 @contextlib.contextmanager
-def export_current_snapshot(dsn: str) -> Iterator[PresentSnapshot]:
+def export_current_snapshot(dsn: str) -> Iterator[CurrentSnapshot]:
     """Export a snapshot of the database as it is now, for as long as the context is open.
 
     Raises:
-        ServerUnavailable, MissingPrivilege: if the server does not answer, or refuses the role.
+        ServerUnavailable, MissingPrivilege: if the server does not answer, or rejects the role.
     """
-    with contextlib.closing(connect(dsn, purpose="present snapshot")) as connection:
+    with contextlib.closing(connect(dsn, purpose="current snapshot")) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         connection.autocommit = False
         with translated_errors("cannot export a snapshot"):
             ((name, transactions),) = connection.execute(_EXPORT).fetchall()
-        yield PresentSnapshot(dsn, name, PgSnapshot.parse(transactions))
+        yield CurrentSnapshot(dsn, name, PgSnapshot.parse(transactions))

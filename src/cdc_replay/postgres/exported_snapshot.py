@@ -1,17 +1,17 @@
-"""A snapshot is (LSN, data): the database exactly as it was at a known WAL position.
+"""A snapshot of the database exactly as it was at a known LSN.
 
-Creating a logical slot exports a snapshot that holds precisely the transactions that the slot will not
-deliver (R1.34): those whose commit LSN is at or below the consistent point. The slot is temporary, it only
-finds the point. Any number of connections import the snapshot, one after another or at the same time, while
-the walsender that exported it stays open and idle; its next command would end the export.
+Creating a logical slot exports a snapshot that contains precisely the transactions that the slot will not
+deliver (R1.34): those with a commit LSN at or below the consistent point. The slot is temporary. Any number
+of connections can import the snapshot while the walsender that exported it stays open and idle; its next
+command would end the export.
 
 | reads under it        | for                                                           |
 |-----------------------|---------------------------------------------------------------|
 | the initial copy      | replay then applies what is after the consistent point (R7.9) |
 | validation at a fence | both sides are compared as of one position                    |
 
-Creating the slot waits for all transactions that are open at its start, prepared ones included (R1.35). A
-process that is killed leaves nothing behind: the server drops the slot and the export with the session.
+Creating the slot waits for all transactions that are open at its start, prepared ones included (R1.35). When
+a process is killed, the server drops the slot and the export with the session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cdc_replay.postgres.planned_tables import read_only_tables
 
 logger = logging.getLogger(__name__)
 
-# The grammar of replication commands knows upper case only.
+# The grammar of replication commands accepts upper case only.
 EXPORT: Final = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')")
 
 MAY_REPLICATE: Final = """
@@ -44,7 +44,7 @@ MAY_REPLICATE: Final = """
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SharedSnapshot:
-    """What another connection, on any host, needs to read the database as it is in a snapshot."""
+    """What another connection, on any host, needs to import a snapshot."""
 
     dsn: str
     name: str
@@ -56,7 +56,7 @@ class SharedSnapshot:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportedSnapshot(SharedSnapshot):
-    """A snapshot that holds a transaction if and only if its commit LSN is at or below `consistent_point`."""
+    """A snapshot of the transactions whose commit LSN is at or below `consistent_point`."""
 
     consistent_point: Lsn
 
@@ -81,10 +81,10 @@ def _walsender(dsn: str) -> Connection:
     try:
         return connect(dsn, purpose="exported snapshot", replication=True)
     except ServerUnavailable as error:
-        # libpq gives no SQLSTATE for a connection that is refused: an ordinary one can tell why.
+        # libpq gives no SQLSTATE for a rejected connection; an ordinary one can find the reason.
         with connect(dsn, purpose="privilege check") as ordinary:
-            ((user, allowed),) = ordinary.execute(MAY_REPLICATE).fetchall()
-        if allowed:
+            ((user, may_replicate),) = ordinary.execute(MAY_REPLICATE).fetchall()
+        if may_replicate:
             raise
         raise MissingPrivilege(
             f'role "{user}" cannot export a snapshot: it lacks the attribute REPLICATION',
@@ -110,7 +110,7 @@ def _not_ready_errors() -> Iterator[None]:
         raise PublisherNotReady(
             f"cannot export a snapshot: {error.diag.message_primary}",
             detail=error.diag.message_detail,
-            hint="Set wal_level to logical, and max_replication_slots to more than are in use.",
+            hint="Set wal_level to logical, and max_replication_slots above the number of slots in use.",
             rule="R1.34",
         ) from error
 
@@ -118,9 +118,9 @@ def _not_ready_errors() -> Iterator[None]:
 def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
     """A connection inside a read-only transaction that sees the database as of the snapshot.
 
-    The transaction is repeatable read; it stays valid when the export ends, until it is committed or rolled
-    back. It sees all rows of a table or none: the server refuses to read where a policy would hide some. Who
-    reads a table holds it first (`planned_tables.hold`). The caller closes the connection.
+    The repeatable read transaction stays valid after the export ends, until it is committed or rolled back.
+    If row-level security would hide some rows of a table, the server refuses to read it. Callers lock a table
+    before they read it (`lock_planned_tables`) and close the connection.
 
     Raises:
         PublisherNotReady: if the snapshot is no longer exported.
@@ -131,9 +131,9 @@ def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         connection.autocommit = False
-        with translated_errors("cannot import a snapshot"), _gone_errors(snapshot):
+        with translated_errors("cannot import a snapshot"), _ended_export_errors(snapshot):
             connection.execute(sql.SQL("set transaction snapshot {}").format(snapshot.name))
-            # Rows that a policy hides would be taken for rows that are not there.
+            # Rows that a policy hides would look like missing rows.
             connection.execute("set local row_security = off")
             read_only_tables(connection)
     except BaseException:
@@ -143,7 +143,7 @@ def import_snapshot(snapshot: SharedSnapshot, *, purpose: str) -> Connection:
 
 
 @contextlib.contextmanager
-def _gone_errors(snapshot: SharedSnapshot) -> Iterator[None]:
+def _ended_export_errors(snapshot: SharedSnapshot) -> Iterator[None]:
     try:
         yield
     except (pg.InvalidParameterValue, pg.UndefinedObject, pg.ObjectNotInPrerequisiteState) as error:

@@ -1,4 +1,4 @@
-"""The transactions of a server that are not over: what keeps a slot's restart_lsn back (R1.31)."""
+"""The open transactions of a server, which hold a slot's restart_lsn back (R1.31)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MAY_LOG: Final = "select has_function_privilege('pg_catalog.pg_log_standby_snaps
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that has written and is not over; `gid` is set if it is prepared, else `pid`.
+    """An open transaction that has an xid; `gid` is set if it is prepared, else `pid`.
 
-    What the server hides from the role is None.
+    Values that the server hides from the role are None.
     """
 
     xid: str
@@ -42,25 +42,25 @@ class OpenTransaction:
     seconds: float | None
 
     def __str__(self) -> str:
-        """Which one it is, where, whose, and for how long it is open."""
-        who = (
+        """The transaction, its database, role and age."""
+        kind = (
             f'prepared transaction "{self.gid}"' if self.pid is None else f"transaction of process {self.pid}"
         )
-        where = "" if self.database is None else f', database "{self.database}"'
-        whose = "" if self.role is None else f', role "{self.role}"'
+        database = "" if self.database is None else f', database "{self.database}"'
+        role = "" if self.role is None else f', role "{self.role}"'
         age = "" if self.seconds is None else f", open for {self.seconds:.0f} s"
-        return f"{who} (xid {self.xid}{where}{whose}{age})"
+        return f"{kind} (xid {self.xid}{database}{role}{age})"
 
 
 def oldest_transaction(connection: Connection) -> OpenTransaction | None:
-    """The oldest transaction of the cluster that has an xid and is not over, in any database."""
+    """The oldest open transaction of the cluster that has an xid, in any database."""
     with translated_errors("cannot look for open transactions"):
         row = connection.execute(OLDEST).fetchone()
     return None if row is None else OpenTransaction(*row)
 
 
 def log_running_transactions(connection: Connection) -> bool:
-    """Let the server log which transactions run, if this role may; False if not (and before 16)."""
+    """Make the server log its running transactions; False if the role may not, or before version 16."""
     if connection.info.server_version < LOG_SINCE:
         return False
     ((may,),) = connection.execute(MAY_LOG).fetchall()

@@ -1,7 +1,7 @@
-"""The peek: what a logical slot holds, read without moving it.
+"""Read the contents of a logical slot without advancing it.
 
-A peek is one `COPY` of the slot function's result in binary format. The server holds the result (R1.32), the
-client holds one batch of messages at a time and makes no Python object per value.
+A peek is one `COPY` of the slot function's result in binary format. The server holds the whole result
+(R1.32), the client one batch of messages at a time; no Python object is created per value.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# As many as make the cost per batch negligible; five times as many cost 60 MB more and no less time.
+# Enough to make the cost per batch negligible; five times as many cost 60 MB and save no time.
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
 
 OUR_PREFIXES: Final = b"cdc_replay."
-"""How the prefixes of all logical messages of this software begin."""
+"""The start of the prefixes of all our logical messages."""
 
 MOST_MESSAGE_BYTES: Final = 32 << 20
-"""A logical message that is longer is not of this software: the catalogs of 50,000 tables take less."""
+"""A longer logical message is not ours: the catalog of 50,000 tables is smaller."""
 
-# Any role can write logical messages (77 is M), as large as it likes: of those that are not wanted only the
-# beginning is sent, which says so. With streaming, an xid is before flags, LSN and prefix.
+# Any role can write logical messages (77 is M) of any size: only the first bytes of foreign ones are sent,
+# which identify them as such. With streaming, an xid precedes flags, LSN and prefix.
 PEEK: Final = sql.SQL(
     "copy (select lsn, xid, case when pg_catalog.get_byte(data, 0) <> 77"
     " or pg_catalog.length(data) <= {most_bytes} and {prefix} in"
@@ -57,26 +57,26 @@ _LSN_OFFSET: Final = 2 + 4
 _XID_OFFSET: Final = _LSN_OFFSET + 8 + 4
 _DATA_OFFSET: Final = _XID_OFFSET + 4 + 4
 _WITHOUT_WAITING: Final = 1
-# What the server says in it is about synchronized_standby_slots (R1.32), not about changes. Its SQLSTATE is
-# that of a missing publication, its text may be in any language.
+# Its warnings concern synchronized_standby_slots (R1.32), not changes. They have the SQLSTATE of a missing
+# publication, and their text may be in any language.
 _WAITS_FOR_STANDBYS: Final = "StandbySlotsHaveCaughtup"
-# Arrow computes with `stop`: its default, the largest number there is, overflows there.
+# Arrow does arithmetic with `stop`: its default, the largest integer, overflows.
 _NO_END: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PeekOptions:
-    """What pgoutput is asked for; never for two_phase: even a peek with it would change the slot (R1.25)."""
+    """The options for pgoutput; never two_phase itself: even a peek with it would change the slot (R1.25)."""
 
     slot: str
     publications: tuple[str, ...]
     streaming: bool = False
     two_phase: bool = False
-    """The slot has the property; streamed transactions can then be prepared, which needs protocol 3."""
+    """The slot's property; streamed transactions can then be prepared, which requires protocol 3."""
     messages: bool = True
-    """With what `pg_logical_emit_message` wrote."""
+    """Include messages of `pg_logical_emit_message`."""
     origin_none: bool = False
-    """Without changes and transactions that carry an origin (R8.19); from PostgreSQL 16 on."""
+    """Exclude changes and transactions that have an origin (R8.19); from PostgreSQL 16 on."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -92,9 +92,9 @@ class PeekOptions:
 
 @dataclass(frozen=True, slots=True)
 class RawMessages:
-    """Consecutive messages as the server sent them: equal lengths, in the stream's order (R1.22).
+    """Consecutive messages in the stream's order: arrays of equal lengths (R1.22).
 
-    `data` is an Arrow array of type binary; `lsn` and `xid` are what the slot function says beside it.
+    `data` is an Arrow array of type binary; `lsn` and `xid` are the slot function's other columns.
     """
 
     lsn: npt.NDArray[np.int64]
@@ -103,22 +103,22 @@ class RawMessages:
 
 
 def identifier_list(names: Sequence[str]) -> str:
-    """Names as a list of quoted identifiers, so that none is folded to lower case (R1.18)."""
+    """Names as a list of quoted identifiers, so that case is preserved (R1.18)."""
     return ",".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def peek(
     connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
 ) -> Generator[RawMessages]:
-    """The messages of the transactions that commit before `upto_lsn` and that the slot has not confirmed.
+    """The messages of unconfirmed transactions that commit before `upto_lsn`.
 
-    Ends early, after a whole transaction, once `upto_nchanges` messages are out; with streaming perhaps
-    inside one (R1.23, R1.24); None sets no such bound. Batches are bounded in messages and bytes, one message
-    may exceed them. Use it in `contextlib.closing`: until it is read to its end or closed, the session can do
-    nothing else.
+    Ends early, after a whole transaction, once `upto_nchanges` messages were sent; with streaming perhaps
+    inside one (R1.23, R1.24). None: no such limit. Batches are limited in messages and bytes; one message may
+    exceed them. Use it in `contextlib.closing`: until it is exhausted or closed, the session can do nothing
+    else.
 
     Raises:
-        SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `replication` says.
+        SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as `slot` describes.
     """
     statement = PEEK.format(
         slot=sql.Literal(options.slot),
@@ -131,7 +131,7 @@ def peek(
     )
     with (
         slot_errors(f'cannot read replication slot "{options.slot}"'),
-        _warnings_refused(connection),
+        _warnings_as_errors(connection),
         connection.cursor() as cursor,
         cursor.copy(statement) as copy,
     ):
@@ -139,20 +139,20 @@ def peek(
 
 
 def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
-    """The rows of a COPY BINARY, many at a time.
+    """The rows of a COPY BINARY, in batches.
 
-    psycopg's own loop costs more than all else that a capture does with a row. So what has arrived is taken
-    from libpq, and psycopg waits for more, and has the end. Each row is copied at once: while its buffer is
-    held, libpq has to allocate another for the next.
+    psycopg's own loop costs more than the rest of a capture. So rows that have arrived are read from libpq
+    directly; psycopg waits for more, and handles the end. Each row is copied at once: while its buffer is
+    referenced, libpq must allocate another one.
     """
     libpq = copy.connection.pgconn
     take = libpq.get_copy_data
     row: Buffer = copy.read()[_COPY_HEADER_BYTES:]
     size = len(row)
     while size > _COPY_TRAILER_BYTES:
-        held, sizes, free = io.BytesIO(), list[int](), BATCH_BYTES
+        rows, sizes, free = io.BytesIO(), list[int](), BATCH_BYTES
         while size > _COPY_TRAILER_BYTES and free > 0 and len(sizes) < BATCH_ROWS:
-            held.write(row)
+            rows.write(row)
             sizes.append(size)
             free -= size
             size, row = take(_WITHOUT_WAITING)
@@ -161,12 +161,12 @@ def _batches(copy: psycopg.Copy) -> Iterator[RawMessages]:
                 size = len(row)
         if size < 0:
             raise _ended_early(libpq)
-        yield _raw_messages(held.getvalue(), sizes)
+        yield _raw_messages(rows.getvalue(), sizes)
     copy.read()
 
 
 def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
-    """What the server has said instead of the trailer; the session is done with the COPY then."""
+    """The server's error in place of the trailer; ends the COPY of the session."""
     result = libpq.get_result()
     while libpq.get_result() is not None:
         continue
@@ -176,7 +176,7 @@ def _ended_early(libpq: psycopg.pq.abc.PGconn) -> psycopg.Error:
 
 
 def _raw_messages(rows: bytes, sizes: Sequence[int]) -> RawMessages:
-    """Rows of COPY BINARY, one after another, as columns."""
+    """Consecutive rows of COPY BINARY, as columns."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     content = np.frombuffer(rows, dtype=np.uint8)
@@ -195,15 +195,15 @@ def _big_endian(
     content: npt.NDArray[np.uint8], positions: npt.NDArray[np.int32], width: int
 ) -> npt.NDArray[np.int64]:
     """The unsigned integers of `width` bytes that start at `positions`."""
-    numbers = np.zeros(len(positions), dtype=np.int64)
+    values = np.zeros(len(positions), dtype=np.int64)
     for byte in range(width):
-        numbers = numbers << 8 | content[positions + byte]
-    return numbers
+        values = values << 8 | content[positions + byte]
+    return values
 
 
 @contextlib.contextmanager
-def _warnings_refused(connection: Connection) -> Iterator[None]:
-    """PostgreSQL 18 skips a missing publication with a warning only: changes would pass unseen (R1.19)."""
+def _warnings_as_errors(connection: Connection) -> Iterator[None]:
+    """Raise the server's warnings: PostgreSQL 18 skips a missing publication with a warning only (R1.19)."""
     warnings: list[str] = []
 
     def keep(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -221,8 +221,8 @@ def _warnings_refused(connection: Connection) -> Iterator[None]:
         connection.remove_notice_handler(keep)
     if warnings:
         raise PublicationMissing(
-            "the server left changes out while it decoded",
-            detail="It said: " + "; ".join(dict.fromkeys(warnings)),
+            "the server skipped changes while decoding",
+            detail="The server warned: " + "; ".join(dict.fromkeys(warnings)),
             hint="A capture publication was dropped while its slot was in use. " + RESYNCHRONIZE,
             rule="R1.19",
         )

@@ -1,20 +1,20 @@
-"""Tables of the publisher, held as they were planned while a transaction reads them.
+"""Lock the publisher's tables as they were planned, while a transaction reads them.
 
-Every statement looks a name up anew. Between the plan, which knows a table by its oid, and the statement
-that reads it, its owner can give the name to a view, or a column to a type of their own: the view's
-functions, or the type's casts, would run with the rights of the role that reads. So a table is locked first,
-and then looked at; what is found cannot change before the transaction ends.
+Every statement looks up a name again. Between the plan, which identifies a table by oid, and the statement
+that reads it, the owner can give the name to a view, or a column a type of their own: the view's functions,
+or the type's casts, would run with the rights of the reading role. So a table is first locked and then
+checked; it cannot change before the transaction ends.
 
-| step                                               | what it tells, as of now                        |
+| step                                               | what it returns, as of now                      |
 |----------------------------------------------------|-------------------------------------------------|
 | `select *` of the name is parsed, and not executed | numbers and types of the columns; the server    |
-|                                                    | has locked (ACCESS SHARE) whatever has the name |
+|                                                    | locks (ACCESS SHARE) the relation of that name  |
 | to_regclass                                        | which relation it is                            |
 | pg_relation_filenode                               | that it still stores rows: on 15 a rule makes a |
 |                                                    | view of a table, which keeps its oid            |
 
-Catalog rows would be those of the transaction's snapshot, which may be older. LOCK TABLE would ask for SELECT
-on the whole table, where reading needs it on some columns.
+Catalog queries would use the transaction's snapshot, which may be older. LOCK TABLE requires SELECT on the
+whole table, while reading needs it on some columns only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import pq, sql
 
-from cdc_replay.errors import InvalidFilter, PublisherNotReady, ServerUnavailable
+from cdc_replay.errors import CdcReplayError, InvalidFilter, PublisherNotReady, ServerUnavailable
 from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 
 _MAY_READ: Final = (
-    "On the publisher, grant the role SELECT on the table and USAGE on its schema. Where row-level security"
-    " restricts it, give it BYPASSRLS, or use the role of an owner whom no policy restricts."
+    "On the publisher, grant the role SELECT on the table and USAGE on its schema. If row-level security"
+    " restricts the role, give it BYPASSRLS, or use an owner's role that no policy restricts."
 )
 
 _RUN_AGAIN: Final = "The table changed while the command ran: run it again."
@@ -49,7 +49,7 @@ _STATEMENT: Final = b"cdc_replay_planned_table"
 _PARSE: Final = sql.SQL("prepare cdc_replay_planned_table as select * from {}{}")
 _FORGET: Final = sql.SQL("deallocate cdc_replay_planned_table")
 
-_FOUND: Final = """
+_RELATION: Final = """
     select pg_catalog.to_regclass(%(name)s)::oid::bigint,
            pg_catalog.pg_relation_filenode(%(oid)s::oid) is not null,
            pg_catalog.pg_describe_object(
@@ -71,9 +71,9 @@ _BASE_TYPES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """A plain or partitioned table as a plan knows it; picklable.
+    """A plain or partitioned table as planned; picklable.
 
-    `columns` are attribute number and type by name.
+    `columns` maps names to attribute number and type.
     """
 
     oid: int
@@ -82,74 +82,69 @@ class PlannedTable:
     columns: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def of(cls, table: Table) -> Self:
-        """The table of a catalog."""
+    def from_catalog(cls, table: Table) -> Self:
+        """The planned table for a table of a catalog."""
         columns = {column.name: (column.attnum, column.type_oid) for column in table.columns}
         return cls(int(table.id), table.name, table.is_partitioned, columns)
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The table in SQL."""
+        """The table's name in SQL."""
         return sql.Identifier(self.name.schema, self.name.name)
 
 
 def read_only_tables(connection: Connection, *, foreign: bool = False) -> None:
-    """Let the transaction read no view, where the server can be told so (15.8, 16.4, 17), nor foreign tables.
+    """Forbid the transaction to read views, if the server supports that (15.8, 16.4, 17), and foreign tables.
 
-    `foreign` ones are partitions that are read through their root, as they are natively (R7.6).
+    With `foreign`, foreign tables are allowed: partitions that are read through their root, as natively
+    (R7.6).
     """
     connection.execute(_RESTRICT, ("view" if foreign else "view, foreign-table",))
 
 
 @contextlib.contextmanager
-def reading(table: QualifiedName) -> Iterator[None]:
-    """Errors of the publisher while rows are read, which name the table.
+def publisher_read_errors(table: QualifiedName) -> Iterator[None]:
+    """Raise the publisher's errors while rows of `table` are read as errors that name it.
 
     Raises:
         InvalidFilter: if a query fails on a value, which only a row filter can cause.
-        PublisherNotReady: if the table is not there any more, or the query fails for another reason.
+        PublisherNotReady: if the table does not exist any more, or the query fails for another reason.
         MissingPrivilege, ServerUnavailable: as `translated_errors`.
     """
-    what = f'cannot read table "{table}" of the publisher'
+    action = f'cannot read table "{table}" of the publisher'
     try:
-        with translated_errors(what, grant=_MAY_READ):
+        with translated_errors(action, grant=_MAY_READ):
             yield
-    except pg.DataError as error:
-        raise InvalidFilter(
-            f"{what}: {error.diag.message_primary}",
-            detail=error.diag.message_detail,
-            hint="A row filter fails on a row: correct the row, or the filter of the publication.",
-            rule="R7.6",
-        ) from error
-    except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}",
-            hint=_RUN_AGAIN,
-            rule="R7.6",
-        ) from error
-    except pg.ObjectNotInPrerequisiteState as error:  # a view, or a foreign table: see `read_only_tables`
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}", hint=_RUN_AGAIN, rule="R2.1"
-        ) from error
-    except psycopg.OperationalError as error:  # canceled, out of memory or space, a conflict with recovery
-        raise ServerUnavailable(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
     except psycopg.Error as error:
-        raise PublisherNotReady(
-            f"{what}: {error.diag.message_primary}", detail=error.diag.message_detail
-        ) from error
+        raise _read_error(f"{action}: {error.diag.message_primary}", error) from error
+
+
+def _read_error(message: str, error: psycopg.Error) -> CdcReplayError:
+    detail = error.diag.message_detail
+    match error:
+        case pg.DataError():
+            hint = "A row filter fails on a row: correct the row, or the filter of the publication."
+            return InvalidFilter(message, detail=detail, hint=hint, rule="R7.6")
+        case pg.UndefinedTable() | pg.UndefinedColumn() | pg.InvalidSchemaName():
+            return PublisherNotReady(message, hint=_RUN_AGAIN, rule="R7.6")
+        case pg.ObjectNotInPrerequisiteState():  # a view, or a foreign table: see `read_only_tables`
+            return PublisherNotReady(message, hint=_RUN_AGAIN, rule="R2.1")
+        case psycopg.OperationalError():  # canceled, out of memory or space, a conflict with recovery
+            return ServerUnavailable(message, detail=detail)
+        case _:
+            return PublisherNotReady(message, detail=detail)
 
 
 def same_key(
     column: sql.Composable, type_sql: str, equality: tuple[str, str], text: sql.Composable
 ) -> sql.Composed:
-    """The condition that a column has the value of a text, by the operator of its key's index.
+    """The condition that a column equals the value of a text, by the operator of its key's index.
 
-    Only types of pg_catalog are read from the text. Another type, and its operator, would be looked up by
-    names that their owners can give away, and a domain in it calls functions; so its own text is compared.
+    The text is cast only to types of pg_catalog. Another type and its operator would be looked up by name,
+    which their owners can give away, and a domain in it calls functions; so such a column is compared as
+    text.
     """
-    # Only types of pg_catalog are written without their schema.
+    # Only types of pg_catalog have no schema in their name.
     if "." in type_sql:
         return sql.SQL("pg_catalog.concat({}) operator(pg_catalog.=) {}").format(column, text)
     schema, name = equality
@@ -158,64 +153,61 @@ def same_key(
     )
 
 
-def hold(connection: Connection, tables: Iterable[PlannedTable]) -> None:
-    """Lock the tables until the transaction ends; a partitioned one is read through itself.
+def lock_planned_tables(connection: Connection, tables: Iterable[PlannedTable]) -> None:
+    """Lock the tables until the transaction ends; a partitioned table only itself.
 
-    Columns that were dropped or added since are none of its business.
+    Dropped or added columns are not checked.
 
     Raises:
-        PublisherNotReady: if something else has the name of one, or a column is another one.
+        PublisherNotReady: if another relation has a table's name, or a column has changed.
         MissingPrivilege, ServerUnavailable: as every statement.
     """
     for table in tables:
-        with reading(table.name):
-            _hold(connection, table)
+        with publisher_read_errors(table.name):
+            _lock(connection, table)
 
 
-def _hold(connection: Connection, table: PlannedTable) -> None:
+def _lock(connection: Connection, table: PlannedTable) -> None:
     if table.is_partitioned:
         read_only_tables(connection, foreign=True)
     columns = dict(_parsed_columns(connection, table))
     values = {"name": table.identifier.as_string(connection), "oid": table.oid}
-    ((oid, is_stored, described),) = connection.execute(_FOUND, values).fetchall()
+    ((oid, is_stored, described),) = connection.execute(_RELATION, values).fetchall()
     if oid != table.oid:
-        raise _changed(table, f"its name is that of another relation now, {described}")
+        raise _changed(table, f"its name refers to another relation now, {described}")
     if not is_stored and not table.is_partitioned:
         raise _changed(table, f"it stores no rows any more, and is {described}")
-    others = [name for name, planned in table.columns.items() if columns.get(name, planned) != planned]
-    if others:
-        bases = _base_types(connection, [table.columns[name][1] for name in others])
-        others = [name for name in others if columns[name] != _below_domains(table.columns[name], bases)]
-    if others:
-        raise _changed(table, f"other columns, or other types, have the names {', '.join(others)}")
+    changed = [name for name, planned in table.columns.items() if columns.get(name, planned) != planned]
+    if changed:
+        bases = _base_types(connection, [table.columns[name][1] for name in changed])
+        changed = [name for name in changed if columns[name] != _below_domains(table.columns[name], bases)]
+    if changed:
+        raise _changed(table, f"columns were replaced, or changed their types: {', '.join(changed)}")
 
 
 def _base_types(connection: Connection, types: list[int]) -> dict[int, int]:
-    """What is below the domains among these types: a statement's result is described by that."""
+    """The base types of the domains among these types, which a statement's result description contains."""
     return dict(connection.execute(_BASE_TYPES, (types,)).fetchall())
 
 
 def _below_domains(planned: tuple[int, int], bases: Mapping[int, int]) -> tuple[int, int]:
-    number, type_oid = planned
-    return number, bases.get(type_oid, type_oid)
+    attnum, type_oid = planned
+    return attnum, bases.get(type_oid, type_oid)
 
 
 def _parsed_columns(connection: Connection, table: PlannedTable) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name, number and type of its columns, from a statement that is never executed."""
+    """Name, number and type of the columns, from a statement that is never executed."""
     only = sql.SQL("" if table.is_partitioned else "only ")
     connection.execute(_PARSE.format(only, table.identifier))
     described = connection.pgconn.describe_prepared(_STATEMENT)
     if described.status != pq.ExecStatus.COMMAND_OK:
         raise pg.error_from_result(described)
     connection.execute(_FORGET)
-    for number in range(described.nfields):
-        name = described.fname(number) or b""
-        yield name.decode(), (described.ftablecol(number), described.ftype(number))
+    for index in range(described.nfields):
+        name = described.fname(index) or b""
+        yield name.decode(), (described.ftablecol(index), described.ftype(index))
 
 
-def _changed(table: PlannedTable, why: str) -> PublisherNotReady:
-    return PublisherNotReady(
-        f'cannot read table "{table.name}" of the publisher: {why}',
-        hint=_RUN_AGAIN,
-        rule="R2.1",
-    )
+def _changed(table: PlannedTable, reason: str) -> PublisherNotReady:
+    message = f'cannot read table "{table.name}" of the publisher: {reason}'
+    return PublisherNotReady(message, hint=_RUN_AGAIN, rule="R2.1")

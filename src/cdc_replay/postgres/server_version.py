@@ -1,7 +1,7 @@
-"""Which major versions of PostgreSQL a publisher may have.
+"""The major versions of PostgreSQL that a publisher may have.
 
-What a version adds to the catalogs is known once it has been tested: of 19 a membership may be an exception,
-and whoever reads it as a member publishes what was excluded (R2.18).
+Only tested versions are supported, because a version can extend the catalogs: in 19 a membership may be an
+exception, and code that reads it as a membership would publish what was excluded (R2.18).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TESTED_VERSIONS: Final = (15, 16, 17, 18)
 
 
 def version_problem(connection: Connection) -> PublisherNotReady | None:
-    """Why the server cannot be a publisher, None if it has a version that was tested (R2.18)."""
+    """Why the server cannot be a publisher; None if its version was tested (R2.18)."""
     major = connection.info.server_version // 10000
     if major in TESTED_VERSIONS:
         return None
@@ -24,16 +24,16 @@ def version_problem(connection: Connection) -> PublisherNotReady | None:
     oldest, newest = TESTED_VERSIONS[0], TESTED_VERSIONS[-1]
     return PublisherNotReady(
         f"the publisher is PostgreSQL {version}, which was not tested",
-        detail=f"Tested are {oldest} to {newest}; what its publications mean beyond that is not known.",
+        detail=f"Versions {oldest} to {newest} are tested; another one may have other kinds of publications.",
         hint=f"Upgrade it to {oldest} or later."
         if major < oldest
-        else f"Use a release of cdc-replay that was tested with {major}, or a publisher of {newest}.",
+        else f"Use a release of cdc-replay that was tested with {major}, or a publisher with {newest}.",
         rule="R2.18",
     )
 
 
 def check_version(connection: Connection) -> None:
-    """Check that the publisher has a version that was tested.
+    """Check that the publisher's version was tested.
 
     Raises:
         PublisherNotReady: naming its version.

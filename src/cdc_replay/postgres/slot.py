@@ -1,6 +1,6 @@
-"""The logical slot through the server's SQL functions: create, look, advance, drop. `peek` reads it.
+"""The logical slot through the server's SQL functions: create, inspect, advance, drop. `peek` reads it.
 
-| what went wrong                                   | error             |
+| cause                                             | error             |
 |---------------------------------------------------|-------------------|
 | the slot does not exist                           | SlotMissing       |
 | another process reads the slot (55006)            | SlotActive        |
@@ -8,7 +8,7 @@
 | the server cannot decode at all (wal_level, …)    | PublisherNotReady |
 | a publication is unknown to the historic catalog  | PublicationMissing|
 | the server cannot decode a change (XX000)         | DecodingFailed    |
-| the role may not                                  | MissingPrivilege  |
+| the role lacks a privilege                        | MissingPrivilege  |
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ RESYNCHRONIZE: Final = (
     "Run `cdc-replay teardown` for the publisher, move its change log away, run `cdc-replay setup`, then"
     " `cdc-replay snapshot` for each of its subscriptions."
 )
-"""The remedy when changes are gone: there is no repair (R1.33)."""
+"""The remedy for lost changes, which cannot be recovered (R1.33)."""
 
 RESYNCHRONIZE_ALL: Final = (
-    RESYNCHRONIZE[:-1] + ", naming every table (`--table`): their positions are of another history."
+    RESYNCHRONIZE[:-1] + ", naming every table (`--table`): their positions are on another timeline."
 )
-"""The remedy when the server has another history than the log: positions cannot be compared any more."""
+"""The remedy if the server's history differs from the log's: positions cannot be compared any more."""
 
 REBUILD_ALL: Final = (
     "move the change log away, run `cdc-replay setup`, and rebuild each of its subscriptions: run"
     " `cdc-replay teardown` for it, empty its tables, and run `cdc-replay sync`."
 )
-"""The remedy when the server has another database than the log: nothing that is there has come from it."""
+"""The remedy if the log was captured from another database: no row of the subscribers came from this one."""
 
 SLOT_STATUS: Final = """
     select plugin::text, database::text, active_pid, restart_lsn::text, confirmed_flush_lsn::text, wal_status,
@@ -77,7 +77,7 @@ READINESS: Final = """
            (select rolreplication or rolsuper from pg_roles where rolname = current_user)
 """
 
-# Named arguments exist since these versions; the others take their defaults.
+# The argument `failover` exists from this version on.
 CREATE_SLOT: Final = sql.SQL(
     "select lsn::text from pg_create_logical_replication_slot(slot_name => {slot}, plugin => {plugin},"
     " temporary => false, twophase => {two_phase}{failover})"
@@ -93,7 +93,7 @@ DROP_SLOT: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A row of pg_replication_slots; `retained_wal_bytes` is what the slot keeps the server from removing."""
+    """A row of pg_replication_slots; `retained_wal_bytes` is the WAL that the slot retains."""
 
     name: str
     plugin: str
@@ -101,7 +101,7 @@ class SlotStatus:
     active_pid: int | None
     restart_lsn: Lsn | None
     confirmed_flush: Lsn
-    """Where the slot is; 0 for a slot that is none of logical decoding."""
+    """The confirmed position; 0 for a physical slot."""
     wal_status: str | None
     safe_wal_size_bytes: int | None
     two_phase: bool
@@ -116,7 +116,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """Which cluster, which history of it, and which of its databases."""
+    """A cluster, its timeline, and a database of it."""
 
     system_identifier: str
     timeline: int
@@ -125,15 +125,15 @@ class SystemIdentity:
 
 def slot_exists(connection: Connection, slot: str) -> bool:
     """There is a slot of that name."""
-    found = connection.execute("select from pg_replication_slots where slot_name = %s", (slot,))
-    return found.rowcount > 0
+    cursor = connection.execute("select from pg_replication_slots where slot_name = %s", (slot,))
+    return cursor.rowcount > 0
 
 
 def slot_status(connection: Connection, slot: str) -> SlotStatus:
-    """The slot as the server shows it.
+    """The slot's row in pg_replication_slots.
 
     Raises:
-        SlotMissing: if there is none of that name.
+        SlotMissing: if there is no slot of that name.
     """
     row = connection.execute(SLOT_STATUS, (slot,)).fetchone()
     if row is None:
@@ -142,27 +142,27 @@ def slot_status(connection: Connection, slot: str) -> SlotStatus:
             hint="Run `cdc-replay setup` for the publisher; if it had a slot before: " + RESYNCHRONIZE,
             rule="R1.33",
         )
-    plugin, database, active_pid, restart_lsn, confirmed_flush, *rest = row
+    plugin, database, active_pid, restart_lsn, confirmed_flush, *properties = row
     return SlotStatus(
         slot, plugin, database, active_pid,
         None if restart_lsn is None else Lsn.parse(restart_lsn),
         ZERO if confirmed_flush is None else Lsn.parse(confirmed_flush),
-        *rest,
+        *properties,
     )  # fmt: skip
 
 
 def check_slot(connection: Connection, slot: str) -> SlotStatus:
-    """The slot, if this session's database can read it with pgoutput.
+    """The slot's status, if this session's database can read it with pgoutput.
 
     Raises:
-        SlotMissing: if there is none of that name.
+        SlotMissing: if there is no slot of that name.
         SlotLost: if it was invalidated.
         PublisherNotReady: if it belongs to another database or plugin.
     """
     status = slot_status(connection, slot)
     if status.plugin != PLUGIN or status.database != connection.info.dbname:
         raise PublisherNotReady(
-            f'replication slot "{slot}" is not ours to read',
+            f'replication slot "{slot}" cannot be used',
             detail=f'It belongs to plugin "{status.plugin}" and database "{status.database}".',
             hint="Choose another `slot` in the configuration, or drop this one.",
             rule="R1.33",
@@ -179,11 +179,11 @@ def check_slot(connection: Connection, slot: str) -> SlotStatus:
 
 
 def server_problems(connection: Connection) -> tuple[CdcReplayError, ...]:
-    """What keeps this role from decoding on this server, empty if nothing does (R1.33, R2.18)."""
+    """Why this role cannot decode on this server; empty if it can (R1.33, R2.18)."""
     wal_level, in_recovery, role, may_replicate = _one_row(connection.execute(READINESS))
     problems: list[CdcReplayError] = []
-    if (of_version := version_problem(connection)) is not None:
-        problems.append(of_version)
+    if (problem := version_problem(connection)) is not None:
+        problems.append(problem)
     if wal_level != "logical":
         hint = "Set wal_level to logical and restart the server."
         problems.append(PublisherNotReady(f'wal_level of the publisher is "{wal_level}"', hint=hint))
@@ -197,7 +197,7 @@ def server_problems(connection: Connection) -> tuple[CdcReplayError, ...]:
 
 
 def check_server(connection: Connection, *, grants_follow: bool = False) -> None:
-    """Check that this role can decode on this server; `grants_follow`: what it lacks will be given to it.
+    """Check that this role can decode on this server; `grants_follow`: missing privileges will be granted.
 
     Raises:
         PublisherNotReady, MissingPrivilege: the problem, or one error that lists all of them.
@@ -220,20 +220,20 @@ def check_server(connection: Connection, *, grants_follow: bool = False) -> None
 def create_slot(connection: Connection, slot: str, *, two_phase: bool) -> Lsn:
     """Create the slot and return its consistent point. Waits for all transactions open at its start (R1.35).
 
-    From PostgreSQL 17 on it is a failover slot, which standbys can take over.
+    From PostgreSQL 17 on it is a failover slot, which is synchronized to standbys.
 
     Raises:
         PublisherNotReady: if the server has no slot left.
         MissingPrivilege: if the role lacks REPLICATION.
     """
-    what = f'cannot create replication slot "{slot}"'
+    action = f'cannot create replication slot "{slot}"'
     try:
-        with translated_errors(what):
+        with translated_errors(action):
             created = connection.execute(create_slot_statement(connection, slot, two_phase=two_phase))
             return Lsn.parse(_one_row(created)[0])
     except pg.ConfigurationLimitExceeded as error:
-        hint = "Raise max_replication_slots and restart the server, or drop a slot that nobody needs."
-        raise PublisherNotReady(f"{what}: {error.diag.message_primary}", hint=hint, rule="R1.33") from error
+        hint = "Raise max_replication_slots and restart the server, or drop an unused slot."
+        raise PublisherNotReady(f"{action}: {error.diag.message_primary}", hint=hint, rule="R1.33") from error
 
 
 def create_slot_statement(connection: Connection, slot: str, *, two_phase: bool) -> sql.Composed:
@@ -248,7 +248,7 @@ def create_slot_statement(connection: Connection, slot: str, *, two_phase: bool)
 
 
 def advance_slot(connection: Connection, slot: str, upto: Lsn) -> Lsn:
-    """Tell the slot that everything before `upto` is durable elsewhere, and return where it is then (R1.29).
+    """Confirm that everything before `upto` is durable elsewhere, and return the slot's new position (R1.29).
 
     Raises:
         SlotMissing, SlotActive, SlotLost: as for `peek`.
@@ -261,7 +261,7 @@ def advance_slot(connection: Connection, slot: str, upto: Lsn) -> Lsn:
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:
-    """Drop the slot; False if this database has none of that name for pgoutput.
+    """Drop the slot; False if this database has no pgoutput slot of that name.
 
     Raises:
         SlotActive: if a process uses it.
@@ -271,7 +271,7 @@ def drop_slot(connection: Connection, slot: str) -> bool:
 
 
 def system_identity(connection: Connection) -> SystemIdentity:
-    """Of the session: the cluster, the timeline that it writes now, the database. Not during recovery."""
+    """The session's cluster, current timeline and database. Not during recovery."""
     system_identifier, timeline, oid, name = _one_row(connection.execute(SYSTEM_IDENTITY))
     return SystemIdentity(system_identifier, timeline, Database(oid, name))
 
@@ -282,25 +282,23 @@ def _one_row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def slot_errors(what: str) -> Iterator[None]:
-    """As `translated_errors`, with the errors that only slots have; `what` is the attempt that failed."""
+def slot_errors(action: str) -> Iterator[None]:
+    """As `translated_errors`, with the errors that only slots have."""
     try:
-        with translated_errors(what):
+        with translated_errors(action):
             yield
     except pg.UndefinedObject as error:
-        said = error.diag.message_primary
-        hint = (
-            "A capture publication was missing when a change was made; this slot is blocked. " + RESYNCHRONIZE
-        )
-        raise PublicationMissing(f"{what}: {said}", hint=hint, rule="R1.19") from error
+        message = f"{action}: {error.diag.message_primary}"
+        hint = "A capture publication was missing when a change was made; this slot is blocked. "
+        raise PublicationMissing(message, hint=hint + RESYNCHRONIZE, rule="R1.19") from error
     except pg.InternalError_ as error:
         raise DecodingFailed(
-            f"{what}: {error.diag.message_primary}",
+            f"{action}: {error.diag.message_primary}",
             detail=error.diag.message_detail,
-            hint="It repeats until the server can decode the change: look into its log, and for a newer minor"
-            " version of it. " + RESYNCHRONIZE,
+            hint="The error repeats until the server can decode the change: check its log, and whether there"
+            " is a newer minor version. " + RESYNCHRONIZE,
             rule="R1.36",
         ) from error
     except pg.ObjectNotInPrerequisiteState as error:
-        said, detail = error.diag.message_primary, error.diag.message_detail
-        raise SlotLost(f"{what}: {said}", detail=detail, hint=RESYNCHRONIZE, rule="R1.33") from error
+        message, detail = f"{action}: {error.diag.message_primary}", error.diag.message_detail
+        raise SlotLost(message, detail=detail, hint=RESYNCHRONIZE, rule="R1.33") from error

@@ -1,13 +1,13 @@
-"""The slot is told how far its changes are durable elsewhere.
+"""Confirm to the slot how far its changes are durable elsewhere.
 
-| how                                         | what the server does                                        |
-|---------------------------------------------|-------------------------------------------------------------|
-| `pg_replication_slot_advance`               | reads all WAL from the slot's restart_lsn up to there again |
-| a status update, as from a native subscriber | notes the position                                          |
+| how                                          | what the server does                                        |
+|----------------------------------------------|-------------------------------------------------------------|
+| `pg_replication_slot_advance`                | reads all WAL from the slot's restart_lsn up to there again |
+| a status update, as from a native subscriber | stores the position                                         |
 
-So where much WAL lies in between, a walsender is opened, told, and ended before it has read anything to speak
-of. It begins behind the position, so that nothing before it is sent. Where none can be had (max_wal_senders,
-a pooler in between) the function does.
+So if much WAL lies in between, a walsender is opened, sent a status update, and closed before it has read
+much. It starts after the position, so that no change is sent. If there can be no walsender (max_wal_senders,
+a pooler in between), the function is used.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from cdc_replay.postgres.slot import advance_slot, check_slot, slot_errors
 logger = logging.getLogger(__name__)
 
 MUCH_WAL_BYTES: Final = 16 << 20
-"""The server reads so much in about the time that a connection takes."""
+"""The server reads about this much in the time of one connection attempt."""
 
-# The grammar of replication commands knows upper case only.
+# The grammar of replication commands accepts upper case only.
 _START: Final = sql.SQL(
     'START_REPLICATION SLOT {slot} LOGICAL {lsn} ("proto_version" \'1\', "publication_names" {names})'
 )
 _STATUS_UPDATE: Final = struct.Struct("!cqqqqb")
 _SECONDS_TO_2000: Final = 946_684_800
 _WAIT: Final = 0
-_COPY_IS_OVER: Final = -1
+_COPY_DONE: Final = -1
 
 
 def send_slot_feedback(connection: Connection, dsn: str, slot: str, upto: Lsn, *, publication: str) -> None:
-    """Tell the slot that everything before `upto` is durable elsewhere (R1.29).
+    """Confirm to the slot that everything before `upto` is durable elsewhere (R1.29).
 
-    A walsender has to name a publication; nothing of it is sent.
+    A walsender requires a publication; none of its changes are sent.
 
     Raises:
         SlotMissing, SlotActive, SlotLost: as for `peek`.
     """
     status = check_slot(connection, slot)
     unread = upto.value - (status.restart_lsn or upto).value
-    # The function refuses to go back; until PostgreSQL 17 a status update would do it.
+    # The function refuses to move a slot back; until PostgreSQL 17 a status update would not.
     if unread >= MUCH_WAL_BYTES and status.confirmed_flush <= upto:
         try:
             _update_status(dsn, slot, upto, publication)
         except (CdcReplayError, psycopg.Error) as error:
-            logger.debug("slot %s is advanced by the function: %s", slot, error)
+            logger.debug("status update of slot %s failed, advancing it by the function: %s", slot, error)
         else:
             return
     advance_slot(connection, slot, upto)
@@ -68,8 +68,8 @@ def _update_status(dsn: str, slot: str, upto: Lsn, publication: str) -> None:
         lsn=sql.SQL(str(upto)),
         names=sql.Literal(identifier_list([publication])),
     )
-    what = f'cannot confirm replication slot "{slot}"'
-    with slot_errors(what), connect(dsn, purpose="confirm", replication=True) as walsender:
+    action = f'cannot confirm replication slot "{slot}"'
+    with slot_errors(action), connect(dsn, purpose="confirm", replication=True) as walsender:
         # psycopg has no COPY in both directions.
         libpq = walsender.pgconn
         libpq.nonblocking = 0
@@ -77,7 +77,7 @@ def _update_status(dsn: str, slot: str, upto: Lsn, publication: str) -> None:
         now = int((time.time() - _SECONDS_TO_2000) * 1_000_000)
         libpq.put_copy_data(_STATUS_UPDATE.pack(b"r", upto.value, upto.value, upto.value, now, 0))
         libpq.put_copy_end()
-        while libpq.get_copy_data(_WAIT)[0] != _COPY_IS_OVER:
+        while libpq.get_copy_data(_WAIT)[0] != _COPY_DONE:
             continue
         while (result := libpq.get_result()) is not None:
             _expect(result, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.COPY_IN)

@@ -1,10 +1,10 @@
-"""Timelines: which history of the cluster a server writes, and where it left those before.
+"""Timelines: the history of a cluster, and where each timeline branched off.
 
-A promotion, and a restore to a point in time, begin a new timeline. Up to the position where it left its
-parent it has the parent's WAL; from there on the same positions hold something else:
+A promotion, or a restore to a point in time, starts a new timeline. Up to the branch point it has its
+parent's WAL; after it the same positions contain something else:
 
     timeline 1   ───────────●───────────▶      the old primary, perhaps still running
-                            │ left at 0/5000000
+                            │ branched off at 0/5000000
     timeline 2              └───────────▶
 
 So what was read on timeline 1 is part of timeline 2 exactly up to that position.
@@ -22,27 +22,27 @@ from psycopg.conninfo import make_conninfo
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect, translated_errors
 
-# The grammar of replication commands knows upper case only.
+# The grammar of replication commands accepts upper case only.
 HISTORY: Final = sql.SQL("TIMELINE_HISTORY {}")
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineHistory:
-    """The timelines that a timeline comes from, each with the position where it was left."""
+    """The ancestors of a timeline, each with the position where the next one branched off."""
 
     timeline: int
     ancestors: tuple[tuple[int, Lsn], ...] = ()
 
-    def left(self, timeline: int) -> Lsn | None:
-        """Up to where this timeline has the WAL of `timeline`; None if it does not come from it."""
+    def branch_lsn(self, timeline: int) -> Lsn | None:
+        """The end of the WAL that both timelines have in common; None if `timeline` is no ancestor."""
         return dict(self.ancestors).get(timeline)
 
     @classmethod
     def parse(cls, timeline: int, text: str) -> TimelineHistory:
-        """Read a history file: lines of timeline, position and reason; `#` begins a comment.
+        """Parse a history file: lines of timeline, position and reason; `#` begins a comment.
 
         Raises:
-            InvalidLsn: if a position is none.
+            InvalidLsn: if a position is invalid.
             ValueError: if a timeline is not a number.
         """
         lines = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -50,12 +50,12 @@ class TimelineHistory:
 
 
 def timeline_history(connection: Connection, timeline: int) -> TimelineHistory:
-    """Where the server's `timeline` comes from; no ancestors if the server has no history file of it.
+    """The history of the server's `timeline`; no ancestors if the server has no history file for it.
 
-    It is read by a walsender, which every role with REPLICATION may have; the file itself is for superusers.
+    It is read by a walsender, which requires only REPLICATION; reading the file requires superuser.
 
     Raises:
-        ServerUnavailable, MissingPrivilege: if there is no connection to be had.
+        ServerUnavailable, MissingPrivilege: if there is no connection.
     """
     info = connection.info
     dsn = make_conninfo(info.dsn, password=info.password or None)

@@ -1,7 +1,7 @@
-"""How long a session waits: defaults, and how those of the configuration reach every process that connects.
+"""Session timeouts: defaults, and how the configured ones reach every process that connects.
 
-They travel in the DSN, which tasks of executors are given anyway; what a DSN says itself counts more. Without
-psycopg at import: DAG files read the configuration.
+They are added to the DSN, which executor tasks get anyway; values that are in the DSN take precedence.
+psycopg is not imported at module level, because DAG files read the configuration.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from urllib.parse import quote, urlencode
 
 @dataclass(frozen=True, slots=True)
 class SessionTimeouts:
-    """Of the sessions that move data; 0: no limit.
+    """Timeouts of sessions that move data; 0: no limit.
 
-    A statement that loads a table or builds an index may take days, and a row that a transaction of the
-    subscriber's own has locked is waited for as a native worker does: so neither has a limit by default.
+    A statement that loads a table or builds an index may take days, and replay waits for a row that a local
+    transaction has locked, as a native worker does; so lock and statement have no limit by default.
 
-    `tcp_user` is the system's by default, some 15 minutes on Linux for what is not acknowledged. One of ours
-    would also end a COPY that the server does not read on while it waits for a lock, and takes the place of
-    the count of keep-alive packets, which end an idle line sooner.
+    The default of `tcp_user` is the system's, about 15 minutes on Linux for unacknowledged data. A value of
+    ours would also end a COPY that the server does not read while it waits for a lock, and would override the
+    keepalive count, which ends an idle connection sooner.
     """
 
     connect: dt.timedelta = dt.timedelta(seconds=10)
@@ -32,42 +32,42 @@ class SessionTimeouts:
     statement: dt.timedelta = dt.timedelta()
 
     def connection_options(self) -> Mapping[str, int]:
-        """As libpq takes them."""
+        """The connection parameters for libpq."""
         return {
             "connect_timeout": math.ceil(self.connect.total_seconds()),
             "tcp_user_timeout": _milliseconds(self.tcp_user),
         }
 
     def settings(self) -> Mapping[str, int]:
-        """As the server takes them."""
+        """The server settings."""
         return {"lock_timeout": _milliseconds(self.lock), "statement_timeout": _milliseconds(self.statement)}
 
-    def added_to(self, dsn: str) -> str:
-        """The DSN with what differs from the defaults, unless it says that itself."""
-        given = _parts(dsn)
-        if given is None:
-            return dsn  # `connect` says what is wrong with it
+    def add_to(self, dsn: str) -> str:
+        """The DSN with the timeouts that differ from the defaults, unless it sets them itself."""
+        parts = _parts(dsn)
+        if parts is None:
+            return dsn  # `connect` reports the error
         added = {
             name: str(value)
             for name, value in self.connection_options().items()
-            if name not in given and value != DEFAULT.connection_options()[name]
+            if name not in parts and value != DEFAULT.connection_options()[name]
         }
-        options = str(given.get("options") or "")
-        chosen = {name: value for name, value in self.settings().items() if value and name not in options}
-        if chosen:
-            ours = (f"-c {name}={value}" for name, value in chosen.items())
-            added["options"] = " ".join([*filter(None, [options]), *ours])
-        return _with(dsn, given, added) if added else dsn
+        options = str(parts.get("options") or "")
+        settings = [
+            f"-c {name}={value}" for name, value in self.settings().items() if value and name not in options
+        ]
+        if settings:
+            added["options"] = " ".join([*filter(None, [options]), *settings])
+        return _add_parts(dsn, parts, added) if added else dsn
 
 
-def _with(dsn: str, given: Mapping[str, str], added: Mapping[str, str]) -> str:
-    """The DSN, in its own form, with these parts as well; of a name given twice libpq takes the last."""
+def _add_parts(dsn: str, parts: Mapping[str, str], added: Mapping[str, str]) -> str:
+    """The DSN, in its own form, with these parts added; of a repeated name libpq uses the last value."""
     query = urlencode(added, quote_via=quote)
     pairs = " ".join(f"{name}='{_quoted(value)}'" for name, value in added.items())
-    wanted = {**given, **added}
-    return next(
-        text for text in (f"{dsn}?{query}", f"{dsn}&{query}", f"{dsn} {pairs}") if _parts(text) == wanted
-    )
+    expected = {**parts, **added}
+    candidates = (f"{dsn}?{query}", f"{dsn}&{query}", f"{dsn} {pairs}")
+    return next(text for text in candidates if _parts(text) == expected)
 
 
 def _quoted(value: str) -> str:
@@ -75,7 +75,7 @@ def _quoted(value: str) -> str:
 
 
 def _parts(dsn: str) -> dict[str, str] | None:
-    """What libpq reads in it; None if it cannot."""
+    """The parts that libpq parses; None if it cannot."""
     import psycopg  # noqa: PLC0415
 
     try:

@@ -59,10 +59,11 @@ from cdc_replay.replay.toast.window import PublisherAccess
 from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session, tune_for
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -219,7 +220,7 @@ def _destination(
         return
     name = f"{session.subscription.name} backfill"
     with connect(into, purpose=f"backfill {session.subscription.name}") as connection:
-        if state.subscription_record(connection, session.subscription.name) is not None:
+        if subscription_records.subscription_record(connection, session.subscription.name) is not None:
             raise InvalidConfiguration(
                 f'the destination is the subscriber of subscription "{session.subscription.name}"',
                 hint="Leave out `--into` to repair it.",
@@ -231,15 +232,17 @@ def _destination(
                 detail="Its rows would be taken back in time, and that be captured for all subscriptions.",
                 hint="Give another database.",
             )
-        state.install(connection)
-        with state.lock(connection, name):
+        state_schema.install(connection)
+        with subscription_lock.lock(connection, name):
             database = change_log.header.database
-            state.remember_subscription(connection, name, identifier, policy.publications, database)
+            subscription_records.bind_subscription(
+                connection, name, identifier, policy.publications, database
+            )
             failpoint("backfill.after_state")
             try:
                 yield _Destination(dataclasses.replace(policy, name=name), into)
             finally:
-                state.remove_subscription(connection, name)
+                subscription_records.remove_subscription(connection, name)
 
 
 def _is_publisher(connection: Connection, header: LogHeader) -> bool:

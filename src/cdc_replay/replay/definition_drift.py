@@ -24,12 +24,12 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.copy_definitions import (
     CopyDefinition,
     Definition,
     read_copy_definitions,
-    remember_brought,
+    record_copy_definition,
 )
 
 
@@ -71,8 +71,8 @@ def record_copy_definitions(
     So are their values: a rewrite before it is made good, and one behind it is in the log (R11.9).
     """
     for table in tables:
-        remember_brought(connection, subscription, table.table.name, lsn, definition_of(table))
-        state.forget_rewrite(connection, subscription, table.table.name)
+        record_copy_definition(connection, subscription, table.table.name, lsn, definition_of(table))
+        subscription_tables.clear_rewrite(connection, subscription, table.table.name)
 
 
 def definition_drifts(
@@ -88,7 +88,7 @@ def definition_drifts(
     Raises:
         ChangeLogMissing, ChangeLogDamaged, ChangeLogUnavailable: if the definitions cannot be read.
     """
-    states = state.table_states(connection, subscription.name)
+    states = subscription_tables.table_states(connection, subscription.name)
     known = {
         name: each
         for name, each in read_copy_definitions(connection, subscription.name).items()

@@ -39,7 +39,7 @@ from cdc_replay.replay.parking import Attempt, ReplayOutcome, apply_in_halves
 from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.toast.window import PublisherAccess
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_records
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class _ReplayUpTo:
         """The failure, where the subscriber's rows do not come from the database that the log is of."""
         began, header = time.monotonic(), self.change_log.header
         try:
-            state.check_publisher(
+            subscription_records.check_publisher(
                 session.connection, session.subscription.name, header.system_identifier, header.database
             )
         except (CdcReplayError, psycopg.Error) as error:
@@ -191,18 +191,18 @@ class _ReplayUpTo:
         began = time.monotonic()
         name = session.subscription.name
         try:
-            record = state.subscription_record(session.connection, name)
+            record = subscription_records.subscription_record(session.connection, name)
             if record is None or record.parked_at is None:
                 return ReplayOutcome()
             if record.parked_transaction is None:
                 # An earlier version has parked it for an unsent value; the next window finds its transaction.
-                state.unpark(session.connection, name)
+                subscription_records.unpark(session.connection, name)
                 return ReplayOutcome()
             # Before it everything is applied.
             end = min(record.parked_transaction, self.upto)
             outcome = apply_in_halves(session, [end], self._attempt(session))
             if outcome.error is None and end == record.parked_transaction:
-                state.unpark(session.connection, name)
+                subscription_records.unpark(session.connection, name)
                 logger.info("subscription %s is past transaction %s, and parked no more", name, end)
         except (CdcReplayError, psycopg.Error) as error:
             return failed(session, Window(self.upto, self.upto), began, error)
@@ -217,7 +217,7 @@ class _ReplayUpTo:
                 pipeline.advance(self.change_log, [session], self.upto)
                 outcome = self.settled(session, pipeline.taken(session))
             if outcome.error is None:
-                state.unpark(session.connection, name)
+                subscription_records.unpark(session.connection, name)
                 logger.info("subscription %s has everything up to %s, and is parked no more", name, self.upto)
         except (CdcReplayError, psycopg.Error) as error:
             return failed(session, Window(self.upto, self.upto), began, error)
@@ -272,5 +272,5 @@ def _reported(session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayRes
         logger.warning("subscription %s: window %s was not applied: %s", name, window, outcome.error)
         if not isinstance(outcome.error, AnotherPublisher):
             with contextlib.suppress(psycopg.Error):
-                state.record_result(session.connection, name, "replay", result.to_dict())
+                recorded_results.record_result(session.connection, name, "replay", result.to_dict())
     return result

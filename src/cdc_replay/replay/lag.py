@@ -33,7 +33,12 @@ from cdc_replay.model.lsn import Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState, describe
 from cdc_replay.postgres.connection import Connection, is_read_only
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import (
+    recorded_results,
+    subscription_lock,
+    subscription_records,
+    subscription_tables,
+)
 
 PATIENCE: Final = timedelta(hours=1)
 """How long a failure for good is left alone before it is tried again."""
@@ -63,8 +68,8 @@ def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> La
     Raises:
         CdcReplayError: if the log cannot tell, because it is missing, pruned or damaged.
     """
-    tables = state.table_states(connection, subscription)
-    if not tables and not state.has_tables_listed(connection, subscription):
+    tables = subscription_tables.table_states(connection, subscription)
+    if not tables and not subscription_tables.tables_are_listed(connection, subscription):
         return Lag("waits for its first snapshot")
     change_log = ChangeLog.open(change_log_uri)
     since = oldest_missing(change_log, [table for table in tables.values() if isinstance(table, Ready)])
@@ -87,8 +92,8 @@ def oldest_missing(change_log: ChangeLog, tables: Sequence[Ready | Parked]) -> d
 
 def _standstill(connection: Connection, subscription: str, since: datetime) -> Lag:
     """Why tables that replay advances lack what the log holds."""
-    record = state.subscription_record(connection, subscription)
-    last = state.last_result(connection, subscription, "replay")
+    record = subscription_records.subscription_record(connection, subscription)
+    last = recorded_results.last_result(connection, subscription, "replay")
     # Also where it ended in the future: a clock has been put back since, and nobody waits until it is there.
     is_patience_over = last is None or abs(datetime.now(UTC) - last.finished) > PATIENCE
     if record is not None and record.parked_at is not None:
@@ -96,7 +101,7 @@ def _standstill(connection: Connection, subscription: str, since: datetime) -> L
         return Lag(f"parked at {record.parked_at}: {record.parked_reason}", since, is_due)
     if is_read_only(connection):
         return Lag("the subscriber is read-only", since)
-    if (holder := state.lock_holder(connection, subscription)) is not None:
+    if (holder := subscription_lock.lock_holder(connection, subscription)) is not None:
         return Lag(f"a process is at work: {holder}", since)
     if last is None:
         return Lag("no replay has run yet", since, is_replay_due=True)

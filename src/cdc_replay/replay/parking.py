@@ -57,7 +57,7 @@ from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.subscription import FailurePolicy
 from cdc_replay.model.table_state import Parked
 from cdc_replay.replay.window_plan import WindowPlan
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -209,7 +209,9 @@ class _Bisection:
 
     def _park(self, reason: str, transaction: Lsn) -> None:
         at = self.session.position() or self.ends[self.done]
-        state.park(self.session.connection, self.session.subscription.name, at, reason, transaction)
+        subscription_records.park(
+            self.session.connection, self.session.subscription.name, at, reason, transaction
+        )
         failpoint("parking.after_park")
 
     def _park_table(self, outcome: ReplayOutcome, transaction: Lsn) -> bool:
@@ -219,7 +221,7 @@ class _Bisection:
         if subscription.on_failure is not FailurePolicy.TABLE or table is None or applied is None:
             return False
         found = Parked(applied, str(outcome.error), transaction)
-        state.set_table_state(self.session.connection, subscription.name, table, found)
+        subscription_tables.set_table_state(self.session.connection, subscription.name, table, found)
         failpoint("parking.after_park")
         self.parked.append(str(table))
         logger.warning(

@@ -48,7 +48,7 @@ from cdc_replay.replay.routing_groups import StagingResult, request_of, stage_wi
 from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, RecordResult, apply_with_toast
 from cdc_replay.replay.window_plan import ReadContent, WindowContent, WindowPlan, plan_window, read_content
 from cdc_replay.spark.errors import translated_spark_errors
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -218,13 +218,13 @@ class Pipeline:
         def record(done: WindowPlan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
             def before_commit(connection: Connection, applied: Applied) -> None:
                 # Tables without a change in the window have reached its end too.
-                state.advance_tables(connection, name, done.advanced, done.window.upto)
-                state.mark_rewritten(connection, name, done.rewritten, done.window.upto)
+                subscription_tables.advance_tables(connection, name, done.advanced, done.window.upto)
+                subscription_tables.mark_rewritten(connection, name, done.rewritten, done.window.upto)
                 if done.found_by_name:
-                    state.record_names(connection, name, done.found_by_name)
+                    subscription_tables.record_names(connection, name, done.found_by_name)
                 timed = dataclasses.replace(done, began=began)
                 results.append(_result(timed, counts(), applied))
-                state.record_result(connection, name, "replay", results[-1].to_dict())
+                recorded_results.record_result(connection, name, "replay", results[-1].to_dict())
 
             return before_commit
 

@@ -22,7 +22,7 @@ from cdc_replay.capture.pull import CaptureSource, current_position
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_current_snapshot
+from cdc_replay.postgres.current_snapshot import CurrentSnapshot, export_current_snapshot
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, SharedSnapshot
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class FenceProvider:
     _source: CaptureSource
     _stack: contextlib.ExitStack
     _opened: ExportedSnapshot | None
-    _kept: tuple[PresentSnapshot, Lsn] | None = field(default=None)
+    _kept: tuple[CurrentSnapshot, Lsn] | None = field(default=None)
 
     def of(self, window: Window) -> PublisherFence:
         """A fence whose snapshot has all transactions of `window`, or is the one that the caller had opened.
@@ -88,14 +88,14 @@ class FenceProvider:
             time.sleep(_PAUSE_SECONDS)
         raise AssertionError("counting does not end")
 
-    def _taken(self, stack: contextlib.ExitStack) -> tuple[PresentSnapshot, Lsn]:
+    def _taken(self, stack: contextlib.ExitStack) -> tuple[CurrentSnapshot, Lsn]:
         snapshot = stack.enter_context(export_current_snapshot(self._source.dsn))
         upto = current_position(self._source.dsn)
         ensure_captured(self._source, upto)
         failpoint("fill.after_fence")
         return snapshot, upto
 
-    def _fence(self, snapshot: PresentSnapshot, upto: Lsn, window: Window) -> PublisherFence:
+    def _fence(self, snapshot: CurrentSnapshot, upto: Lsn, window: Window) -> PublisherFence:
         commits = ChangeLog.open(self._source.change_log).commits(Window(window.after, upto))
         last_seen, unseen = window.after, set()
         for commit in commits:

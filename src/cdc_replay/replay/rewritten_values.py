@@ -49,9 +49,9 @@ from cdc_replay.publication.mirror import why_values_may_differ
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ def compare_marked(source: CaptureSource, sessions: Sequence[SubscriptionSession
     Raises:
         CdcReplayError: if there is no fence, with nothing changed. What fails for one table is a warning.
     """
-    if not any(state.rewritten_tables(each.connection, each.subscription.name) for each in sessions):
+    if not any(
+        subscription_tables.rewritten_tables(each.connection, each.subscription.name) for each in sessions
+    ):
         return None
     with export_snapshot(source.dsn) as exported:
         return _compare_at(source, sessions, exported)
@@ -87,7 +89,7 @@ def compare_marked_tables(source: CaptureSource, session: SubscriptionSession) -
     What is in the way is a warning: the tables stay marked.
     """
     name = session.subscription.name
-    if not state.rewritten_tables(session.connection, name):
+    if not subscription_tables.rewritten_tables(session.connection, name):
         return ()
     try:
         with export_after_applied(source.dsn, session) as exported:
@@ -135,7 +137,7 @@ class _Marked:
         """Compare those that replay has brought to the fence."""
         session, name = self.session, self.session.subscription.name
         try:
-            marked = state.rewritten_tables(session.connection, name)
+            marked = subscription_tables.rewritten_tables(session.connection, name)
             ready = session.ready_tables()
             published = {
                 each.table.name: each
@@ -144,7 +146,7 @@ class _Marked:
             for table, rewritten_at in marked.items():
                 if table not in published:
                     # Nothing of it comes any more; a refresh forgets it.
-                    state.forget_rewrite(session.connection, name, table)
+                    subscription_tables.clear_rewrite(session.connection, name, table)
                 elif ready.get(table) == self.exported.consistent_point:
                     self._compare(published[table], rewritten_at)
         except (CdcReplayError, psycopg.Error) as error:
@@ -159,10 +161,10 @@ class _Marked:
             reason = self._why_not_moved(synced)
 
             def record(connection: Connection, done: ComparedTable) -> None:
-                state.forget_rewrite(connection, subscription.name, table)
+                subscription_tables.clear_rewrite(connection, subscription.name, table)
                 results.append(_result(subscription.name, done, rewritten_at, reason))
                 recorded = results[-1].to_dict()
-                state.record_result(connection, subscription.name, "compare", recorded)
+                recorded_results.record_result(connection, subscription.name, "compare", recorded)
 
             compare_values(request, record, moves=reason is None)
         except (CdcReplayError, psycopg.Error) as error:

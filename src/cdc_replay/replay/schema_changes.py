@@ -27,7 +27,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.replay.route.routes import Route, Routes
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import resolve
 from cdc_replay.replay.log_window import catalog_history
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class RewrittenTable:
 
 def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, RewrittenTable]:
     """The subscription's tables of which values have not been compared since a rewrite, by name."""
-    marked = state.rewritten_tables(connection, subscription).items()
+    marked = subscription_tables.rewritten_tables(connection, subscription).items()
     return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
 
 
@@ -152,5 +152,5 @@ def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:
             continue
         if found.applied_lsn >= log_start:
             with session.connection.transaction():
-                state.set_table_state(session.connection, name, table, Ready(found.applied_lsn))
-                state.mark_rewritten(session.connection, name, [table], found.applied_lsn)
+                subscription_tables.set_table_state(session.connection, name, table, Ready(found.applied_lsn))
+                subscription_tables.mark_rewritten(session.connection, name, [table], found.applied_lsn)

@@ -35,10 +35,11 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Unrouted
-from cdc_replay.subscriber.owners import Acting, Rights
+from cdc_replay.subscriber.owners import ActingRole, Rights
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.state import KnownTable
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.subscription_tables import KnownTable
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 _KINDS: Final = {
     PublishAction.INSERT: MessageType.INSERT.value,
@@ -109,7 +110,7 @@ def strangers(
     names = dict.fromkeys(each.name for each in unknown)
     targets = {
         # Whether it could be written to is not asked where nothing is written.
-        name: dataclasses.replace(table, row_security=False, rules=(), acting=Acting("", Rights.OWN))
+        name: dataclasses.replace(table, row_security=False, rules=(), acting=ActingRole("", Rights.OWN))
         for name, table in read_target_tables(session.connection, names).items()
     }
     in_the_way = [each for each in unknown if not _could_take(each, targets)]

@@ -20,8 +20,9 @@ from cdc_replay.replay.schema_changes import fit
 from cdc_replay.replay.table_rewrites import TableRewrites, first_rewrites, rewrites_in
 from cdc_replay.replay.unsubscribed_tables import renamed_alike, strangers
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.state import KnownTable
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.subscription_tables import KnownTable
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 ROWS_PER_WINDOW: Final = 2_000_000
 """About how many messages of the log are one transaction of the subscriber at most, if they are several."""

@@ -22,9 +22,9 @@ from pyspark import TaskContext
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.publication import Table
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.copy import CopyTarget, copy_across, writing
+from cdc_replay.postgres.copy import CopyTarget, copy_across, subscriber_write_errors
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, same_key
 from cdc_replay.snapshot.copy_chunk import CopySettings, TableCopy, subscriber_connection
 from cdc_replay.snapshot.fingerprint import KeyColumn
 from cdc_replay.snapshot.plan import PageSlice, select
@@ -137,13 +137,13 @@ def _stage(
     late: ChangedRows, held: Sequence[pa.ListArray], number: int, source: Connection, destination: Connection
 ) -> ChangedRowsPart:
     began = time.monotonic()
-    hold(source, map(PlannedTable.of, late.leaves))
+    lock_planned_tables(source, map(PlannedTable.from_catalog, late.leaves))
     point = late.setting.snapshot.consistent_point
     names = [
         staging_name(late.setting.subscription, late.table.name, point, f"{kind}{number}") for kind in "rk"
     ]
     rows_table, keys_table = names
-    with writing(late.table.name), destination.transaction():
+    with subscriber_write_errors(late.table.name), destination.transaction():
         create_staging(destination, rows_table, late.table.target, late.table.columns)
         create_keys(destination, keys_table, len(late.key))
         count = _copy_keys(destination, keys_table, held)

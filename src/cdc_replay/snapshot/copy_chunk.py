@@ -41,9 +41,16 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready, TableState
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import Copied, CopyTarget, RateLimiter, Source, copy_across, writing
+from cdc_replay.postgres.copy import (
+    CopyCounts,
+    CopyTarget,
+    RateLimiter,
+    Source,
+    copy_across,
+    subscriber_write_errors,
+)
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold, reading
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, publisher_read_errors
 from cdc_replay.snapshot.indexes import indexes_rebuilt_after
 from cdc_replay.snapshot.staging import (
     StagedChunk,
@@ -54,10 +61,12 @@ from cdc_replay.snapshot.staging import (
     staging_table,
 )
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
-from cdc_replay.subscriber.as_owner import TargetSession, act_on, named
+from cdc_replay.subscriber.as_owner import TargetSession, act_on, target_reference
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import known_tables, set_table_state, stable_hash
-from cdc_replay.subscriber.tables import TargetTable, check_names
+from cdc_replay.subscriber.subscription_lock import stable_hash
+from cdc_replay.subscriber.subscription_tables import known_tables, set_table_state
+from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +203,8 @@ def _attempt(
     try:
         # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
         # Its end is a command of its own, and may be the first to notice that the publisher is gone.
-        with reading(chunk.table.name), source.transaction():
-            hold(source, chunk.tables)
+        with publisher_read_errors(chunk.table.name), source.transaction():
+            lock_planned_tables(source, chunk.tables)
             rows, size = _copy(setting, chunk, source, destination)
     except CdcReplayError as error:
         return FailedChunk(chunk.table.name, chunk.number, error)
@@ -209,12 +218,12 @@ def _copy(
         return _stage(setting, chunk, chunk.staging, source, destination)
     table = chunk.table
     point = setting.snapshot.consistent_point
-    origin = replication_origin(destination, setting.subscription, point, beside_others=True)
-    with writing(table.name), origin:
+    origin = replication_origin(destination, setting.subscription, point, per_session=True)
+    with subscriber_write_errors(table.name), origin:
         if not claim_table(destination, setting.subscription, table):
             return 0, 0
         with act_on(destination, [table.target]) as sessions:
-            copied = _fill(setting, chunk, source, destination, sessions.of(table.target))
+            copied = _fill(setting, chunk, source, destination, sessions.session_for(table.target))
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
         set_table_state(destination, setting.subscription, table.name, Ready(point))
@@ -228,9 +237,9 @@ def _fill(
     source: Connection,
     destination: Connection,
     session: TargetSession,
-) -> Copied:
+) -> CopyCounts:
     table = chunk.table
-    if session.is_of_owner:
+    if session.runs_as_owner:
         # Its owner has put code into it since, or it is locked: COPY would run that with our rights.
         name = staging_name(setting.subscription, table.name, setting.snapshot.consistent_point, chunk.number)
         create_staging(destination, name, table.target, table.columns)
@@ -247,7 +256,7 @@ def _stage(
     setting: CopySettings, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     table = chunk.table
-    with writing(table.name), destination.transaction():
+    with subscriber_write_errors(table.name), destination.transaction():
         create_staging(destination, staging, table.target, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
         copied = copy_across(source, chunk.sources, destination, target, setting.pace())
@@ -309,5 +318,7 @@ def delete_rows(session: TargetSession, table: TableCopy) -> None:
     """
     what = f'cannot replace the rows of table "{table.name}" of the subscriber'
     with translated_errors(what, grant="On the subscriber, grant the role DELETE on the table."):
-        session.execute(sql.SQL("lock table {} in share row exclusive mode").format(named(table.target)))
-        session.execute(sql.SQL("delete from {}").format(named(table.target)))
+        session.execute(
+            sql.SQL("lock table {} in share row exclusive mode").format(target_reference(table.target))
+        )
+        session.execute(sql.SQL("delete from {}").format(target_reference(table.target)))

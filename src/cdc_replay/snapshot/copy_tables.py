@@ -32,7 +32,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.copy import writing
+from cdc_replay.postgres.copy import subscriber_write_errors
 from cdc_replay.snapshot.changed_rows import ChangedRows, ChangedRowsPart, stage_late_rows
 from cdc_replay.snapshot.copy_chunk import (
     ChunkCopy,
@@ -51,8 +51,8 @@ from cdc_replay.snapshot.resume import touched_keys
 from cdc_replay.snapshot.staging import Overlay, move_staged
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import set_table_state
-from cdc_replay.subscriber.tables import check_names
+from cdc_replay.subscriber.subscription_tables import set_table_state
+from cdc_replay.subscriber.target_checks import check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -260,7 +260,7 @@ class _Run:
         failpoint("snapshot.before_swap")
         logger.info("table %s: what is staged is moved into it", table.name)
         point = request.snapshot.consistent_point
-        with writing(table.name), replication_origin(connection, request.subscription, point):
+        with subscriber_write_errors(table.name), replication_origin(connection, request.subscription, point):
             if accepts_staged_rows(connection, request.subscription, table):
                 rows = self._move(planned)
                 check_names(connection, {table.name: table.relation})
@@ -271,10 +271,10 @@ class _Run:
     def _move(self, planned: TablePlan) -> int:
         connection, table = self._connection, planned.table
         with act_on(connection, [table.target]) as sessions, contextlib.ExitStack() as filling:
-            session = sessions.of(table.target)
+            session = sessions.session_for(table.target)
             if self._request.replace:
                 delete_rows(session, table)
-            if not session.is_of_owner:
+            if not session.runs_as_owner:
                 filling.enter_context(indexes_rebuilt_after(connection, table.name.schema, table.name.name))
             return move_staged(
                 connection, session, planned.staging, table.target, table.columns, self._overlay(planned)

@@ -31,7 +31,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.snapshot.plan import Storage, is_read_by_pages
-from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import Operator, TargetTable, read_target_tables
 
 TYPES: Final = """
     with recursive used (oid) as (
@@ -144,7 +144,7 @@ def _described(synced: SyncedTable, storage: Mapping[RelationId, Storage], targe
         list(synced.columns),
         filters,
         [held[name] for name in synced.columns],
-        target.acting.rights.is_of_another,
+        target.acting.rights.owner_is_untrusted,
     ]
 
 

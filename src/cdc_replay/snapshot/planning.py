@@ -41,8 +41,9 @@ from cdc_replay.snapshot.staging import (
     staging_name,
 )
 from cdc_replay.subscriber.replication_origin import drop_origins
-from cdc_replay.subscriber.state import set_table_state, table_states
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.subscription_tables import set_table_state, table_states
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     from psycopg import sql
@@ -256,11 +257,13 @@ def _chunks(
     chunks = plan.plan_table(synced, storage, chunk_bytes=request.chunk_bytes, done=done)
     # COPY has no form for rows without columns: they are inserted from a staging table.
     # What may run code of the table's owner is moved into the table as the owner.
-    needs_staging = request.replace or not table.columns or table.target.acting.rights.is_owners
+    needs_staging = request.replace or not table.columns or table.target.acting.rights.runs_as_owner
     is_direct = len(chunks) == 1 and not done and not needs_staging
     for chunk in chunks:
         sources = tuple(plan.source(piece, table.columns, planned.passes) for piece in chunk.slices)
-        read = tuple({piece.table.id: PlannedTable.of(piece.table) for piece in chunk.slices}.values())
+        read = tuple(
+            {piece.table.id: PlannedTable.from_catalog(piece.table) for piece in chunk.slices}.values()
+        )
         if is_direct:
             yield ChunkCopy(table, chunk.number, sources, read, chunk.bytes, staging=None)
             continue

@@ -5,7 +5,7 @@ thread of the driver asks it every second, and tells
 
     the caller's `Progress`      a bar at the command line
     the log                      a line per table, every ten seconds: the Airflow task's log has it too
-    the subscriber's state       a row per table, which `status` shows (`subscriber.progress`)
+    the subscriber's state       a row per table, which `status` shows (`subscriber.copy_progress`)
 
 The numbers are for people. They end at a little less than the truth, because the last look comes before the
 end.
@@ -28,8 +28,8 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.snapshot.copy_chunk import CopySettings
 from cdc_replay.snapshot.planning import TablePlan
-from cdc_replay.subscriber.progress import CopyProgress, forget_progress, report_progress
-from cdc_replay.subscriber.state import SCHEMA
+from cdc_replay.subscriber.copy_progress import CopyProgress, clear_progress, report_progress
+from cdc_replay.subscriber.state_schema import SCHEMA
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +127,14 @@ def _watch(
 ) -> None:
     try:
         with connect(setting.subscriber_dsn, purpose=f"{setting.purpose} progress") as connection:
-            forget_progress(connection, setting.subscription)
+            clear_progress(connection, setting.subscription)
             while not ended.wait(WATCH_SECONDS):
                 moved = _poll(connection, tables)
                 report_progress(connection, setting.subscription, moved)
                 if progress is not None:
                     for each in moved:
                         progress(each.table, each.rows, each.bytes)
-            forget_progress(connection, setting.subscription)
+            clear_progress(connection, setting.subscription)
     except (CdcReplayError, psycopg.Error) as error:
         # The copy does not depend on it, and has its own words for a server that is gone.
         logger.warning("progress of the snapshot cannot be shown: %s", error)

@@ -63,10 +63,11 @@ from cdc_replay.snapshot.run import (
     published_tables,
     snapshot_session,
 )
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def refresh_subscription(
         # Also where no table is new: a refresh that was killed may have left some waiting.
         copied = snapshot_session(source, session, request.options)
         # The table that stopped it may have left; otherwise the next replay parks it again.
-        state.unpark(session.connection, session.subscription.name)
+        subscription_records.unpark(session.connection, session.subscription.name)
         copied = dataclasses.replace(copied, compared=compare_marked_tables(source, session))
         before = lsn = session.position()
         told = (table.warning for table in copied.compared)
@@ -230,9 +231,9 @@ def _entered_and_forgotten(
     # One that was dropped on the subscriber is forgotten; what has its name is another table (R7.12).
     removed = tuple(each for each in known if each.name not in published.tables)
     with session.connection.transaction():
-        state.enter_tables(session.connection, session.subscription.name, added)
+        subscription_tables.add_tables(session.connection, session.subscription.name, added)
         for each in removed:
-            state.forget_table(session.connection, session.subscription.name, each.relation)
+            subscription_tables.remove_table(session.connection, session.subscription.name, each.relation)
     return published, tuple(added), tuple(each.name or each.recorded_name for each in removed)
 
 
@@ -293,14 +294,14 @@ def _reconciled(
 
         def record(connection: Connection, done: Sequence[ReconciledTable]) -> None:
             record_copy_definitions(connection, name, lsn, tables)
-            state.unpark(connection, name)
+            subscription_records.unpark(connection, name)
             recorded = {
                 "subscription": name,
                 "to_lsn": str(lsn),
                 "tables": [_table_result(each).to_dict() for each in done],
             }
             _check_origin(session, done)
-            state.record_result(connection, name, "reconcile", recorded)
+            recorded_results.record_result(connection, name, "reconcile", recorded)
 
         wanted = _reconcile_request(request, session, exported, published.catalog, tables)
         return lsn, reconcile_tables(wanted, record)

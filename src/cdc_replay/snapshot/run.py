@@ -47,14 +47,15 @@ from cdc_replay.snapshot.log_reader import history_of, log_reader_of
 from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records, subscription_tables
 from cdc_replay.subscriber.session import (
     SubscriptionSession,
     export_snapshot_unlocked,
     release_subscription_lock,
     snapshot_lock,
 )
-from cdc_replay.subscriber.tables import check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def snapshot_session(
         copied = _copy(session, exported, dataclasses.replace(work, states=session.table_states()))
     if tables:
         # What could not be passed was a change of one of them, or the next replay parks it again.
-        state.unpark(session.connection, session.subscription.name)
+        subscription_records.unpark(session.connection, session.subscription.name)
     return SnapshotResult(
         subscription=session.subscription.name,
         from_lsn=exported.consistent_point,
@@ -165,7 +166,7 @@ def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> Ch
         SubscriberNotReady: if the subscription's rows come from another publisher.
     """
     change_log = ChangeLog.open(source.change_log)
-    state.remember_subscription(
+    subscription_records.bind_subscription(
         session.connection,
         session.subscription.name,
         change_log.header.system_identifier,
@@ -180,7 +181,9 @@ def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> Ch
         and isinstance(each.state, Ready)
         and each.state.applied_lsn < change_log.start_lsn
     ]
-    state.advance_tables(session.connection, session.subscription.name, before, change_log.start_lsn)
+    subscription_tables.advance_tables(
+        session.connection, session.subscription.name, before, change_log.start_lsn
+    )
     return change_log
 
 
@@ -238,7 +241,7 @@ def _start_as_they_are(session: SubscriptionSession, work: _SnapshotContext) -> 
     lsn = published.catalog.lsn
     with session.connection.transaction():
         for table in wanted:
-            state.set_table_state(session.connection, name, table.table.name, Ready(lsn))
+            subscription_tables.set_table_state(session.connection, name, table.table.name, Ready(lsn))
         record_copy_definitions(session.connection, name, lsn, wanted)
     return lsn
 
@@ -379,7 +382,7 @@ def _tables_to_copy(
     entered = set(work.states)
     # A table that entered a publication later is not in the subscription before a refresh (R7.12).
     if not session.tables_are_listed():
-        state.enter_tables(session.connection, name, published)
+        subscription_tables.add_tables(session.connection, name, published)
         entered = set(published)
     if new := [str(each) for each in work.named if each not in entered]:
         raise SubscriberNotReady(

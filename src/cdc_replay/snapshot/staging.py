@@ -38,8 +38,8 @@ from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import column_list
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.state import SCHEMA
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.state_schema import SCHEMA
+from cdc_replay.subscriber.target_tables import TargetTable
 
 STAGED: Final = """
     select relname::text, pg_catalog.obj_description(oid, 'pg_class'),
@@ -128,17 +128,17 @@ def staging_table(name: str) -> sql.Identifier:
 
 def create_staging(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> None:
     """An empty staging table for `columns` of `target`, instead of one that an earlier attempt left."""
-    table, is_of_another = staging_table(name), target.acting.rights.is_of_another
+    table, owner_is_untrusted = staging_table(name), target.acting.rights.owner_is_untrusted
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(
-            sql.Identifier(column), staged_type(target.column(column), is_of_another=is_of_another)
+            sql.Identifier(column), staged_type(target.column(column), owner_is_untrusted=owner_is_untrusted)
         )
         for column in columns
     )
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
         connection.execute(sql.SQL("create unlogged table {} ({})").format(table, typed))
-    if is_of_another:
+    if owner_is_untrusted:
         check_types(connection, table, target.name)
 
 
@@ -206,7 +206,7 @@ def move_staged(
 ) -> int:
     """Insert the staged rows into the target and drop the tables, in the caller's transaction; the count."""
     rows = _rows_to_move(names, columns, overlay)
-    if session.is_of_owner:
+    if session.runs_as_owner:
         # The table that it reads are ours, and the casts in it are made with the rights of who reads it.
         connection.execute(
             sql.SQL("create temporary view {} as {}").format(_VIEW, _typed(rows, target, columns))
@@ -219,7 +219,7 @@ def move_staged(
             sql.Identifier(target.name.schema, target.name.name), column_list(columns), rows
         )
     )
-    if session.is_of_owner:
+    if session.runs_as_owner:
         connection.execute(sql.SQL("drop view {}").format(_VIEW))
     drop_tables(connection, [*names, *((*overlay.rows, *overlay.keys) if overlay else ())])
     return inserted
@@ -231,7 +231,7 @@ def _typed(rows: sql.Composable, target: TargetTable, columns: Sequence[str]) ->
             typed_value(
                 sql.Identifier("rows", name),
                 target.column(name),
-                is_of_another=target.acting.rights.is_of_another,
+                owner_is_untrusted=target.acting.rights.owner_is_untrusted,
             ),
             sql.Identifier(name),
         )

@@ -1,9 +1,9 @@
 """Sessions that write to the subscriber's tables as a native apply worker does (R8.13).
 
-What the publisher sends means the same to every session as long as it goes into columns of the publisher's
-types. A `timestamp` that becomes a `timestamptz` on the subscriber is one of the time zone of the session
-that reads it, and triggers and defaults there may format values, or ask for the local time. So sessions that
-write have the formats of the database, the role or the server, as native apply workers have.
+A value's text is unambiguous as long as it is stored in a column of the publisher's type. A `timestamp` that
+is stored as `timestamptz` is interpreted in the session's time zone, and triggers and defaults may format
+values or use the local time. So sessions that write use the formats of the database, the role or the server,
+as native apply workers do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import PINNED_SETTINGS, Connection, connect, setting_statement
 
 FORMATS: Final = ("datestyle", "intervalstyle", "timezone", "extra_float_digits", "bytea_output", "xmloption")
-"""Settings by which values are read and written, of those that are pinned elsewhere (R1.11)."""
+"""Settings that determine the text of values; other sessions pin them (R1.11)."""
 
 _OWN_TIME_ZONE: Final = "select reset_val from pg_catalog.pg_settings where name = 'TimeZone'"
 
@@ -64,16 +64,16 @@ def connect_as_apply_worker(dsn: str, *, purpose: str) -> Connection:
 
 
 def database_time_zone(connection: Connection) -> str:
-    """The time zone that sessions which write have, whatever the session's is now."""
+    """The time zone of sessions that write, whatever this session's is now."""
     ((zone,),) = connection.execute(_OWN_TIME_ZONE)
     return str(zone)
 
 
 @contextlib.contextmanager
 def pinned_text_formats(connection: Connection) -> Iterator[None]:
-    """Within, values have the text that they have in sessions which do not write (R1.11).
+    """Pin the text formats of values to those of reading sessions (R1.11).
 
-    After an error the session is as it is: nothing more is to be written.
+    After an error the formats stay pinned: nothing more is written then.
     """
     connection.execute(setting_statement({name: PINNED_SETTINGS[name] for name in FORMATS}))
     yield
@@ -86,6 +86,6 @@ def _reset_formats(connection: Connection) -> None:
 
 
 def set_lock_timeout(connection: Connection, seconds: float) -> None:
-    """How long the session waits for one lock from now on; 0: for ever."""
+    """Set how long the session waits for a lock; 0: no limit."""
     milliseconds = math.ceil(seconds * 1000)
     connection.execute("select set_config('lock_timeout', %s, false)", (f"{milliseconds}ms",))

@@ -1,20 +1,20 @@
-"""Statements on a target that run with the rights of its owner, and cannot get back to ours (R8.21).
+"""Statements on a target that run with its owner's rights and cannot regain ours (R8.21).
 
-A bare SET ROLE can be undone by the code that it runs, and what a function SECURITY DEFINER leaves behind,
-such as settings, cursors WITH HOLD and deferred triggers, comes to run with our rights later. A native apply
-worker switches to the owner in a *security-restricted operation*, which rules out all of that. There is one
-that SQL can enter: REFRESH MATERIALIZED VIEW runs the query of the view as the view's owner, in such an
-operation, and takes back the settings that were changed in it. So, within the caller's transaction:
+Code that runs after a plain SET ROLE can reset the role, and settings, cursors WITH HOLD and deferred
+triggers that a SECURITY DEFINER function leaves would later run with our rights. A native apply worker
+switches to the owner in a *security-restricted operation*, which prevents all of that. SQL can enter one:
+REFRESH MATERIALIZED VIEW runs the view's query as its owner in such an operation, and restores the settings
+that it changed. So, within the caller's transaction:
 
     create schema s, for this transaction only; the owner may use it
     as the owner: create function s.run(), which executes the statement in a setting
     as the owner: create materialized view s.call as select s.run() with no data
-    for each statement: as the owner, refresh materialized view s.call; what it came to is in a table of ours
+    for each statement: as the owner, refresh materialized view s.call; its result is in a table of ours
     drop schema s
 
-Whatever the owner's code does to these objects, a refresh runs nothing with our rights. Only the number of
-rows that the owner's statements report is the owner's word. An owner that may become our role anyway is not
-restricted, as natively: its function is called after a plain SET ROLE.
+Whatever the owner's code does to these objects, a refresh runs nothing with our rights; only the reported row
+count depends on it. An owner that may become our role anyway is not restricted, as natively: its function is
+called after a plain SET ROLE.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.subscriber.owners import CANNOT_BECOME, Acting, Rights, hold, read_acting
-from cdc_replay.subscriber.tables import TargetTable, check_names
+from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
+from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_tables import TargetTable
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer
 
 FETCHED_ROWS: Final = 10_000
-"""Rows of a query with many that are fetched at a time."""
+"""Rows of a large query that are fetched at a time."""
 
 _MAY_CREATE: Final = (
-    "On the subscriber, grant the role CREATE and TEMPORARY on the database: what is made there is gone"
-    " when the transaction ends."
+    "On the subscriber, grant the role CREATE and TEMPORARY on the database: the objects that it creates are"
+    " dropped in the same transaction."
 )
 
-_STAND: Final = """
+_SET_UP: Final = """
     create schema {schema};
     grant usage, create on schema {schema} to {owner};
     create temporary table {answer} (row_count bigint, result text) on commit drop;
@@ -59,7 +60,7 @@ _STAND: Final = """
     end $$;
     create function {schema}.run() returns boolean language plpgsql set search_path = '' as $$
     declare
-        found record;
+        changed record;
         result text[];
         row_count bigint;
     begin
@@ -68,8 +69,8 @@ _STAND: Final = """
                 insert into {answer} select count(*), string_agg(line, e'\\n') from {schema}.read() as line;
                 return true;
             when 'returning' then
-                for found in execute current_setting('cdc_replay.statement') loop
-                    result := result || to_json(found)::text;
+                for changed in execute current_setting('cdc_replay.statement') loop
+                    result := result || to_json(changed)::text;
                 end loop;
             else
                 execute current_setting('cdc_replay.statement');
@@ -94,36 +95,36 @@ _CALL: Final = """
 
 
 class TargetSession(Protocol):
-    """Runs statements on a target with the rights that are needed there."""
+    """Runs statements on a target with the required rights."""
 
     @property
-    def is_of_owner(self) -> bool:
-        """Whether these are its owner's, who can neither read our tables nor make temporary ones."""
+    def runs_as_owner(self) -> bool:
+        """Whether statements run as the owner, who can neither read our tables nor create temporary ones."""
 
     def execute(self, statement: sql.Composed) -> int:
-        """Run a statement without result; the number of rows that it changed."""
+        """Run a statement without result; returns the number of changed rows."""
 
     def query(self, statement: sql.Composed, *, changes: bool = False) -> list[tuple[Any, ...]]:
-        """The rows of a query, or of a statement with a query that also `changes` rows."""
+        """The rows of a query, or of a statement with RETURNING that also `changes` rows."""
 
     def stream(self, query: sql.Composed, columns: LiteralString) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query that may have many, whose columns are of these types."""
+        """The rows of a large query, whose columns have these types."""
 
     def copy(self, query: sql.Composed) -> AbstractContextManager[Iterable[Buffer]]:
-        """The rows of a query with few and short ones as COPY writes them."""
+        """The rows of a small query in COPY's text format."""
 
     def share(self, table: sql.Identifier) -> None:
-        """Let statements read and change a temporary table or view of ours."""
+        """Grant the statements access to a temporary table or view of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsOurselves:
-    """With our own rights."""
+    """Runs statements with our own rights."""
 
     connection: Connection
 
     @property
-    def is_of_owner(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """As `TargetSession`."""
         return False
 
@@ -149,12 +150,12 @@ class AsOurselves:
             yield out
 
     def share(self, table: sql.Identifier) -> None:
-        """As `TargetSession`; they are ours."""
+        """As `TargetSession`; a no-op."""
 
 
 @dataclass(slots=True)
 class AsOwner:
-    """With the rights of an owner, in the transaction in which it was made."""
+    """Runs statements with an owner's rights, within the transaction that created the session."""
 
     connection: Connection
     owner: str
@@ -164,20 +165,20 @@ class AsOwner:
     _schema: str = field(default_factory=lambda: f"cdc_replay_{uuid.uuid4().hex}")
 
     @property
-    def is_of_owner(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """As `TargetSession`."""
         return True
 
     def create(self) -> None:
-        """Make what it takes."""
-        statement = sql.SQL(_STAND).format(
+        """Create the schema, function and view."""
+        statement = sql.SQL(_SET_UP).format(
             schema=sql.Identifier(self._schema), owner=sql.Identifier(self.owner), answer=self._answer
         )
         with translated_errors(f'cannot run statements as role "{self.owner}"', grant=_MAY_CREATE):
             self.connection.execute(statement)
 
     def drop(self) -> None:
-        """Remove it, before the transaction is committed."""
+        """Drop them, before the transaction is committed."""
         self.connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(self._schema)))
 
     def execute(self, statement: sql.Composed) -> int:
@@ -186,9 +187,9 @@ class AsOwner:
         return row_count
 
     def query(self, statement: sql.Composed, *, changes: bool = False) -> list[tuple[Any, ...]]:
-        """As `TargetSession`; values are what JSON has of them."""
+        """As `TargetSession`; values have their JSON types."""
         _, result = self._call(statement, "returning" if changes else "select")
-        # Columns may have equal names, so that no mapping holds them.
+        # Not a dict: columns may have equal names.
         return [json.loads(line, object_pairs_hook=_values) for line in result.split("\n")] if result else []
 
     def stream(self, query: sql.Composed, columns: LiteralString) -> Iterator[tuple[Any, ...]]:
@@ -203,7 +204,7 @@ class AsOwner:
 
     @contextlib.contextmanager
     def copy(self, query: sql.Composed) -> Iterator[Iterable[Buffer]]:
-        """As `TargetSession`; of values that JSON has as COPY has them."""
+        """As `TargetSession`, for values whose JSON and COPY text are equal."""
         yield ("\t".join(map(str, row)).encode() + b"\n" for row in self.query(query))
 
     def share(self, table: sql.Identifier) -> None:
@@ -248,15 +249,15 @@ def _values(pairs: list[tuple[str, Any]]) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class TargetSessions:
-    """The sessions for some targets, within one transaction; see `act_on`."""
+    """The sessions of some targets, within one transaction; see `act_on`."""
 
     connection: Connection
     targets: Mapping[int, TargetTable]
     only_reads: bool
-    _acting: dict[int, Acting] = field(default_factory=dict)
+    _acting: dict[int, ActingRole] = field(default_factory=dict)
     _owners: dict[str, AsOwner] = field(default_factory=dict)
 
-    def of(self, target: TargetTable) -> TargetSession:
+    def session_for(self, target: TargetTable) -> TargetSession:
         """The session for a target.
 
         Raises:
@@ -267,7 +268,7 @@ class TargetSessions:
         acting = self._acting[target.oid]
         if acting.rights is Rights.REFUSED:
             raise _refused(target)
-        if not acting.rights.is_owners:
+        if not acting.rights.runs_as_owner:
             return AsOurselves(self.connection)
         if acting.owner not in self._owners:
             is_restricted = acting.rights is Rights.RESTRICTED
@@ -276,58 +277,63 @@ class TargetSessions:
             self._owners[acting.owner] = session
         return self._owners[acting.owner]
 
-    def shared(self, targets: Iterable[TargetTable]) -> Iterator[tuple[TargetSession, Sequence[TargetTable]]]:
-        """Sessions for several targets, each with those that it is for."""
+    def group_by_session(
+        self, targets: Iterable[TargetTable]
+    ) -> Iterator[tuple[TargetSession, Sequence[TargetTable]]]:
+        """The sessions of several targets, each with its targets."""
         self._confirm_again()
-        of_owner: dict[str | None, list[TargetTable]] = {}
+        by_owner: dict[str | None, list[TargetTable]] = {}
         for target in targets:
             acting = self._acting[target.oid]
-            of_owner.setdefault(acting.owner if acting.rights.is_owners else None, []).append(target)
-        for together in of_owner.values():
-            yield self.of(together[0]), together
+            by_owner.setdefault(acting.owner if acting.rights.runs_as_owner else None, []).append(target)
+        for group in by_owner.values():
+            yield self.session_for(group[0]), group
 
     def confirm(self) -> None:
-        """Find out with whose rights to act, and keep others from changing that.
+        """Determine the rights for each target, and lock what they depend on.
 
         Raises:
             TargetMismatch: if a target was renamed or dropped.
         """
         self._acting = {oid: target.acting for oid, target in self.targets.items()}
         if self.only_reads:
-            # A lock would be in the way for as long as much is read.
+            # A long read would hold the lock for its whole duration.
             self._acting = {oid: acting.without_lock() for oid, acting in self._acting.items()}
         plain = sorted(oid for oid, acting in self._acting.items() if acting.rights is Rights.PLAIN)
         if plain:
-            held = hold(self.connection, {oid: named(self.targets[oid]) for oid in plain})
+            locked = lock_tables(self.connection, {oid: target_reference(self.targets[oid]) for oid in plain})
             check_names(self.connection, {self.targets[oid].name: oid for oid in plain})
-            for oid, acting in read_acting(self.connection, plain, run_as_owner=False).items():
-                self._acting[oid] = acting if oid in held else acting.without_lock()
-        if any(each.has_run for each in self._owners.values()):
-            check_names(self.connection, {each.name: oid for oid, each in self.targets.items()})
-            for each in self._owners.values():
-                each.has_run = False
+            for oid, acting in read_acting_roles(self.connection, plain, run_as_owner=False).items():
+                self._acting[oid] = acting if oid in locked else acting.without_lock()
+        if self._owner_code_has_run():
+            check_names(self.connection, {target.name: oid for oid, target in self.targets.items()})
+            for session in self._owners.values():
+                session.has_run = False
 
     def _confirm_again(self) -> None:
-        if any(each.has_run for each in self._owners.values()):
-            # Locks keep others from changing a table, but not the code that has run in this very session.
+        if self._owner_code_has_run():
+            # Locks stop other sessions from changing a table, but not code that ran in this session.
             self.confirm()
 
+    def _owner_code_has_run(self) -> bool:
+        return any(session.has_run for session in self._owners.values())
+
     def close(self) -> None:
-        """Remove what was made."""
-        for each in self._owners.values():
-            each.drop()
+        """Drop what the sessions created."""
+        for session in self._owners.values():
+            session.drop()
 
 
 @contextlib.contextmanager
 def act_on(
     connection: Connection, targets: Iterable[TargetTable], *, only_reads: bool = False
 ) -> Iterator[TargetSessions]:
-    """Statements on the targets, in the caller's transaction, with the rights that they need.
+    """Sessions for statements on the targets, with the required rights, in the caller's transaction.
 
     With `only_reads` no table is locked.
 
     Raises:
-        TargetMismatch: if a target was renamed or dropped meanwhile.
+        TargetMismatch: if a target was renamed or dropped.
     """
     sessions = TargetSessions(connection, {target.oid: target for target in targets}, only_reads)
     sessions.confirm()
@@ -346,17 +352,17 @@ def _refused(target: TargetTable) -> MissingPrivilege:
 
 
 def has_rows(connection: Connection, target: TargetTable) -> bool:
-    """Whether the target holds any row, in a transaction of its own.
+    """Whether the target has any row, checked in a transaction of its own.
 
-    The session holds no advisory lock: code of the target's owner could release it.
+    The session must not hold an advisory lock: code of the target's owner could release it.
     """
-    query = sql.SQL("select exists (select from {})").format(named(target))
+    query = sql.SQL("select exists (select from {})").format(target_reference(target))
     with connection.transaction(), act_on(connection, [target], only_reads=True) as sessions:
-        ((found,),) = sessions.of(target).query(query)
-    return bool(found)
+        ((exists,),) = sessions.session_for(target).query(query)
+    return bool(exists)
 
 
-def named(target: TargetTable) -> sql.Composed:
-    """The target in a statement; with its partitions, but without plain inheritance children (R8.15)."""
+def target_reference(target: TargetTable) -> sql.Composed:
+    """The target in a statement: with partitions, without plain inheritance children (R8.15)."""
     only = sql.SQL("" if target.is_partitioned else "only ")
     return sql.SQL("{}{}").format(only, sql.Identifier(target.name.schema, target.name.name))

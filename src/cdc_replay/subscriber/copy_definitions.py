@@ -1,12 +1,12 @@
-"""By which definition the rows of a table were brought, as of which LSN.
+"""The definition with which each table was last copied or reconciled, as of which LSN.
 
-A changed row filter sends nothing (R9.12), so rows that came under another one stay, and rows that it would
-have let in are missing. Whether that can be so is known by comparing what is in force now with what the table
-was last copied or reconciled with. This is that memory: schema `cdc_replay`, table `read_copy_definitions`.
+A changed row filter sends no rows (R9.12): rows copied under the old one stay, and rows that only the new one
+admits are missing. To detect this, the filters and columns in force are compared with those recorded here, in
+`cdc_replay.brought`.
 
-It is written before an initial copy, when the table has no rows of ours yet, and behind a copy that replaces
-rows, or with a reconciliation. A crash between can make it older than the rows, never younger: then a
-difference may be suspected where there is none.
+The definition is recorded before an initial copy, when the table has no rows yet, and after a copy that
+replaces rows or with a reconciliation. After a crash the record can be older than the rows, never younger: a
+difference may be reported where there is none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state import is_installed
+from cdc_replay.subscriber.state_schema import is_installed
 
-_REMEMBER: Final = """
+_RECORD: Final = """
     insert into cdc_replay.brought (subscription, schema_name, table_name, lsn, filters, columns, relation)
     select subscription, %(schema)s, %(table)s, %(lsn)s, %(filters)s, %(columns)s, relation
     from cdc_replay.subscription_table
@@ -31,7 +31,7 @@ _REMEMBER: Final = """
         filters = excluded.filters, columns = excluded.columns
 """
 
-_BROUGHT: Final = """
+_READ: Final = """
     select namespace.nspname, class.relname, brought.lsn::text, brought.filters, brought.columns
     from cdc_replay.brought
     join pg_catalog.pg_class as class on class.oid = brought.relation
@@ -43,10 +43,9 @@ _BROUGHT: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What decides which rows and columns of a table a subscriber holds.
+    """What decides which rows and columns of a table a subscriber has.
 
-    `filters` are the row filters to OR as SQL, None where every row passes. Their order means nothing, nor
-    does that of the columns.
+    `filters` are SQL row filters combined with OR; None if every row passes.
     """
 
     filters: frozenset[str] | None
@@ -55,16 +54,16 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class CopyDefinition:
-    """The definition with which the rows of a table were brought as of `lsn`."""
+    """The definition with which a table was copied as of `lsn`."""
 
     lsn: Lsn
     definition: Definition
 
 
-def remember_brought(
+def record_copy_definition(
     connection: Connection, subscription: str, name: QualifiedName, lsn: Lsn, definition: Definition
 ) -> None:
-    """Store it for the subscription's table that has this name now, in place of what was known."""
+    """Store the definition for the subscription's table that has this name now."""
     values = {
         "subscription": subscription,
         "schema": name.schema,
@@ -73,11 +72,11 @@ def remember_brought(
         "filters": None if definition.filters is None else sorted(definition.filters),
         "columns": sorted(definition.columns),
     }
-    connection.execute(_REMEMBER, values)
+    connection.execute(_RECORD, values)
 
 
 def read_copy_definitions(connection: Connection, subscription: str) -> dict[QualifiedName, CopyDefinition]:
-    """What is known of the subscription's tables, by name; one that was never copied may be missing."""
+    """The recorded definitions by table; a table that was never copied may be missing."""
     if not is_installed(connection):
         return {}
     return {
@@ -85,5 +84,5 @@ def read_copy_definitions(connection: Connection, subscription: str) -> dict[Qua
             Lsn.parse(lsn),
             Definition(None if filters is None else frozenset(filters), frozenset(columns)),
         )
-        for schema, table, lsn, filters, columns in connection.execute(_BROUGHT, (subscription,))
+        for schema, table, lsn, filters, columns in connection.execute(_READ, (subscription,))
     }

@@ -1,4 +1,4 @@
-"""What an administrator gives the applying role once, so that it owns nothing and is no superuser.
+"""The privileges that an administrator grants the applying role once, so that it needs no superuser.
 
 | the role needs                          | for                                                      |
 |-----------------------------------------|----------------------------------------------------------|
@@ -6,13 +6,13 @@
 | schema `cdc_replay`                     | its state and staging tables                             |
 | TEMPORARY on the database               | rows that exchange keys, reconciliation                  |
 | CREATE on the database                  | code of the tables' owners (`as_owner`)                  |
-| EXECUTE on `pg_replication_origin_…`    | changes that others can tell from local ones (R8.18)     |
-| membership in the roles that own tables | their rows, with the rights of their owners (R8.21)      |
-| with `run_as_owner: true` instead:      | their rows, with its own rights                          |
+| EXECUTE on `pg_replication_origin_…`    | changes marked as replicated (R8.18)                     |
+| membership in the roles that own tables | writing rows with the owners' rights (R8.21)             |
+| with `run_as_owner: true` instead:      | writing rows with its own rights                         |
 | USAGE, SELECT, INSERT, UPDATE, DELETE,  |                                                          |
 | TRUNCATE                                |                                                          |
 
-Only what is missing is granted. No role becomes a member of a superuser: that would make it one.
+Only missing privileges are granted. No role becomes a member of a superuser role: it would be one.
 """
 
 from __future__ import annotations
@@ -86,30 +86,32 @@ class _Table:
 def plan_grants(
     connection: Connection, tables: Iterable[QualifiedName], *, run_as_owner: bool
 ) -> tuple[sql.Composed, ...]:
-    """The statements that give the session's role what it lacks to write to the tables.
+    """The statements that grant the session's role what it lacks to write to the tables.
 
-    Tables that do not exist there are left out: nothing can be granted on them.
+    Tables that do not exist are skipped.
     """
     role = _role(connection)
     if role.is_superuser:
         return ()
-    found = _read_tables(connection, tables)
-    on_tables = _as_itself(role, found) if run_as_owner else _as_owners(role, found)
+    existing = _read_tables(connection, tables)
+    on_tables = _as_itself(role, existing) if run_as_owner else _as_owners(role, existing)
     needed = {"temporary"} if run_as_owner else {"temporary", "create"}
     return (*_on_database(connection, role, needed), *on_tables)
 
 
-def owned_by_superusers(connection: Connection, tables: Iterable[QualifiedName]) -> tuple[QualifiedName, ...]:
-    """Those of the tables that only a superuser can write to with their owner's rights."""
-    found = _read_tables(connection, tables)
-    return tuple(QualifiedName(each.schema, each.name) for each in found if each.has_superuser_owner)
+def superuser_owned_tables(
+    connection: Connection, tables: Iterable[QualifiedName]
+) -> tuple[QualifiedName, ...]:
+    """The tables that only a superuser can write to with their owner's rights."""
+    existing = _read_tables(connection, tables)
+    return tuple(QualifiedName(table.schema, table.name) for table in existing if table.has_superuser_owner)
 
 
 def _read_tables(connection: Connection, tables: Iterable[QualifiedName]) -> list[_Table]:
-    """Those of the tables that exist there."""
-    wanted = list(tables)
-    names = ([each.schema for each in wanted], [each.name for each in wanted])
-    return [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *names))]
+    """The tables that exist."""
+    names = list(tables)
+    columns = ([name.schema for name in names], [name.name for name in names])
+    return [_Table(*row) for row in connection.execute(_TABLES, (list(_PRIVILEGES), *columns))]
 
 
 def _role(connection: Connection) -> _Role:
@@ -123,27 +125,29 @@ def _on_database(connection: Connection, role: _Role, needed: Collection[str]) -
         yield sql.SQL("grant set on parameter session_replication_role to {}").format(name)
     if not role.has_schema:
         yield sql.SQL("create schema {} authorization {}").format(sql.Identifier(STATE_SCHEMA), name)
-    if lacking := [sql.SQL(each) for each in role.lacks_on_database if each in needed]:
+    if lacking := [sql.SQL(privilege) for privilege in role.lacks_on_database if privilege in needed]:
         yield sql.SQL("grant {} on database {} to {}").format(
             sql.SQL(", ").join(lacking), sql.Identifier(role.database), name
         )
     for (function,) in connection.execute(_CLOSED_FUNCTIONS, (list(FUNCTIONS),)).fetchall():
-        # It is one of our own list.
+        # The text is from our own list.
         yield sql.SQL("grant execute on function pg_catalog.{} to {}").format(sql.SQL(function), name)
 
 
 def _as_owners(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
-    missing = (each.owner for each in tables if not each.has_owners_rights and not each.has_superuser_owner)
+    missing = (
+        table.owner for table in tables if not table.has_owners_rights and not table.has_superuser_owner
+    )
     for owner in dict.fromkeys(missing):
         yield sql.SQL("grant {} to {}").format(sql.Identifier(owner), sql.Identifier(role.name))
 
 
 def _as_itself(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
     name = sql.Identifier(role.name)
-    for schema in dict.fromkeys(each.schema for each in tables if not each.may_use_schema):
+    for schema in dict.fromkeys(table.schema for table in tables if not table.may_use_schema):
         yield sql.SQL("grant usage on schema {} to {}").format(sql.Identifier(schema), name)
-    for each in tables:
-        if not each.has_privileges:
+    for table in tables:
+        if not table.has_privileges:
             yield sql.SQL("grant {} on table {} to {}").format(
-                sql.SQL(", ").join(map(sql.SQL, _PRIVILEGES)), sql.Identifier(each.schema, each.name), name
+                sql.SQL(", ").join(map(sql.SQL, _PRIVILEGES)), sql.Identifier(table.schema, table.name), name
             )

@@ -1,8 +1,8 @@
-"""With whose rights statements on a target run, so that no code of its owner runs with ours (R8.21).
+"""With whose rights statements on a target run, so that its owner's code never runs with ours (R8.21).
 
-Defaults, checks, generated columns, expressions of indexes, triggers and types of a table are code of its
-owner's choice. A native apply worker (16 and later) runs it as the owner, in a security-restricted operation,
-unless the subscription has `run_as_owner`. So do we (`subscriber.as_owner`), on every version.
+Defaults, checks, generated columns, index expressions, triggers and types of a table are code that its owner
+chooses. A native apply worker (16 and later) runs it as the owner, in a security-restricted operation, unless
+the subscription has `run_as_owner`. We do the same (`subscriber.as_owner`), on every version.
 
 | the table's owner                            | rights     | statements run                                 |
 |----------------------------------------------|------------|------------------------------------------------|
@@ -13,17 +13,17 @@ unless the subscription has `run_as_owner`. So do we (`subscriber.as_owner`), on
 | any other                                    | RESTRICTED | as the owner, without a way back               |
 | is a role that ours may not become           | REFUSED    | not at all                                     |
 
-PLAIN is what costs nothing, and only what is known to be harmless is: functions of PostgreSQL itself that
-are immutable, and some more by name; not all, as `query_to_xml` runs any text. Even reading a table can run
-code, because the planner folds constants in its checks, its statistics and the predicates of its indexes.
-A lock keeps the owner from adding any (`hold`), but not from changing a domain: its types must be
-PostgreSQL's own, or base types and enums of a superuser or of our role.
+PLAIN costs nothing and is chosen only if all code is known to be harmless: PostgreSQL's own immutable
+functions, and some others by name (not all: `query_to_xml` runs any text). Even reading a table can run code,
+because the planner folds constants in its checks, statistics and index predicates. A lock keeps the owner
+from adding code (`lock_tables`), but not from changing a domain: types must be PostgreSQL's own, or base
+types and enums of a superuser or of our role.
 
-| what the lock of a table does not keep | so a PLAIN table has                                           |
-|----------------------------------------|----------------------------------------------------------------|
-| constraints of domains, casts of enums | no such types                                                  |
-| its name, if its schema is renamed     | a schema whose row we lock as a superuser, or whose owner is   |
-|                                        | trusted, or may not rename it                                  |
+| the lock of a table does not prevent | so a PLAIN table has                                             |
+|--------------------------------------|------------------------------------------------------------------|
+| changed domains, casts of enums      | no such types                                                    |
+| a renamed schema                     | a schema whose row we lock as a superuser, or whose owner is     |
+|                                      | trusted, or may not rename it                                    |
 """
 
 from __future__ import annotations
@@ -41,35 +41,14 @@ from cdc_replay.postgres.connection import Connection
 
 SET_OPTION_SINCE: Final = 160000
 
-# Stable or volatile, and known to call no code that is not PostgreSQL's, nor to do what their caller may not.
+# Stable or volatile, but they call only PostgreSQL's own code and do nothing that their caller may not do.
 _HARMLESS: Final = (
-    "age",
-    "clock_timestamp",
-    "concat",
-    "concat_ws",
-    "date",
-    "date_part",
-    "date_trunc",
-    "gen_random_uuid",
-    "nextval",
-    "now",
-    "random",
-    "statement_timestamp",
-    "time",
-    "timeofday",
-    "timestamp",
-    "timestamptz",
-    "timetz",
-    "timezone",
-    "to_char",
-    "to_date",
-    "to_timestamp",
-    "transaction_timestamp",
-    "uuidv4",
-    "uuidv7",
-)
+    "age", "clock_timestamp", "concat", "concat_ws", "date", "date_part", "date_trunc", "gen_random_uuid",
+    "nextval", "now", "random", "statement_timestamp", "time", "timeofday", "timestamp", "timestamptz",
+    "timetz", "timezone", "to_char", "to_date", "to_timestamp", "transaction_timestamp", "uuidv4", "uuidv7",
+)  # fmt: skip
 
-# `needs_owner`: what our role may not do, or the owner may not either, shows when the owner does it.
+# `needs_owner`: if our role or the owner lacks a privilege, the statement must fail as the owner's.
 _OWNERS: Final = """
     with me as (
         select oid, rolsuper from pg_roles where rolname = current_user
@@ -142,7 +121,7 @@ _WITH_CODE: Final = """
         union
         select type.target, typelem from type join pg_type on pg_type.oid = type.oid where typelem <> 0
     )
-    -- foreign tables are reached with the rights that somebody has mapped for us
+    -- foreign tables are accessed through our user mapping
     select target from relation where relkind not in ('r', 'p')
     union
     select target from relation join pg_trigger on tgrelid = relation.oid and tgenabled in ('A', 'R')
@@ -167,7 +146,7 @@ _WITH_CODE: Final = """
 """
 
 _FIRST_USER_OID: Final = 16384
-"""What has a smaller oid was made by initdb."""
+"""Objects with a smaller oid were created by initdb."""
 
 _HOLD_SCHEMAS: Final = """
     select from pg_catalog.pg_namespace
@@ -177,13 +156,13 @@ _HOLD_SCHEMAS: Final = """
 
 CANNOT_BECOME: Final = (
     'Grant "{owner}" to the role, or make the role the owner of the table. With `run_as_owner: true` in the'
-    " configuration of the subscription code in the table runs with the role's own rights."
+    " subscription's configuration, code in the table runs with the role's own rights."
 )
-"""The remedies where a table is of a role that ours may not become."""
+"""The remedies for a table whose owner our role may not become."""
 
 
 class Rights(enum.Enum):
-    """With whose rights statements on a table run; the table above."""
+    """With whose rights statements on a table run; see the table above."""
 
     OWN = "own"
     PLAIN = "plain"
@@ -192,41 +171,43 @@ class Rights(enum.Enum):
     REFUSED = "refused"
 
     @property
-    def is_of_another(self) -> bool:
-        """Whether the table is of a role that is not trusted with our rights."""
+    def owner_is_untrusted(self) -> bool:
+        """Whether the table is owned by a role that is not trusted with our rights."""
         return self in {Rights.PLAIN, Rights.RESTRICTED}
 
     @property
-    def is_owners(self) -> bool:
+    def runs_as_owner(self) -> bool:
         """Whether statements run as the table's owner."""
         return self in {Rights.SWITCHED, Rights.RESTRICTED}
 
 
 @dataclass(frozen=True, slots=True)
-class Acting:
+class ActingRole:
     """The owner of a table, and with whose rights we act on it.
 
-    `forces_row_security` says that policies restrict the owner itself.
+    `forces_row_security`: policies restrict even the owner.
     """
 
     owner: str
     rights: Rights
     forces_row_security: bool = False
 
-    def without_lock(self) -> Acting:
-        """The same, where the owner may put code into the table at any time."""
+    def without_lock(self) -> ActingRole:
+        """The rights if the owner may add code to the table at any time."""
         is_plain = self.rights is Rights.PLAIN
         return dataclasses.replace(self, rights=Rights.RESTRICTED) if is_plain else self
 
 
-def read_acting(connection: Connection, oids: Collection[int], *, run_as_owner: bool) -> dict[int, Acting]:
+def read_acting_roles(
+    connection: Connection, oids: Collection[int], *, run_as_owner: bool
+) -> dict[int, ActingRole]:
     """With whose rights to act on the tables of these oids, as of now."""
     become = "set" if connection.info.server_version >= SET_OPTION_SINCE else "member"
     rows = connection.execute(_OWNERS, {"oids": list(oids), "become": become}).fetchall() if oids else []
-    related = {oid: others for oid, _, is_ours, *_, others in rows if not (is_ours or run_as_owner)}
+    related = {oid: relatives for oid, _, is_ours, *_, relatives in rows if not (is_ours or run_as_owner)}
     with_code = _with_code(connection, related)
     return {
-        oid: Acting(
+        oid: ActingRole(
             owner,
             Rights.OWN
             if run_as_owner or is_ours
@@ -238,13 +219,13 @@ def read_acting(connection: Connection, oids: Collection[int], *, run_as_owner: 
 
 
 def _with_code(connection: Connection, related: Mapping[int, Collection[int]]) -> frozenset[int]:
-    """Those of the tables in which, or in whose partitions and ancestors, there may be code."""
-    relations = [(oid, each) for oid, others in related.items() for each in (oid, *others)]
+    """The tables that may contain code, in themselves or in their partitions and ancestors."""
+    relations = [(oid, relation) for oid, relatives in related.items() for relation in (oid, *relatives)]
     if not relations:
         return frozenset()
     values = {
         "targets": [oid for oid, _ in relations],
-        "relations": [each for _, each in relations],
+        "relations": [relation for _, relation in relations],
         "first_user_oid": _FIRST_USER_OID,
         "harmless": list(_HARMLESS),
     }
@@ -259,16 +240,16 @@ def _rights(may_become_owner: bool, is_trusted: bool, *, needs_owner: bool) -> R
     return Rights.RESTRICTED if needs_owner else Rights.PLAIN
 
 
-def hold(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
-    """Keep tables from being changed or renamed until the caller's transaction ends; those that are kept so.
+def lock_tables(connection: Connection, tables: Mapping[int, sql.Composable]) -> frozenset[int]:
+    """Lock tables against changes and renames until the transaction ends; returns those that could be locked.
 
-    `tables` are what to lock, as LOCK TABLE wants it, by oid. It takes the weakest lock that keeps off CREATE
-    STATISTICS, CREATE INDEX CONCURRENTLY and ATTACH PARTITION. Vacuum takes that one, too, and would be
-    cancelled for who waits: so nobody waits.
+    `tables` maps oids to references for LOCK TABLE. The lock is the weakest that conflicts with CREATE
+    STATISTICS, CREATE INDEX CONCURRENTLY and ATTACH PARTITION. Vacuum takes the same one and would be
+    canceled for a waiting session, so we never wait.
     """
     ((is_superuser,),) = connection.execute("select current_setting('is_superuser')::bool")
     if is_superuser:
-        # Renaming a schema takes no lock; it waits for that of its row, which no other role can take.
+        # Renaming a schema takes no lock, but waits for a lock on its row, which no other role can take.
         connection.execute(_HOLD_SCHEMAS, (list(tables),))
     if _is_locked(connection, tables.values()):
         return frozenset(tables)

@@ -1,11 +1,11 @@
-"""The schema `cdc_replay` of a subscriber is ours only if nobody else can write code into it.
+"""Whether another role could run code through the schema `cdc_replay` of a subscriber.
 
-A role with CREATE on the database can make a schema of that name before us. It would own what is in there,
-and a trigger, default, rule or policy of its tables would run with the rights of the role that replays. So
-before anything in the schema is read or written:
+A role with CREATE on the database can create a schema of that name before us. It would own the objects in it,
+and a trigger, default, rule or policy of its tables would run with the rights of the replaying role. So
+before anything in the schema is read or written, we check that
 
-- schema, tables, functions and all else in it are owned by the role itself or by a superuser;
-- no other role may create anything in the schema, or write to its tables;
+- schema, tables, functions and all other objects are owned by the role itself or by a superuser;
+- no other role may create objects in the schema or write to its tables;
 - its tables have no trigger, rule or policy.
 """
 
@@ -70,16 +70,16 @@ _UNTRUSTED: Final = """
 
 
 def check_state_ownership(connection: Connection) -> None:
-    """Check that the schema of the state, if there is one, is not in other hands.
+    """Check that no other role controls the schema of the state, if it exists.
 
     Raises:
-        SubscriberNotReady: naming each object with its owner, and what it has that it must not have.
+        SubscriberNotReady: naming each object with its owner, or its forbidden privilege, trigger or policy.
     """
-    found = [sentence for (sentence,) in connection.execute(_UNTRUSTED, {"schema": STATE_SCHEMA})]
-    if found:
+    problems = [problem for (problem,) in connection.execute(_UNTRUSTED, {"schema": STATE_SCHEMA})]
+    if problems:
         raise SubscriberNotReady(
-            f'schema "{STATE_SCHEMA}" of the subscriber is in the hands of another role',
-            detail="; ".join(found),
-            hint="Find out who made it and why. Drop or rename what is not of cdc-replay, or give it to the"
-            " role of the subscription (ALTER … OWNER TO) and revoke the privileges.",
+            f'schema "{STATE_SCHEMA}" of the subscriber is controlled by another role',
+            detail="; ".join(problems),
+            hint="Find out who created it and why. Drop or rename objects that are not part of cdc-replay, or"
+            " transfer them to the role of the subscription (ALTER … OWNER TO) and revoke the privileges.",
         )

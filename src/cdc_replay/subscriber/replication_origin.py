@@ -1,9 +1,9 @@
 """The replication origin under which copied and replayed rows are committed (R8.18).
 
-A native worker commits under an origin of its own. Whoever publishes the subscriber's tables onward can
-then leave out what came in by replication: a subscription with `origin = none` does not get it, which keeps
-two servers that publish to each other from sending every row round and round (R8.19). With `origin = any` it
-gets everything. So every transaction of ours that changes rows runs under an origin, too:
+A native worker commits under its own origin. If the subscriber's tables are published further, a subscription
+with `origin = none` skips such rows, so that two servers that publish to each other do not exchange every row
+forever (R8.19); `origin = any` gets all rows. So every transaction of ours that changes rows runs under an
+origin:
 
     session   pg_replication_origin_create, …_session_setup     one session each; another one is refused
     begin     pg_replication_origin_xact_setup                  the commit record carries the position
@@ -11,17 +11,15 @@ gets everything. So every transaction of ours that changes rows runs under an or
     commit
     session   pg_replication_origin_session_reset, …_drop
 
-A server can have `max_active_replication_origins` of them, 10 by default, and native subscriptions need
-theirs: so an origin is there while a window is merged, and no longer. Readers of a snapshot, of which several
-write at a time, have one each, with the number of their session in its name. Whoever decodes the rows later
-finds in them that they have an origin, which is what `origin = none` asks, if not which one. Progress is not
-read from it either: `subscriber.state` has that per table. After a crash of the process the session ends, and
-with it the hold on the origin; the next window takes it over, the next snapshot and `teardown` remove it.
+A server has `max_active_replication_origins` of them, 10 by default, and native subscriptions need theirs. So
+an origin exists only while a window is merged. Snapshot tasks, several of which write at a time, have one
+each, with the session's process ID in its name. Origins show only that a row was replicated, not from where;
+progress is stored per table (`subscription_tables`). After a crash the server releases the origin with the
+session; the next window reuses it, the next snapshot and `teardown` drop it.
 
-The functions are a superuser's unless EXECUTE on them is granted. A role without it applies rows without an
-origin, with a warning that names the grants, once per process: nothing is lost by that unless somebody
-publishes them onward. Where the subscriber's WAL cannot be decoded (`wal_level` below logical) nobody can,
-and no origin is made.
+The functions require superuser unless EXECUTE is granted. Without it rows are applied without an origin, with
+one warning per process that names the grants; this matters only if the rows are published further. If the
+subscriber's WAL cannot be decoded (`wal_level` below logical), no origin is created.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _DROP: Final = """
     select pg_replication_origin_drop(%(name)s) where pg_replication_origin_oid(%(name)s) is not null
 """
 # No subscription has a colon in its name.
-_OF_SUBSCRIPTION: Final = """
+_SUBSCRIPTION_ORIGINS: Final = """
     select roname::text from pg_replication_origin
     where roname = %(name)s or starts_with(roname, %(name)s || ':') order by roname
 """
@@ -61,13 +59,13 @@ FUNCTIONS: Final = (
     "pg_replication_origin_session_reset()",
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
 )
-"""What a role needs EXECUTE on that is not a superuser."""
+"""Functions that a role without superuser needs EXECUTE on."""
 
 _warned: set[str] = set()
 
 
 def origin_name(connection: Connection, subscription: str) -> str:
-    """The origin's name; origins belong to the whole cluster, so it has the database's oid."""
+    """The origin's name; it contains the database's oid, because origins belong to the cluster."""
     ((oid,),) = connection.execute(
         "select oid::text from pg_database where datname = current_database()"
     ).fetchall()
@@ -76,56 +74,57 @@ def origin_name(connection: Connection, subscription: str) -> str:
 
 @contextlib.contextmanager
 def replication_origin(
-    connection: Connection, subscription: str, upto: Lsn, *, beside_others: bool = False
+    connection: Connection, subscription: str, upto: Lsn, *, per_session: bool = False
 ) -> Iterator[None]:
-    """One transaction whose rows carry the subscription's origin, and whose commit carries `upto`.
+    """Run one transaction under the subscription's origin; its commit record carries `upto`.
 
-    The connection is in no transaction. With `beside_others` the origin is this session's own, else one
-    session at most is here for the subscription.
+    The connection must not be in a transaction. With `per_session` the origin belongs to this session;
+    otherwise only one session of the subscription can use it.
 
     Raises:
-        SubscriberLocked: if another session holds the origin, such as one whose process was just killed.
+        SubscriberLocked: if another session uses the origin, such as one of a killed process.
         psycopg.Error: as from the statements inside, and from COMMIT.
     """
-    name = _set_up(connection, subscription, beside_others=beside_others)
+    name = _set_up(connection, subscription, per_session=per_session)
     try:
         with connection.transaction():
             if name is not None:
-                # A native worker gives the publisher's commit time, of one transaction; here are many.
+                # A native worker sets the publisher's commit time; here many transactions share one commit.
                 connection.execute(
                     "select pg_replication_origin_xact_setup(%s, clock_timestamp())", (str(upto),)
                 )
             yield
     finally:
         if name is not None and not connection.closed:
-            # What stays then is found by its name.
+            # After an error here, a leftover origin is found by its name.
             with contextlib.suppress(pg.Error):
                 connection.execute("select pg_replication_origin_session_reset()")
                 connection.execute(_DROP, {"name": name})
 
 
 def drop_origins(connection: Connection, subscription: str) -> None:
-    """Remove what the subscription has of origins; outside of a transaction that changes rows.
+    """Drop the subscription's origins, outside of a transaction that changes rows.
 
-    A role that may not do so leaves them, with a warning.
+    If the role may not, they stay, with a warning.
     """
     name = origin_name(connection, subscription)
-    for (each,) in connection.execute(_OF_SUBSCRIPTION, {"name": name}).fetchall():
+    for (origin,) in connection.execute(_SUBSCRIPTION_ORIGINS, {"name": name}).fetchall():
         try:
             with connection.transaction():
-                connection.execute(_DROP, {"name": each})
+                connection.execute(_DROP, {"name": origin})
         except (pg.InsufficientPrivilege, pg.ObjectInUse) as error:
             logger.warning(
-                'subscription %s: replication origin "%s" stays: %s', subscription, each, _said(error)
+                'subscription %s: cannot drop replication origin "%s": %s',
+                *(subscription, origin, _server_message(error)),
             )
 
 
-def _set_up(connection: Connection, subscription: str, *, beside_others: bool) -> str | None:
-    """Make the session's commits those of an origin; its name, None where none is needed or possible."""
+def _set_up(connection: Connection, subscription: str, *, per_session: bool) -> str | None:
+    """Set up the session's origin; its name, or None if none is needed or possible."""
     if not _is_decoded(connection):
         return None
     name = origin_name(connection, subscription)
-    if beside_others:
+    if per_session:
         name = f"{name}:{connection.info.backend_pid}"
     try:
         with connection.transaction():
@@ -133,8 +132,9 @@ def _set_up(connection: Connection, subscription: str, *, beside_others: bool) -
         connection.execute("select pg_replication_origin_session_setup(%s)", (name,))
     except pg.ObjectInUse as error:
         raise SubscriberLocked(
-            f'replication origin "{name}" of subscription "{subscription}" is in use: {_said(error)}',
-            hint="It is released when the session ends that has it. Run it again then.",
+            f'replication origin "{name}" of subscription "{subscription}" is in use:'
+            f" {_server_message(error)}",
+            hint="It is released when the session that uses it ends; then run the command again.",
             rule="R8.18",
         ) from error
     except (pg.InsufficientPrivilege, pg.ConfigurationLimitExceeded) as error:
@@ -144,8 +144,8 @@ def _set_up(connection: Connection, subscription: str, *, beside_others: bool) -
 
 
 def _is_decoded(connection: Connection) -> bool:
-    ((found,),) = connection.execute(_IS_DECODED).fetchall()
-    return bool(found)
+    ((is_decoded,),) = connection.execute(_IS_DECODED).fetchall()
+    return bool(is_decoded)
 
 
 def _warn(subscription: str, error: pg.Error) -> None:
@@ -156,13 +156,13 @@ def _warn(subscription: str, error: pg.Error) -> None:
     if isinstance(error, pg.InsufficientPrivilege):
         remedy = f"grant the role EXECUTE on {', '.join(FUNCTIONS)}"
     logger.warning(
-        "subscription %s: rows are applied without a replication origin: %s. Who subscribes to this"
-        " subscriber with origin = none gets them as if they had been written here; %s (R8.18)",
+        "subscription %s: rows are applied without a replication origin: %s. Subscriptions to this subscriber"
+        " with origin = none receive them as local changes; %s (R8.18)",
         subscription,
-        _said(error),
+        _server_message(error),
         remedy,
     )
 
 
-def _said(error: pg.Error) -> str:
+def _server_message(error: pg.Error) -> str:
     return error.diag.message_primary or str(error).strip()

@@ -1,4 +1,4 @@
-"""A subscription opened for work: its subscriber connected, its state schema there, its lock held."""
+"""A subscription opened for work: connected, state schema installed, lock held."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect, is_read_only
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.state import KnownTable
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_tables
+from cdc_replay.subscriber.subscription_tables import KnownTable
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60
 PAUSE_SECONDS: Final = 0.2
-_TRIES_BESIDE_OTHERS: Final = 3
+_UNLOCKED_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSession:
     """A subscription that no other process can work on while this is open.
 
-    `assumed` are tables, by oid, that a window advances which is being applied, each with that window's end.
+    `assumed` are the tables, by oid, that a window in progress advances, each with that window's end.
     """
 
     subscription: Subscription
@@ -40,60 +40,62 @@ class SubscriptionSession:
     assumed: Mapping[int, Lsn] = field(default_factory=dict)
 
     def known_tables(self) -> tuple[KnownTable, ...]:
-        """Its tables as the subscriber holds them; will hold them, where that is assumed."""
+        """The tables as the subscriber holds them, or will hold them after the assumed window."""
         return tuple(
-            dataclasses.replace(each, state=Ready(self.assumed[each.relation]))
-            if each.relation in self.assumed
-            else each
-            for each in state.known_tables(self.connection, self.subscription.name)
+            dataclasses.replace(table, state=Ready(self.assumed[table.relation]))
+            if table.relation in self.assumed
+            else table
+            for table in subscription_tables.known_tables(self.connection, self.subscription.name)
         )
 
     def table_states(self) -> Mapping[QualifiedName, TableState]:
-        """The states of its tables that are there, by the names that they have now."""
-        return {each.name: each.state for each in self.known_tables() if each.name is not None}
+        """The states of tables that exist, by current name."""
+        return {table.name: table.state for table in self.known_tables() if table.name is not None}
 
     def tables_are_listed(self) -> bool:
-        """Whether a snapshot or refresh has found out which tables it has, be it none."""
-        return bool(self.known_tables()) or state.has_tables_listed(self.connection, self.subscription.name)
+        """Whether a snapshot or refresh has listed the tables; the list may be empty."""
+        return bool(self.known_tables()) or subscription_tables.tables_are_listed(
+            self.connection, self.subscription.name
+        )
 
     def as_if_applied(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
-        """As it is once the window that is being applied is applied."""
+        """The session as of the end of the window that is being applied."""
         return dataclasses.replace(self, assumed=assumed)
 
     def ready_tables(self) -> dict[QualifiedName, Lsn]:
         """The tables that replay can advance, each with its applied LSN."""
         return {
-            name: found.applied_lsn for name, found in self.table_states().items() if isinstance(found, Ready)
+            name: state.applied_lsn for name, state in self.table_states().items() if isinstance(state, Ready)
         }
 
     def position(self) -> Lsn | None:
-        """What replay has reached with all tables that it can advance; None before the first snapshot.
+        """The least applied LSN of the tables that replay can advance; None before the first snapshot.
 
-        A table that was dropped on the subscriber counts: what comes for it must be seen (R8.1).
+        Includes tables that were dropped on the subscriber: their changes must be reported (R8.1).
         """
-        states = (each.state for each in self.known_tables())
-        return min((found.applied_lsn for found in states if isinstance(found, Ready)), default=None)
+        states = (table.state for table in self.known_tables())
+        return min((state.applied_lsn for state in states if isinstance(state, Ready)), default=None)
 
 
 @contextlib.contextmanager
 def open_session(
     subscription: Subscription, dsn: str, purpose: str, *, writes: bool = True, installs: bool = True
 ) -> Iterator[SubscriptionSession]:
-    """Connect to the subscriber of a subscription and hold the subscription's lock until the end.
+    """Connect to the subscriber and hold the subscription's lock until the end.
 
-    A process that works on the subscription now, such as a scheduled replay, is waited for. `installs`: the
-    state schema is created where it is missing.
+    Waits for a process that works on the subscription, such as a scheduled replay. `installs`: create the
+    state schema if it is missing.
 
     Raises:
         SubscriberNotWritable: if it `writes` and the subscriber is read-only.
-        SubscriptionBusy: if another process holds the lock for `PATIENCE_SECONDS`.
+        SubscriptionInUse: if another process holds the lock for `PATIENCE_SECONDS`.
     """
     name = subscription.name
     with connect(dsn, purpose=f"{purpose} {name}") as connection:
         if writes:
             _check_writable(connection, name)
         if installs:
-            state.install(connection)
+            state_schema.install(connection)
         with contextlib.ExitStack() as stack:
             _wait_for_lock(stack, connection, name)
             yield SubscriptionSession(subscription, dsn, connection)
@@ -101,17 +103,17 @@ def open_session(
 
 @contextlib.contextmanager
 def release_subscription_lock(session: SubscriptionSession) -> Iterator[None]:
-    """Let go of the subscription until the context ends; who works on it then is waited for."""
-    with state.unlocked(session.connection, session.subscription.name):
+    """Release the subscription lock inside the context; on exit, wait to acquire it again."""
+    with subscription_lock.release(session.connection, session.subscription.name):
         yield
 
 
 @contextlib.contextmanager
 def export_snapshot_unlocked(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
-    """A snapshot of the publisher; others may work on the subscription until it is there.
+    """Export a snapshot of the publisher; the subscription is unlocked until it exists.
 
-    It waits for all transactions that are open on the publisher (R1.35). The subscription may be behind its
-    consistent point or before it.
+    Creating it waits for all open transactions of the publisher (R1.35). The subscription may be before or
+    after the consistent point.
 
     Raises:
         PublisherNotReady, ServerUnavailable, MissingPrivilege: as `export_snapshot`.
@@ -124,14 +126,14 @@ def export_snapshot_unlocked(publisher_dsn: str, session: SubscriptionSession) -
 
 @contextlib.contextmanager
 def export_after_applied(publisher_dsn: str, session: SubscriptionSession) -> Iterator[ExportedSnapshot]:
-    """The same, at or behind the position of every table: where others go past it, it is taken anew."""
-    for _ in range(_TRIES_BESIDE_OTHERS):
+    """Export a snapshot at or after the position of every table, and retry if other processes pass it."""
+    for _ in range(_UNLOCKED_TRIES):
         with export_snapshot_unlocked(publisher_dsn, session) as exported:
             if max(session.ready_tables().values(), default=ZERO) <= exported.consistent_point:
                 yield exported
                 return
         logger.info(
-            "subscription %s was replayed past the fence, which is taken anew", session.subscription.name
+            "subscription %s was replayed past the fence; exporting another one", session.subscription.name
         )
     with export_snapshot(publisher_dsn) as exported:
         yield exported
@@ -139,12 +141,12 @@ def export_after_applied(publisher_dsn: str, session: SubscriptionSession) -> It
 
 @contextlib.contextmanager
 def snapshot_lock(session: SubscriptionSession) -> Iterator[None]:
-    """One process at a time copies tables of a subscription, also where it lets others work on it.
+    """Let one process at a time copy tables of a subscription, also while the subscription lock is released.
 
     Raises:
-        SubscriptionBusy: if another one does.
+        SubscriptionInUse: if another process copies tables.
     """
-    with state.lock(session.connection, f"{session.subscription.name} (snapshot)"):
+    with subscription_lock.lock(session.connection, f"{session.subscription.name} (snapshot)"):
         yield
 
 
@@ -160,7 +162,7 @@ def _wait_for_lock(stack: contextlib.ExitStack, connection: Connection, name: st
     is_announced = False
     while True:
         try:
-            stack.enter_context(state.lock(connection, name))
+            stack.enter_context(subscription_lock.lock(connection, name))
         except SubscriptionInUse as busy:
             if time.monotonic() > began + PATIENCE_SECONDS:
                 raise

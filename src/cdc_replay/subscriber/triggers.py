@@ -1,9 +1,8 @@
-"""Triggers FOR EACH STATEMENT stand still while rows are merged (R8.13).
+"""Triggers FOR EACH STATEMENT are disabled while rows are merged (R8.13).
 
-A native apply worker changes row by row, without any statement: such triggers do not fire in it, not even
-those that are ENABLE ALWAYS or REPLICA, except for TRUNCATE. A merge has statements, so they are disabled
-within its transaction, which takes the lock of ALTER TABLE … DISABLE TRIGGER: other writers wait, readers go
-on.
+A native apply worker changes row by row, without statements, so such triggers do not fire, not even those
+that are ENABLE ALWAYS or REPLICA, except for TRUNCATE. A merge executes statements, so it disables them
+within its transaction. ALTER TABLE … DISABLE TRIGGER takes a lock that blocks other writers but not readers.
 """
 
 from __future__ import annotations
@@ -18,38 +17,38 @@ from psycopg import sql
 
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions
-from cdc_replay.subscriber.tables import StatementTrigger, TargetTable
+from cdc_replay.subscriber.target_tables import StatementTrigger, TargetTable
 
-_log: Final = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ENABLE: Final = {"A": "enable always", "R": "enable replica"}
 _DISABLE: Final = "disable"
 
 
 @contextlib.contextmanager
-def statement_triggers_disabled(
+def disable_statement_triggers(
     connection: Connection, sessions: TargetSessions, targets: Iterable[TargetTable]
 ) -> Iterator[None]:
-    """Within, in the caller's transaction, no statement on the targets fires their statement-level triggers.
+    """Within the caller's transaction, disable the statement-level triggers of the targets.
 
-    A role that does not own a table cannot do that, and is warned that they fire.
+    If the role does not own a table, its triggers fire, with a warning.
 
     Raises:
-        psycopg.Error: if another session holds a table for too long, or a deferred constraint does not hold.
+        psycopg.Error: if a table's lock times out, or a deferred constraint is violated.
     """
     disabled = [
         target
         for target in targets
-        if target.statement_triggers and _disable(connection, sessions.of(target), target)
+        if target.statement_triggers and _disable(connection, sessions.session_for(target), target)
     ]
     yield
     if not disabled:
         return
-    # ALTER TABLE refuses a table whose deferred triggers are due, which they are at the commit anyway.
+    # ALTER TABLE refuses a table with pending deferred triggers, which would run at commit anyway.
     connection.execute("set constraints all immediate")
     for target in disabled:
         for trigger in target.statement_triggers:
-            _alter(sessions.of(target), target, trigger, _ENABLE[trigger.enabled])
+            _alter(sessions.session_for(target), target, trigger, _ENABLE[trigger.enabled])
 
 
 def _disable(connection: Connection, session: TargetSession, target: TargetTable) -> bool:
@@ -58,9 +57,9 @@ def _disable(connection: Connection, session: TargetSession, target: TargetTable
             for trigger in target.statement_triggers:
                 _alter(session, target, trigger, _DISABLE)
     except pg.InsufficientPrivilege as error:
-        _log.warning(
-            "table %s: triggers for each statement fire, other than in a native worker: %s: %s",
-            *(target.name, ", ".join(each.name for each in target.statement_triggers)),
+        logger.warning(
+            "table %s: statement-level triggers fire, unlike in a native worker: %s: %s",
+            *(target.name, ", ".join(trigger.name for trigger in target.statement_triggers)),
             error.diag.message_primary,
         )
         return False

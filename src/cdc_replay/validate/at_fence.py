@@ -28,7 +28,7 @@ from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 
 @dataclass(frozen=True, slots=True)

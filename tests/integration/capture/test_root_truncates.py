@@ -167,7 +167,7 @@ def test_a_segment_of_many_row_groups_keeps_its_order(
 ) -> None:
     """A transaction over several row groups, with TRUNCATEs in the first, in middle ones and in the last."""
     monkeypatch.setattr("cdc_replay.postgres.peek.BATCH_ROWS", 7)
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 7)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 7)
     publisher.run(ROOT)
     captured = set_up()
     parts = [f"insert into plain select generate_series({start}, {start + 9})" for start in range(0, 50, 10)]
@@ -332,7 +332,7 @@ def test_truncates_of_a_prepared_transaction_wait_with_it(
     captured.capture()
     assert content(captured) == [("I", "1")]
     waiting = captured.log.prepared_roots(ROOT_PUBLICATIONS[0])
-    assert len(waiting.waiting()) == 2
+    assert len(waiting.list_keys()) == 2
 
     publisher.run("rollback prepared 'never'")
     publisher.run("begin; truncate empty; prepare transaction 'roots only'")
@@ -345,7 +345,7 @@ def test_truncates_of_a_prepared_transaction_wait_with_it(
     numbers: list[Row] = [("I", str(number)) for number in range(1, 2001)]
     assert content(captured) == [("I", "1"), *numbers, ("T", LEAVES | {"root"}), ("T", {"empty"})]
     check_order(captured)
-    assert waiting.waiting() == ()
+    assert waiting.list_keys() == ()
 
 
 @pytest.mark.parametrize(

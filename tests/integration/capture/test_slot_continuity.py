@@ -89,7 +89,7 @@ def test_a_slot_behind_a_log_that_was_pruned_since_is_moved(disturbed: Disturbed
     insert(disturbed.database, 1)
     disturbed.start("capture.after_commit").killed()
     log = disturbed.captured.log
-    log.prune(log.prunable(log.end_lsn))
+    log.prune(log.prunable_segments(log.end_lsn))
     assert content(disturbed.captured.log).num_rows == 0
     insert(disturbed.database, 2)
 
@@ -158,7 +158,7 @@ def test_a_slot_of_another_plugin_or_database_is_not_read(plugin: str, disturbed
     )
     elsewhere.run(f"select pg_create_logical_replication_slot('{slot}', '{plugin}')")
     try:
-        with pytest.raises(PublisherNotReady, match="is not ours to read") as refused:
+        with pytest.raises(PublisherNotReady, match="cannot be used") as refused:
             disturbed.captured.capture()
         assert f'plugin "{plugin}" and database "{elsewhere.name}"' in str(refused.value.detail)
     finally:

@@ -46,7 +46,7 @@ def test_several_open_over_many_pulls(publisher: Database, tmp_path: Path, *, st
     prepare(publisher, "three", 20_001, LARGE)
     assert twins.sent().keys() >= set("Sp" if streaming else "bP")
     assert twins.settle() == []
-    assert len(twins.subject.log.prepared.waiting()) == 3
+    assert len(twins.subject.log.prepared.list_keys()) == 3
 
     publisher.run("insert into t values (0, 'ordinary')")
     twins.subject.capture_killed_at("capture.after_commit")
@@ -62,7 +62,7 @@ def test_several_open_over_many_pulls(publisher: Database, tmp_path: Path, *, st
     assert inserted(twins.settle()) == 1 + 2 * LARGE + 1
 
     assert ids(twins) == [0, *range(20_001, 20_001 + LARGE), *range(30_001, 30_001 + LARGE), 10_001]
-    assert twins.subject.log.prepared.waiting() == ()
+    assert twins.subject.log.prepared.list_keys() == ()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_capture_killed_before_and_at_the_outcome(
     prepare(publisher, "two", 2)
     twins.subject.capture_killed_at(failpoint)
     twins.settle()
-    assert len(twins.subject.log.prepared.waiting()) == 2
+    assert len(twins.subject.log.prepared.list_keys()) == 2
     finish(publisher, "commit", "one")
     finish(publisher, "rollback", "two")
     twins.subject.capture_killed_at(failpoint)
@@ -88,7 +88,7 @@ def test_a_capture_killed_before_and_at_the_outcome(
     twins.settle()
 
     assert ids(twins) == [1, 3]
-    assert twins.subject.log.prepared.waiting() == ()
+    assert twins.subject.log.prepared.list_keys() == ()
 
 
 def test_prepared_and_finished_in_one_pull(publisher: Database, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_prepared_transactions_without_changes(publisher: Database, tmp_path: Pa
         publisher.run(f"{outcome} prepared '{outcome}_1_{publisher.name}'")
 
     assert twins.settle() == []
-    assert twins.subject.log.prepared.waiting() == ()
+    assert twins.subject.log.prepared.list_keys() == ()
 
 
 def test_prepared_before_two_phase_was_enabled(publisher: Database, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_prepared_before_two_phase_was_enabled(publisher: Database, tmp_path: Pa
     twins.settle()
 
     assert ids(twins) == [201, 1]
-    assert twins.subject.log.prepared.waiting() == ()
+    assert twins.subject.log.prepared.list_keys() == ()
 
 
 def test_the_slot_decides_what_is_sent(publisher: Database, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_publisher_restarts_in_between(
     cluster.start()
     database.run("insert into t values (0, 'after')")
     twins.settle()
-    assert len(twins.subject.log.prepared.waiting()) == 3
+    assert len(twins.subject.log.prepared.list_keys()) == 3
     finish(database, "commit", "not captured")
     cluster.stop(mode)
     cluster.start()
@@ -229,7 +229,7 @@ def test_the_publisher_restarts_in_between(
     twins.settle()
 
     assert ids(twins) == [0, 100_001, *range(1, LARGE + 1)]
-    assert twins.subject.log.prepared.waiting() == ()
+    assert twins.subject.log.prepared.list_keys() == ()
 
 
 def test_a_native_subscription_sees_them_when_the_log_does(

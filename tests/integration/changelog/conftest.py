@@ -1,4 +1,4 @@
-"""An S3 server of its own process on loopback."""
+"""An S3 server in a separate process on loopback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(server.port, flush=True)
 server.serve_forever()
 """
 
-_numbers = itertools.count(1)
+_bucket_ids = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty place in a bucket; the environment says how to reach it."""
+    """An empty prefix in a bucket; the environment has the address and credentials."""
     return place_in(s3_endpoint, monkeypatch)
 
 
@@ -73,4 +73,4 @@ def place_in(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     owner = fs.S3FileSystem(endpoint_override=endpoint, region="us-east-1", allow_bucket_creation=True)
     owner.create_dir(BUCKET)
-    return f"s3://{BUCKET}/logs/{next(_numbers)}"
+    return f"s3://{BUCKET}/logs/{next(_bucket_ids)}"

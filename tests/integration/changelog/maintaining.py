@@ -1,4 +1,4 @@
-"""A process that captures, compacts or prunes over and over, until a file `stop` is beside the configuration.
+"""A process that captures, compacts or prunes repeatedly, until a file `stop` exists.
 
 Of two that change the log's segments, one may be refused; it then tries again.
 """

@@ -1,15 +1,15 @@
-"""A disk that loses its power: which states of a folder may be found afterwards.
+"""A model of a disk that loses power: which states of a folder are possible afterwards.
 
-A `Disk` follows everything that happens below a folder while code runs. It knows what is *visible*, which is
-what the running system shows, and what is *durable*, which is what the last fsync of each file and of each
-folder covered. At a power loss every difference between the two is open, each by itself:
+A `Disk` records everything that happens below a folder while code runs. It knows what is *visible* on the
+running system, and what is *durable*, that is, covered by the last fsync of each file and folder. At a power
+loss every difference between the two is independent:
 
 - a name may be as it is visible or as it was durable, whatever happened to other names of the same folder,
-  also where one rename changed both;
-- the content of a file that was written since its last fsync may be new, old, empty, cut off, or zeros.
+  also if one rename changed both;
+- the content of a file that was written since its last fsync may be new, old, empty, truncated, or zeros.
 
-No file system is that bad; what holds here holds on all of them. `survivors` gives these states: all of them
-where there are few differences, else the extreme ones and a sample.
+No file system is that bad; what holds here holds on all of them. `survivors` returns these states: all of
+them if there are few differences, else the extreme ones and a sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pytest
 
 Entries: TypeAlias = Mapping[str, int]
 Node: TypeAlias = bytes | Entries
-"""The content of a file, or the names of a folder with the inodes behind them."""
+"""The content of a file, or the names of a folder with their inodes."""
 
 Nodes: TypeAlias = Mapping[int, Node]
 Tree: TypeAlias = Mapping[str, bytes | None]
@@ -50,7 +50,7 @@ class Moment:
 
 @dataclass
 class Disk:
-    """Follows `root`, whose own name is durable, as is what is there at first, unless `durable` says else."""
+    """Records `root`; its name and initial content are durable, unless `durable` is given."""
 
     root: Path
     note: Callable[[], Any]
@@ -92,12 +92,12 @@ class Disk:
         return inode
 
     def _followed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def followed(what: int | str | Path, *more: object, **options: int) -> object:
-            path = path_of(what, options.get("dir_fd"))
+        def followed(file_or_path: int | str | Path, *more: object, **options: int) -> object:
+            path = path_of(file_or_path, options.get("dir_fd"))
             if name != "fsync" and self.root not in path.parents:
-                return call(what, *more, **options)
+                return call(file_or_path, *more, **options)
             self._record(f"before {name} {path.name}")
-            result = call(what, *more, **options)
+            result = call(file_or_path, *more, **options)
             if name == "fsync":
                 self._flushed(path)
             self._record(f"after {name} {path.name}")
@@ -117,21 +117,21 @@ def _entries(folder: Path) -> Entries:
     return {child.name: child.stat().st_ino for child in folder.iterdir()}
 
 
-def path_of(what: int | str | Path, folder: int | None = None) -> Path:
-    """The file that a call is about: a descriptor, or a path that may be relative to the folder of one."""
-    if isinstance(what, int):
-        return Path(f"/proc/self/fd/{what}").readlink()
-    return Path(what) if folder is None else path_of(folder) / what
+def path_of(file_or_path: int | str | Path, folder: int | None = None) -> Path:
+    """The file of a call: a descriptor, or a path that may be relative to a folder's descriptor."""
+    if isinstance(file_or_path, int):
+        return Path(f"/proc/self/fd/{file_or_path}").readlink()
+    return Path(file_or_path) if folder is None else path_of(folder) / file_or_path
 
 
 def survivors(moment: Moment, root: int, seed: int = 0) -> Iterator[Tree]:
-    """The states that may be found after a power loss at that moment, each once."""
+    """The distinct states that are possible after a power loss at that moment."""
     chance = random.Random(seed)
     open_names = _open_names(moment)
     seen = set()
-    for kept in _choices(open_names, chance):
+    for flushed_names in _choices(open_names, chance):
         for damage in Damage:
-            tree = dict(_grow(moment, root, frozenset(kept), damage))
+            tree = dict(_grow(moment, root, frozenset(flushed_names), damage))
             key = frozenset(tree.items())
             if key not in seen:
                 seen.add(key)
@@ -139,12 +139,12 @@ def survivors(moment: Moment, root: int, seed: int = 0) -> Iterator[Tree]:
 
 
 def _open_names(moment: Moment) -> list[tuple[int, str]]:
-    """The names, by folder, that are not what they were at the folder's last fsync."""
-    found = []
+    """The names, by folder, that changed since the folder's last fsync."""
+    changed = []
     for inode in moment.visible.keys() | moment.durable.keys():
         old, new = _names(moment.durable, inode), _names(moment.visible, inode)
-        found += [(inode, name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
-    return sorted(found, key=lambda one: (one[1], one[0]))
+        changed += [(inode, name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
+    return sorted(changed, key=lambda entry: (entry[1], entry[0]))
 
 
 def _names(nodes: Nodes, inode: int) -> Entries:
@@ -153,21 +153,21 @@ def _names(nodes: Nodes, inode: int) -> Entries:
 
 
 def _choices(names: Sequence[tuple[int, str]], chance: random.Random) -> Iterator[Sequence[tuple[int, str]]]:
-    """Which names are as they were visible; the others are as they were durable."""
+    """Which names are in their visible state; the others are in their durable state."""
     if len(names) <= FEW:
         for size in range(len(names) + 1):
             yield from itertools.combinations(names, size)
         return
     yield from ((), names)
-    for one in names:
-        yield (one,)
-        yield [other for other in names if other != one]
+    for name in names:
+        yield (name,)
+        yield [other for other in names if other != name]
     for _ in range(2**FEW):
-        yield [one for one in names if chance.random() < 0.5]
+        yield [name for name in names if chance.random() < 0.5]
 
 
 class Damage(enum.Enum):
-    """What may become of a content that was written since the last fsync of its file."""
+    """What can happen to content that was written since the last fsync of its file."""
 
     KEPT = enum.auto()
     """It is what it was at the last fsync; empty if there was none."""
@@ -193,12 +193,12 @@ class Damage(enum.Enum):
 def _grow(
     moment: Moment,
     inode: int,
-    kept: frozenset[tuple[int, str]],
+    flushed_names: frozenset[tuple[int, str]],
     damage: Damage,
 ) -> Iterator[tuple[str, bytes | None]]:
     old, new = _names(moment.durable, inode), _names(moment.visible, inode)
     for name in sorted(old.keys() | new.keys()):
-        child = (new if (inode, name) in kept else old).get(name)
+        child = (new if (inode, name) in flushed_names else old).get(name)
         if child is None:
             continue
         durable, visible = moment.durable.get(child), moment.visible.get(child)
@@ -206,7 +206,7 @@ def _grow(
             yield name, _content(visible, durable, damage)
         else:
             yield name, None
-            for path, content in _grow(moment, child, kept, damage):
+            for path, content in _grow(moment, child, flushed_names, damage):
                 yield f"{name}/{path}", content
 
 
@@ -219,7 +219,7 @@ def _content(visible: Node | None, durable: Node | None, damage: Damage) -> byte
 
 
 def put_down(tree: Tree, folder: Path) -> None:
-    """Make an empty folder hold that state."""
+    """Replace a folder's content by that state."""
     for path, content in tree.items():
         if content is None:
             (folder / path).mkdir(parents=True)
@@ -228,7 +228,7 @@ def put_down(tree: Tree, folder: Path) -> None:
 
 
 def after_kill(moment: Moment, root: int, folder: Path, note: Callable[[], Any]) -> Disk:
-    """The disk when only the process was killed: all is visible, nothing more is durable than was before."""
+    """The disk after a process was killed: everything is visible, and nothing else became durable."""
     inodes, made = {root: folder.stat().st_ino}, dict[int, Path]()
     pending = [(root, folder)]
     while pending:

@@ -1,7 +1,7 @@
-"""A publisher of a few transactions, and captures of it that do what a real one does, in the same order.
+"""A publisher of a few transactions, and captures that perform the steps of a real one, in the same order.
 
-What a slot has given up is gone from the publisher; `Publisher.position` is that point. So at any time
-everything up to there must be in the log: this is what a power loss must not touch.
+The publisher discards what the slot has confirmed, up to `Publisher.position`. So everything up to there must
+always be in the log: a power loss must not affect it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Row: TypeAlias = tuple[int, int, bytes]
 
 @dataclass(frozen=True)
 class Pull:
-    """What one pull finds: transactions by commit LSN, and where it ends.
+    """What one pull receives: transactions by commit LSN, and where it ends.
 
-    `shape` is the version of the relation that its messages have. `prepares` is kept with this pull and its
-    content comes out with the pull that `decides` it.
+    `shape` is the relation version of its messages. `prepares` is stored with this pull, and its content is
+    released by the pull that `decides` it.
     """
 
     end: int
@@ -83,22 +83,22 @@ def relation(version: int) -> Relation:
     return Relation(RelationId(1), version, QualifiedName("s", "t"), ReplicaIdentity.DEFAULT, columns)
 
 
-def rows_of(log: ChangeLog, upto: int | None = None) -> list[Row]:
-    """What the log says; every message's shape must be known."""
+def read_log_rows(log: ChangeLog, upto: int | None = None) -> list[Row]:
+    """The rows of the log; every message's shape must be known."""
     window = EVERYTHING if upto is None else Window(ZERO, Lsn(upto))
-    known = log.relations()
+    relations = log.relations()
     rows = [row for group in log.segments(window) for row in read_row_group(group).to_pylist()]
-    assert {row["relation_version"] for row in rows} <= known.keys()
+    assert {row["relation_version"] for row in rows} <= relations.keys()
     return [(row["commit_lsn"], row["seq"], row["message"]) for row in rows]
 
 
 def expected_rows(upto: int) -> list[Row]:
-    """What the log has to say when it ends there."""
-    batches = [batch for pull in PULLS if pull.end <= upto for batch in batches_of(pull)]
+    """The rows of a log that ends there."""
+    batches = [batch for pull in PULLS if pull.end <= upto for batch in message_batches(pull)]
     return [(row["commit_lsn"], row["seq"], row["message"]) for batch in batches for row in batch.to_pylist()]
 
 
-def batches_of(pull: Pull) -> list[pa.RecordBatch]:
+def message_batches(pull: Pull) -> list[pa.RecordBatch]:
     batches = [messages(lsn, pull.shape) for lsn in pull.transactions]
     if pull.decides is not None:
         batches[0] = messages(pull.transactions[0], pull.shape, 4)
@@ -135,17 +135,17 @@ class Publisher:
 
 
 def _pull(log: ChangeLog, pull: Pull) -> None:
-    batches = batches_of(pull)
+    batches = message_batches(pull)
     if pull.prepares is not None:
-        log.prepared.keep(pull.prepares, [messages(pull.prepares.end_lsn.value, pull.shape, 4)])
+        log.prepared.store(pull.prepares, [messages(pull.prepares.end_lsn.value, pull.shape, 4)])
     if pull.decides is not None:
-        assert pull.decides in log.prepared.waiting()
-        (kept,) = log.prepared.content(pull.decides)
-        assert kept.num_rows == batches[0].num_rows
+        assert pull.decides in log.prepared.list_keys()
+        (stored,) = log.prepared.content(pull.decides)
+        assert stored.num_rows == batches[0].num_rows
     segments = log.write(batches)
     log.add_relations({pull.shape: relation(pull.shape)} if batches else {})
     if pull.end in {PULLS[0].end, PULLS[3].end}:
         log.add_catalogs([CatalogRow(log.end_lsn, Lsn(pull.end), f"catalog before {pull.end}")])
     log.commit(segments, Lsn(pull.end))
     if pull.decides is not None:
-        log.prepared.forget([pull.decides])
+        log.prepared.remove([pull.decides])

@@ -1,4 +1,4 @@
-"""`prune`, `verify-log` and compaction on a log that a real publisher has filled."""
+"""`prune`, `verify-log` and compaction on a log of a real publisher."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import PruneResult
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records, subscription_tables
 from embedded.postgres import Cluster
 from fixtures.command_line import CommandLine, one_object
 from fixtures.native import wait_for
@@ -49,7 +49,7 @@ TABLES = "create table t (id int primary key, a int)"
 
 
 class History:
-    """Four captured transactions between five positions, and subscribers whose state a test writes itself."""
+    """Four captured transactions between five positions, and subscribers whose state the tests write."""
 
     def __init__(self, publisher: Database, cluster: Cluster, folder: Path) -> None:
         self.publisher = publisher
@@ -63,8 +63,8 @@ class History:
         setup(self.config, "pub")
         self.positions = [self.log.end_lsn]
         self.times: list[str] = []
-        for number in range(4):
-            publisher.run(f"insert into t values ({number}, 0)")
+        for index in range(4):
+            publisher.run(f"insert into t values ({index}, 0)")
             self.times.append(self.now())
             capture(self.config, "pub")
             self.positions.append(self.log.end_lsn)
@@ -81,18 +81,20 @@ class History:
         return database
 
     def subscriber(self, name: str, *states: TableState, system_identifier: str | None = None) -> Database:
-        """A subscription in the configuration, whose tables are in these states."""
+        """Add a subscription to the configuration, whose tables are in these states."""
         database = self.database()
         self._dsns[name] = database.dsn
         if not states:
             return database
         with database.connect() as connection:
-            state.install(connection)
+            state_schema.install(connection)
             identifier = system_identifier or self.log.header.system_identifier
-            state.remember_subscription(connection, name, identifier, ["p"])
-            for number, each in enumerate(states):
-                database.run(f"create table t{number} ()")
-                state.set_table_state(connection, name, QualifiedName("public", f"t{number}"), each)
+            subscription_records.bind_subscription(connection, name, identifier, ["p"])
+            for index, state in enumerate(states):
+                database.run(f"create table t{index} ()")
+                subscription_tables.set_table_state(
+                    connection, name, QualifiedName("public", f"t{index}"), state
+                )
         return database
 
     def subscribe(self, name: str, dsn: str) -> None:
@@ -140,9 +142,9 @@ class History:
     def kept(self) -> list[int]:
         """Which of the four transactions are in the log, by number."""
         log = self.log
-        found = [commit.commit_lsn for commit in log.commits(Window(log.start_lsn, log.end_lsn))]
-        return [number for number, (after, upto) in enumerate(itertools.pairwise(self.positions))
-                if any(after < lsn <= upto for lsn in found)]  # fmt: skip
+        commits = [commit.commit_lsn for commit in log.commits(Window(log.start_lsn, log.end_lsn))]
+        return [index for index, (after, upto) in enumerate(itertools.pairwise(self.positions))
+                if any(after < lsn <= upto for lsn in commits)]  # fmt: skip
 
     def drop(self) -> None:
         for database in self._databases:
@@ -151,12 +153,12 @@ class History:
 
 @pytest.fixture
 def history(publisher: Database, subscriber_cluster: Cluster, tmp_path: Path) -> Iterator[History]:
-    found = History(publisher, subscriber_cluster, tmp_path)
-    yield found
-    found.drop()
+    history = History(publisher, subscriber_cluster, tmp_path)
+    yield history
+    history.drop()
 
 
-def test_what_the_slowest_subscription_needs_stays(history: History) -> None:
+def test_changes_that_the_slowest_subscription_needs_stay(history: History) -> None:
     at = history.positions
     history.subscriber("fast", Ready(at[4]))
     history.subscriber("slow", Ready(at[4]), Ready(at[2]))
@@ -172,7 +174,7 @@ def test_what_the_slowest_subscription_needs_stays(history: History) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "kept"),
+    ("make", "expected"),
     [
         (lambda at: (Copying(at[1]), Ready(at[3])), [1, 2, 3]),
         (lambda at: (Parked(at[3], "its reason"),), [3]),
@@ -182,15 +184,17 @@ def test_what_the_slowest_subscription_needs_stays(history: History) -> None:
     ],
     ids=["being copied", "parked", "one waits", "all wait", "never snapshotted"],
 )
-def test_a_table_needs_what_comes_after_its_rows(history: History, make: object, kept: list[int]) -> None:
-    """A snapshot that is still to be taken is taken at the log's end or later."""
+def test_a_table_needs_the_changes_after_its_applied_lsn(
+    history: History, make: object, expected: list[int]
+) -> None:
+    """A snapshot that does not exist yet will be at the log's end or later."""
     assert callable(make)
     history.subscriber("s", *make(history.positions))
     history.prune()
-    assert history.kept() == kept
+    assert history.kept() == expected
 
 
-def test_tables_that_end_before_the_log_do_not_hold_it(history: History) -> None:
+def test_tables_before_the_start_of_the_log_do_not_hold_it(history: History) -> None:
     """They need a new snapshot anyway."""
     at = history.positions
     history.subscriber("s", Ready(Lsn(1)), Ready(at[3]))
@@ -200,7 +204,7 @@ def test_tables_that_end_before_the_log_do_not_hold_it(history: History) -> None
     assert history.prune().segments == 0
 
 
-def test_options_keep_more_and_never_less(history: History) -> None:
+def test_options_keep_more_changes_never_fewer(history: History) -> None:
     at = history.positions
     history.subscriber("s", Ready(at[3]))
     assert history.prune(before=str(at[1])).segments == 1
@@ -214,19 +218,19 @@ def test_options_keep_more_and_never_less(history: History) -> None:
     assert history.prune(keep_hours=0, before=history.now()).segments == 0
 
 
-def test_a_dry_run_only_tells(history: History) -> None:
+def test_a_dry_run_changes_nothing(history: History) -> None:
     history.subscriber("s", Ready(history.positions[2]))
-    told = history.prune(dry_run=True)
-    assert (told.dry_run, told.segments, told.files) == (True, 2, 0)
+    plan = history.prune(dry_run=True)
+    assert (plan.dry_run, plan.segments, plan.files) == (True, 2, 0)
     assert (history.kept(), history.files) == ([0, 1, 2, 3], 4)
-    done = history.prune()
-    assert (done.to_lsn, done.segments, done.bytes) == (told.to_lsn, told.segments, told.bytes)
+    result = history.prune()
+    assert (result.to_lsn, result.segments, result.bytes) == (plan.to_lsn, plan.segments, plan.bytes)
 
 
-def test_what_is_younger_than_keep_stays_unless_the_operator_says_otherwise(
+def test_changes_younger_than_keep_stay_unless_an_option_says_otherwise(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default seven days, also of what no subscription needs."""
+    """Seven days by default, also of changes that no subscription needs."""
     at = history.positions
     history.subscriber("s", Ready(at[4]))
     history.publisher_options = {}
@@ -243,49 +247,49 @@ def test_what_is_younger_than_keep_stays_unless_the_operator_says_otherwise(
     assert history.prune(keep_hours=0).segments == 2
 
 
-@pytest.mark.parametrize(("year", "kept"), [(1900, [0, 1, 2, 3]), (1970, [0, 1, 2, 3]), (2200, [2, 3])])
+@pytest.mark.parametrize(("year", "expected"), [(1900, [0, 1, 2, 3]), (1970, [0, 1, 2, 3]), (2200, [2, 3])])
 def test_a_clock_that_jumps_drops_nothing_that_is_needed(
-    history: History, monkeypatch: pytest.MonkeyPatch, year: int, kept: list[int]
+    history: History, monkeypatch: pytest.MonkeyPatch, year: int, expected: list[int]
 ) -> None:
-    """`keep` is by the clock; what a subscription needs is by position."""
+    """`keep` depends on the clock; what a subscription needs depends on positions."""
     history.subscriber("s", Ready(history.positions[2]))
     history.publisher_options = {}
     then = dt.datetime(year, 1, 2, tzinfo=dt.UTC).timestamp()
     monkeypatch.setattr("cdc_replay.commands.prune.time.time", lambda: then)
     for _ in range(2):
         history.prune()
-        assert history.kept() == kept
+        assert history.kept() == expected
 
 
-def test_what_goes_is_told_before_it_goes(history: History) -> None:
-    """Whoever is asked may say no by an exception; what became needed meanwhile stays after a yes."""
+def test_the_plan_is_reported_before_pruning(history: History) -> None:
+    """The callback can refuse by an exception; changes that become needed after its consent stay."""
     at = history.positions
     database = history.subscriber("s", Ready(at[4]))
-    told: list[PruneResult] = []
+    plans: list[PruneResult] = []
 
-    def refuse(going: PruneResult) -> None:
-        told.append(going)
+    def refuse(plan: PruneResult) -> None:
+        plans.append(plan)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         history.prune(confirm=refuse)
-    (going,) = told
-    assert (going.segments, going.to_lsn, going.dry_run) == (4, history.log.end_lsn, True)
-    first, last = (dt.datetime.fromisoformat(text) for text in (going.from_time or "", going.to_time or ""))
+    (plan,) = plans
+    assert (plan.segments, plan.to_lsn, plan.dry_run) == (4, history.log.end_lsn, True)
+    first, last = (dt.datetime.fromisoformat(text) for text in (plan.from_time or "", plan.to_time or ""))
     assert first <= last <= dt.datetime.fromisoformat(history.now())
     assert (history.kept(), history.files) == ([0, 1, 2, 3], 4)
 
     def set_back(_: PruneResult) -> None:
         with database.connect() as connection:
-            state.set_table_state(connection, "s", QualifiedName("public", "t0"), Ready(at[2]))
+            subscription_tables.set_table_state(connection, "s", QualifiedName("public", "t0"), Ready(at[2]))
 
     assert history.prune(confirm=set_back).segments == 2
     assert history.kept() == [2, 3]
-    assert history.prune(confirm=refuse).segments == 0  # nothing goes, nobody is asked
+    assert history.prune(confirm=refuse).segments == 0  # nothing to prune, no confirmation
 
 
 def on_a_terminal(history: History, *options: str, answer: str) -> tuple[int, str]:
-    """Exit code and screen of a `prune` that is run by hand."""
+    """Exit code and screen of a `prune` on a terminal."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ["CDC_REPLAY_CONFIG"] = str(history.file)
@@ -300,7 +304,7 @@ def on_a_terminal(history: History, *options: str, answer: str) -> tuple[int, st
     return os.waitstatus_to_exitcode(status), screen.decode()
 
 
-def test_on_a_terminal_it_asks(history: History) -> None:
+def test_prune_asks_for_confirmation_on_a_terminal(history: History) -> None:
     history.subscriber("s", Ready(history.positions[3]))
     code, screen = on_a_terminal(history, answer="n\n")
     assert (code, history.kept()) == (1, [0, 1, 2, 3])
@@ -313,14 +317,14 @@ def test_on_a_terminal_it_asks(history: History) -> None:
     assert (code, "Go on?" in screen, history.kept()) == (0, False, [3])
 
 
-def test_without_subscriptions_the_operator_says_what_stays(history: History) -> None:
+def test_pruning_without_subscriptions_requires_an_option(history: History) -> None:
     with pytest.raises(InvalidConfiguration, match="no subscription"):
         history.prune()
     assert history.prune(before=str(history.positions[2])).needed_by is None
     assert history.kept() == [2, 3]
 
 
-def test_a_subscriber_that_cannot_be_asked_keeps_everything(history: History) -> None:
+def test_an_unreachable_subscriber_prevents_pruning(history: History) -> None:
     history.subscriber("here", Ready(history.positions[4]))
     history.subscribe("gone", "postgresql://postgres@127.0.0.1:1/none")
     with pytest.raises(PruneLimitUnknown, match='"gone"') as refused:
@@ -329,37 +333,37 @@ def test_a_subscriber_that_cannot_be_asked_keeps_everything(history: History) ->
     assert history.kept() == [0, 1, 2, 3]
 
 
-def test_a_subscriber_of_another_publisher_keeps_everything(history: History) -> None:
-    """Its positions are of another WAL."""
+def test_a_subscriber_of_another_publisher_prevents_pruning(history: History) -> None:
+    """Its positions refer to another WAL."""
     history.subscriber("s", Ready(history.positions[4]), system_identifier="1")
     with pytest.raises(PruneLimitUnknown, match="another publisher"):
         history.prune()
     assert history.kept() == [0, 1, 2, 3]
 
 
-def test_a_subscriber_of_an_earlier_release_is_asked_too(history: History) -> None:
-    """Its schema lacks columns: what it needs is known all the same."""
+def test_the_state_of_an_earlier_release_is_upgraded_and_read(history: History) -> None:
+    """Its schema lacks columns."""
     database = history.subscriber("s", Ready(history.positions[2]))
     database.run("alter table cdc_replay.subscription_table drop column null_accepted_at")
     assert history.prune().needed_lsn == history.positions[2]
     assert history.kept() == [2, 3]
 
 
-def test_a_job_that_may_be_about_to_copy_keeps_everything(history: History) -> None:
-    """Its snapshot may be taken already, behind the log's end, without being in its state yet."""
+def test_a_job_that_may_start_a_copy_prevents_pruning(history: History) -> None:
+    """Its snapshot may already exist, after the log's end, without being in its state yet."""
     database = history.subscriber("s", Pending(), Ready(history.positions[4]))
-    with database.connect() as connection, state.lock(connection, "s"):
+    with database.connect() as connection, subscription_lock.lock(connection, "s"):
         with pytest.raises(PruneLimitUnknown, match="about to copy"):
             history.prune()
         assert history.kept() == [0, 1, 2, 3]
     assert history.prune().segments == 4
 
 
-def test_while_a_job_runs_the_files_stay(history: History) -> None:
-    """A backfill may read below what its subscription needs."""
+def test_pruned_files_stay_while_a_job_runs(history: History) -> None:
+    """A backfill may read changes before those that its subscription needs."""
     database = history.subscriber("s", Ready(history.positions[3]))
     reader = history.log
-    with database.connect() as connection, state.lock(connection, "s"):
+    with database.connect() as connection, subscription_lock.lock(connection, "s"):
         result = history.prune()
         assert (result.segments, result.files, history.files) == (3, 0, 4)
         assert reader.summary(Window(history.positions[0], history.positions[4])).transactions == 4
@@ -368,7 +372,7 @@ def test_while_a_job_runs_the_files_stay(history: History) -> None:
     verify_log(history.config, "pub")
 
 
-def test_the_publisher_need_not_answer(history: History) -> None:
+def test_pruning_does_not_need_the_publisher(history: History) -> None:
     history.subscriber("s", Ready(history.positions[4]))
     content = yaml.safe_load(history.file.read_text())
     content["publishers"]["pub"]["dsn"] = "postgresql://postgres@127.0.0.1:1/none"
@@ -378,7 +382,7 @@ def test_the_publisher_need_not_answer(history: History) -> None:
     assert verify_log(config, "pub").segments == 0
 
 
-def test_capture_goes_on_behind_a_log_that_was_pruned_to_its_end(history: History) -> None:
+def test_capture_continues_after_a_log_was_pruned_to_its_end(history: History) -> None:
     history.subscriber("s", Ready(history.positions[4]))
     history.prune()
     history.publisher.run("insert into t values (9, 9)")
@@ -388,23 +392,23 @@ def test_capture_goes_on_behind_a_log_that_was_pruned_to_its_end(history: Histor
     assert (verified.transactions, verified.to_lsn) == (1, captured.to_lsn)
 
 
-def test_a_prune_that_is_killed_has_pruned_or_not(history: History) -> None:
-    """Killed between commit and deletion: the log is shorter, its files are there for a day."""
+def test_a_killed_prune_leaves_the_log_pruned_or_unchanged(history: History) -> None:
+    """Killed between commit and deletion: the log is shorter, its files stay for a day."""
     history.subscriber("s", Ready(history.positions[2]))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "cdc_replay.cli", "prune", "pub"],
         env=os.environ | {VARIABLE: "prune.after_commit", "CDC_REPLAY_CONFIG": str(history.file)},
         capture_output=True,
         check=False,
     )
-    assert done.returncode == -9, done.stderr
+    assert process.returncode == -9, process.stderr
     assert (history.kept(), history.files) == ([2, 3], 4)
     assert history.prune().segments == 0
     assert history.log.delete_removed(older_than_hours=0) == 2
 
 
 def test_small_segments_are_merged_at_the_end_of_a_capture(history: History) -> None:
-    """Pulls of one transaction each; the 200th small segment makes it worth it."""
+    """Pulls of one transaction each; the 200th small segment triggers a merge."""
     with history.publisher.connect() as connection:
         for number in range(100, 300):
             connection.execute(f"insert into t values ({number}, 0)".encode())
@@ -432,10 +436,10 @@ TRAFFIC = """
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_whatever_a_publisher_sends_is_a_sound_log(
+def test_a_captured_log_of_any_traffic_is_verified_without_fault(
     publisher: Database, subscriber: Database, tmp_path: Path, streaming: bool
 ) -> None:
-    """Streamed, prepared, truncated, rolled back, altered: all of it is counted as it was captured."""
+    """Streamed, prepared, truncated, rolled back, altered: counted as captured."""
     publisher.run(f"{TABLES}; create table u (a text); create publication p for table t, u")
     file = tmp_path / "cdc_replay.yaml"
     options = {"streaming": streaming, "two_phase": True, "slot": f"sound_{publisher.name}"}
@@ -449,8 +453,8 @@ def test_whatever_a_publisher_sends_is_a_sound_log(
     with publisher.connect() as connection:
         connection.execute("set logical_decoding_work_mem = '64kB'")
         for statement in TRAFFIC.split(";\n"):
-            for each in statement.split("; "):
-                connection.execute(each.strip().encode())
+            for part in statement.split("; "):
+                connection.execute(part.strip().encode())
     captured = capture(config, "pub")
     verified = verify_log(config, "pub")
     assert (verified.transactions, verified.messages) == (captured.transactions, captured.messages)
@@ -460,12 +464,12 @@ def test_whatever_a_publisher_sends_is_a_sound_log(
 @pytest.fixture
 def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLine:
     publisher.run(f"{TABLES}; create publication p for table t")
-    found = CommandLine(tmp_path, publisher, subscriber)
-    found.write("p")
-    return found
+    command_line = CommandLine(tmp_path, publisher, subscriber)
+    command_line.write("p")
+    return command_line
 
 
-def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
+def test_compact_prune_and_verify_log_run_from_the_command_line(cli: CommandLine) -> None:
     """One object per command, exit code 1 for a damaged log, 2 for a usage error; `batch` knows them too."""
     lines = [
         "prune pub",
@@ -474,8 +478,8 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
         "prune pub --keep-hours 1",
         "prune pub --before soon",
     ]
-    done = cli.run("batch", lines=lines)
-    answers = [one_object(line) for line in done.stdout.splitlines()]
+    process = cli.run("batch", lines=lines)
+    answers = [one_object(line) for line in process.stdout.splitlines()]
     assert [answer["ok"] for answer in answers] == [False, False, True, True, False]
     assert all("no change log" in answer["error"] for answer in answers[:2])
     assert (answers[3]["result"]["segments"], "soon" in answers[4]["error"]) == (0, True)
@@ -494,12 +498,12 @@ def test_the_commands_at_the_command_line(cli: CommandLine) -> None:
     file.write_bytes(content)
     cli.fails(1, "verify-log", "pub", says=[file.name, "Row group 0"])
     cli.fails(1, "prune", "pub", says=[file.name])  # nobody knows how old it is
-    done = cli.run("prune", "pub", "--keep-hours", "0")
-    assert (done.returncode, file.exists()) == (0, False)
-    assert "pruned the change log of pub" in done.stderr
+    process = cli.run("prune", "pub", "--keep-hours", "0")
+    assert (process.returncode, file.exists()) == (0, False)
+    assert "pruned the change log of pub" in process.stderr
 
 
-def test_a_stored_catalog_that_cannot_be_read_is_a_fault(history: History) -> None:
+def test_an_unreadable_stored_catalog_is_reported(history: History) -> None:
     from cdc_replay.changelog.metadata_tables import CatalogRow
 
     history.log.add_catalogs([CatalogRow(history.positions[2], history.positions[3], "{}")])
@@ -508,8 +512,8 @@ def test_a_stored_catalog_that_cannot_be_read_is_a_fault(history: History) -> No
 
 
 @pytest.mark.spark
-def test_subscriptions_go_on_over_a_log_that_is_pruned_under_them(twin: Twin) -> None:
-    """One lags behind; what it needs stays. One that was set back is told, and a snapshot brings it right."""
+def test_subscriptions_replay_while_their_log_is_pruned(twin: Twin) -> None:
+    """A lagging subscription keeps its changes. A restored one gets an error, and a snapshot repairs it."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("fast", "slow"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -538,12 +542,12 @@ def test_subscriptions_go_on_over_a_log_that_is_pruned_under_them(twin: Twin) ->
     # As a subscriber that is restored from a backup.
     with twin.pairs["fast"].ours.connect() as connection:
         connection.execute("delete from t where id = 2")
-        state.set_table_state(connection, "fast", QualifiedName("public", "t"), Ready(begin))
+        subscription_tables.set_table_state(connection, "fast", QualifiedName("public", "t"), Ready(begin))
     twin.publish("insert into t values (3, 3)")
     capture(twin.config, "pub")
-    (told,) = replay(twin.config, ["fast"])
-    assert "any more" in (told.error or "")
-    assert "cdc-replay snapshot" in (told.error or "")
+    (replayed,) = replay(twin.config, ["fast"])
+    assert "no longer contains" in (replayed.error or "")
+    assert "cdc-replay snapshot" in (replayed.error or "")
     reported = {each.subscription: each for each in status(twin.config).subscriptions}
     assert "pruned" in (reported["fast"].error or "")
     snapshot(twin.config, "fast")
@@ -557,7 +561,7 @@ def has_reached(history: History, position: Lsn) -> bool:
 
 
 def test_captures_compactions_and_prunes_at_the_same_time_lose_nothing(history: History) -> None:
-    """Each in a process of its own, over and over: what is needed is there, and every transaction once."""
+    """Each in a separate process, repeatedly: needed changes are there, and every transaction once."""
     at = history.positions
     history.subscriber("s", Ready(at[2]))
     program, file = str(Path(__file__).with_name("maintaining.py")), str(history.file)

@@ -1,4 +1,4 @@
-"""A change log in an object store: the life of a log on an S3 server."""
+"""A change log on an S3 server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from integration.changelog.pulls import (
     Publisher,
     expected_rows,
     messages,
-    rows_of,
+    read_log_rows,
 )
 
 READ_IN_ANOTHER_PROCESS = """
@@ -53,12 +53,12 @@ def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def objects(uri: str) -> dict[str, bytes]:
-    """Everything in the store below that place."""
-    place = Location.of(uri)
-    selector = fs.FileSelector(place.path, recursive=True, allow_not_found=True)
-    infos = place.filesystem.get_file_info(selector)
-    paths = [info.path.removeprefix(place.path + "/") for info in infos if info.is_file]
-    return {path: (place / path).read() for path in paths}
+    """All objects below that location."""
+    location = Location.parse(uri)
+    selector = fs.FileSelector(location.path, recursive=True, allow_not_found=True)
+    infos = location.filesystem.get_file_info(selector)
+    paths = [info.path.removeprefix(location.path + "/") for info in infos if info.is_file]
+    return {path: (location / path).read() for path in paths}
 
 
 def filled(uri: str, upto: int = LAST) -> ChangeLog:
@@ -69,27 +69,27 @@ def filled(uri: str, upto: int = LAST) -> ChangeLog:
 
 
 def test_pulls_and_readers_work_as_on_a_folder(s3_uri: str) -> None:
-    """Six pulls with a prepared transaction, new shapes and checkpoints; nothing unnamed is left."""
+    """Six pulls with a prepared transaction, new shapes and checkpoints; no unnamed object remains."""
     log = filled(s3_uri)
-    assert (log.header, log.end_lsn.value, rows_of(log)) == (HEADER, LAST, expected_rows(LAST))
-    assert log.prepared.waiting() == ()
+    assert (log.header, log.end_lsn.value, read_log_rows(log)) == (HEADER, LAST, expected_rows(LAST))
+    assert log.prepared.list_keys() == ()
     assert log.remove_orphans() == 0
     names = {path.rpartition("/")[2] for path in objects(f"{s3_uri}/changes/_delta_log")}
     assert any(name.endswith(".checkpoint.parquet") for name in names)
     assert f"{0:020}.json" not in names
 
 
-def test_another_process_reads_a_row_group_that_it_is_sent(s3_uri: str) -> None:
+def test_another_process_reads_a_pickled_row_group(s3_uri: str) -> None:
     (group,) = filled(s3_uri, PULLS[0].end).segments(EVERYTHING)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", READ_IN_ANOTHER_PROCESS],
         input=pickle.dumps(group), capture_output=True, check=True,
     )  # fmt: skip
-    rows = [(row["commit_lsn"], row["seq"], row["message"]) for row in pickle.loads(done.stdout)]
+    rows = [(row["commit_lsn"], row["seq"], row["message"]) for row in pickle.loads(process.stdout)]
     assert rows == expected_rows(PULLS[0].end)
 
 
-def test_any_delta_reader_finds_the_same(s3_uri: str) -> None:
+def test_any_delta_reader_reads_the_same_rows(s3_uri: str) -> None:
     filled(s3_uri)
     table = DeltaTable(f"{s3_uri}/changes", storage_options={"allow_http": "true"})
     assert table.transaction_version(HEADER.slot) == LAST
@@ -97,97 +97,99 @@ def test_any_delta_reader_finds_the_same(s3_uri: str) -> None:
     assert sorted(tuple(row.values()) for row in rows) == expected_rows(LAST)
 
 
-def test_of_many_writers_of_the_same_position_one_wins(s3_uri: str) -> None:
+def test_one_of_many_writers_of_the_same_position_succeeds(s3_uri: str) -> None:
     filled(s3_uri, PULLS[0].end)
     writers = [ChangeLog.open(s3_uri) for _ in range(6)]
     written = [log.write([messages(115, 1, count)]) for count, log in enumerate(writers, start=1)]
 
-    def commit(number: int) -> bool:
+    def commit(writer: int) -> bool:
         try:
-            writers[number].commit(written[number], Lsn(120))
+            writers[writer].commit(written[writer], Lsn(120))
         except ChangeLogConflict:
             return False
         return True
 
     with ThreadPoolExecutor(len(writers)) as pool:
-        won = [number for number, one in enumerate(pool.map(commit, range(len(writers)))) if one]
-    assert len(won) == 1
-    assert len(rows_of(ChangeLog.open(s3_uri))) == len(expected_rows(PULLS[0].end)) + won[0] + 1
+        winners = [
+            writer for writer, succeeded in enumerate(pool.map(commit, range(len(writers)))) if succeeded
+        ]
+    assert len(winners) == 1
+    assert len(read_log_rows(ChangeLog.open(s3_uri))) == len(expected_rows(PULLS[0].end)) + winners[0] + 1
     assert ChangeLog.open(s3_uri).end_lsn == Lsn(120)
 
 
-def test_a_file_is_put_once_and_an_answer_that_was_lost_is_no_refusal(s3_uri: str) -> None:
-    """A client that repeats a request finds its own file: that is what it had wanted."""
-    file = Location.of(s3_uri) / "00000000000000000007.json"
+def test_a_lost_response_to_a_conditional_write_is_no_refusal(s3_uri: str) -> None:
+    """A client that repeats a request finds its own file."""
+    file = Location.parse(s3_uri) / "00000000000000000007.json"
     assert put_if_absent(file, b"mine")
     assert not put_if_absent(file, b"theirs")
     assert put_if_absent(file, b"mine")
     assert file.read() == b"mine"
 
 
-def test_prepared_transactions_wait_and_are_forgotten(s3_uri: str) -> None:
+def test_prepared_transactions_are_stored_and_deleted_in_a_store(s3_uri: str) -> None:
     log, key = filled(s3_uri, PULLS[0].end), PreparedKey(9, Lsn(115))
     for count in (1, 3):
-        assert log.prepared.keep(key, [messages(115, 1, count)])
-    assert ChangeLog.open(s3_uri).prepared.waiting() == (key,)
+        assert log.prepared.store(key, [messages(115, 1, count)])
+    assert ChangeLog.open(s3_uri).prepared.list_keys() == (key,)
     assert sum(batch.num_rows for batch in log.prepared.content(key)) == 3
-    log.prepared.forget([key])
-    assert ChangeLog.open(s3_uri).prepared.waiting() == ()
+    log.prepared.remove([key])
+    assert ChangeLog.open(s3_uri).prepared.list_keys() == ()
 
 
-def test_what_a_pull_left_that_died_is_removed_by_the_next(s3_uri: str) -> None:
+def test_files_of_a_dead_pull_are_removed_by_the_next(s3_uri: str) -> None:
     log = filled(s3_uri, PULLS[0].end)
     log.write([messages(115, 1)])
     before = objects(s3_uri)
     assert ChangeLog.open(s3_uri).remove_orphans() == 1
     assert len(objects(s3_uri)) == len(before) - 1
-    assert rows_of(ChangeLog.open(s3_uri)) == expected_rows(PULLS[0].end)
+    assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(PULLS[0].end)
 
 
 def test_small_segments_are_merged_and_the_log_is_verified(s3_uri: str) -> None:
     log = filled(s3_uri)
-    done = log.compact(CompactionLimits(worthwhile=2))
-    assert (done.removed, done.added) > (2, 0)
+    result = log.compact(CompactionLimits(worthwhile=2))
+    assert (result.removed, result.added) > (2, 0)
     compacted = ChangeLog.open(s3_uri)
-    assert rows_of(compacted) == expected_rows(LAST)
+    assert read_log_rows(compacted) == expected_rows(LAST)
     assert len(compacted.segments(EVERYTHING)) == 1
     assert verify_log(s3_uri).to_lsn.value == LAST
     before = len(objects(s3_uri))
     assert compacted.delete_removed(older_than_hours=0) > 2
     assert len(objects(s3_uri)) < before
-    assert rows_of(ChangeLog.open(s3_uri)) == expected_rows(LAST)
+    assert read_log_rows(ChangeLog.open(s3_uri)) == expected_rows(LAST)
 
 
-def test_a_missing_object_is_damage_and_is_named(s3_uri: str) -> None:
+def test_a_missing_object_is_reported_as_damage(s3_uri: str) -> None:
     log = filled(s3_uri, PULLS[0].end)
     (group,) = log.segments(EVERYTHING)
-    file = Location.of(group.uri)
+    file = Location.parse(group.uri)
     file.filesystem.delete_file(file.path)
     with pytest.raises(ChangeLogDamaged, match=file.name):
         log.segments(EVERYTHING)
 
 
-def test_removing_a_log_leaves_other_objects_and_room_for_a_new_one(s3_uri: str) -> None:
+def test_removing_a_log_keeps_other_objects_and_allows_a_new_log(s3_uri: str) -> None:
     filled(s3_uri)
-    assert put_if_absent(Location.of(s3_uri) / "notes.txt", b"mine")
+    assert put_if_absent(Location.parse(s3_uri) / "notes.txt", b"mine")
     assert ChangeLog.remove(s3_uri)
     assert not ChangeLog.remove(s3_uri)
     assert objects(s3_uri) == {"notes.txt": b"mine"}
     with pytest.raises(ChangeLogMissing):
         ChangeLog.open(s3_uri)
-    assert rows_of(filled(s3_uri)) == expected_rows(LAST)
+    assert read_log_rows(filled(s3_uri)) == expected_rows(LAST)
 
 
-@pytest.mark.parametrize("done", [1, 3, 8, 13, 18])
-def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, done: int) -> None:
-    """After so many objects were deleted the log is refused; the same command then removes the rest."""
-    place = Location.of(s3_uri)
+@pytest.mark.parametrize("deleted_count", [1, 3, 8, 13, 18])
+def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, deleted_count: int) -> None:
+    """After that many deletions the log is refused; the same command then removes the rest."""
+    location = Location.parse(s3_uri)
     filled(s3_uri)
     paths = sorted(objects(f"{s3_uri}/changes"), key=lambda path: ("_delta_log/" in path, path))
-    for path in paths[:done]:
-        place.filesystem.delete_file(f"{place.path}/changes/{path}")
+    for path in paths[:deleted_count]:
+        location.filesystem.delete_file(f"{location.path}/changes/{path}")
     with pytest.raises((ChangeLogDamaged, ChangeLogMissing)):
-        rows_of(ChangeLog.open(s3_uri))
+        read_log_rows(ChangeLog.open(s3_uri))
     assert ChangeLog.remove(s3_uri)
     assert objects(s3_uri) == {}
 
@@ -195,12 +197,12 @@ def test_a_removal_that_stops_halfway_never_leaves_an_older_log(s3_uri: str, don
 def test_credentials_are_in_no_object_and_in_no_text(s3_uri: str) -> None:
     log = filled(s3_uri)
     group = log.segments(EVERYTHING)[0]
-    texts = [repr(log), repr(Location.of(s3_uri)), repr(group), repr(log.header), pickle.dumps(group)]
+    texts = [repr(log), repr(Location.parse(s3_uri)), repr(group), repr(log.header), pickle.dumps(group)]
     assert SECRET not in str(texts)
     assert all(SECRET.encode() not in content for content in objects(s3_uri).values())
 
 
-def test_a_store_that_does_not_answer_is_not_taken_for_damage(
+def test_an_unreachable_store_is_not_reported_as_damage(
     s3_uri: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(s3_uri, PULLS[0].end)
@@ -211,19 +213,19 @@ def test_a_store_that_does_not_answer_is_not_taken_for_damage(
             attempt()
         assert SECRET not in str(refused.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    assert rows_of(log) == expected_rows(PULLS[0].end)
+    assert read_log_rows(log) == expected_rows(PULLS[0].end)
 
 
-def test_a_store_that_refuses_a_write_is_told(s3_uri: str) -> None:
-    """The bucket is not there."""
+def test_a_refused_write_is_reported(s3_uri: str) -> None:
+    """The bucket does not exist."""
     missing = s3_uri.replace("change-logs", "not-there")
     with pytest.raises(ChangeLogNotWritable) as refused:
         ChangeLog.create(missing, HEADER)
     assert missing in str(refused.value)
 
 
-def test_a_store_that_cannot_refuse_a_second_writer_is_refused(unconditional_s3_uri: str) -> None:
-    with pytest.raises(ChangeLogNotWritable, match="overwrites") as refused:
+def test_a_store_without_conditional_writes_is_refused(unconditional_s3_uri: str) -> None:
+    with pytest.raises(ChangeLogNotWritable, match="does not support conditional writes") as refused:
         ChangeLog.create(unconditional_s3_uri, HEADER)
     assert "If-None-Match" in str(refused.value.detail)
     assert objects(unconditional_s3_uri) == {}

@@ -1,4 +1,4 @@
-"""The log is read without this software: by Delta readers, and as plain Parquet."""
+"""The log is readable without this software: by Delta readers, and as plain Parquet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAST = PULLS[-1].end
 
 @pytest.fixture
 def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The table of changes of a log with six pulls, checkpoints, and what two pulls left that died."""
+    """The table of changes of a log with six pulls, checkpoints, and the files of two dead pulls."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
     uri, publisher = str(tmp_path / "log"), Publisher()
@@ -47,7 +47,7 @@ def test_a_delta_reader_sees_rows_position_and_header(changes: Path) -> None:
     assert table.schema().to_arrow().names == list(LOG.names)
 
 
-def test_a_delta_reader_goes_back_to_an_earlier_version(changes: Path) -> None:
+def test_a_delta_reader_reads_an_earlier_version(changes: Path) -> None:
     table = DeltaTable(str(changes))
     last = table.version()
     table.load_as_version(last - 1)
@@ -55,7 +55,7 @@ def test_a_delta_reader_goes_back_to_an_earlier_version(changes: Path) -> None:
 
 
 def test_a_delta_reader_prunes_by_commit_lsn(changes: Path) -> None:
-    """The statistics of the commits say which files can be left out."""
+    """The commits have statistics of every file."""
     dataset = DeltaTable(str(changes)).to_pyarrow_dataset()
     later = list(dataset.get_fragments(filter=ds.field("commit_lsn") > 150))
     assert (len(list(dataset.get_fragments())), len(later)) == (5, 1)
@@ -67,7 +67,7 @@ def test_any_parquet_reader_reads_a_file_and_its_order(changes: Path) -> None:
     assert [tuple(row.values()) for row in rows] == expected_rows(PULLS[0].end)
 
 
-def test_the_folder_as_plain_parquet_has_the_files_of_dead_pulls_too(changes: Path) -> None:
+def test_the_folder_as_plain_parquet_includes_files_of_dead_pulls(changes: Path) -> None:
     """Whole files only; the log's own order is that of the columns."""
     table = ds.dataset(changes, format="parquet").to_table(columns=COLUMNS).sort_by(
         [("commit_lsn", "ascending"), ("seq", "ascending")]
@@ -78,7 +78,7 @@ def test_the_folder_as_plain_parquet_has_the_files_of_dead_pulls_too(changes: Pa
 
 
 def test_pyarrow_alone_finds_the_files_of_the_log(changes: Path) -> None:
-    """As docs/change-log.md says: the last checkpoint, then the commits behind it."""
+    """As docs/change-log.md describes: the last checkpoint, then the commits after it."""
     folder = changes / "_delta_log"
     last = json.loads((folder / "_last_checkpoint").read_text())["version"]
     actions = pq.read_table(folder / f"{last:020}.checkpoint.parquet").to_pylist()
@@ -95,7 +95,7 @@ def test_pyarrow_alone_finds_the_files_of_the_log(changes: Path) -> None:
 
 @pytest.mark.spark
 def test_spark_reads_the_files_of_the_log_as_parquet(changes: Path, spark: SparkSession) -> None:
-    """Without the Delta package Spark does not know the table; its files it can read."""
+    """Without the Delta package Spark cannot read the table, but its files."""
     files = DeltaTable(str(changes)).file_uris()
     rows = spark.read.parquet(*files).select(*COLUMNS).orderBy("commit_lsn", "seq").collect()
     assert [(row[0], row[1], bytes(row[2])) for row in rows] == expected_rows(LAST)

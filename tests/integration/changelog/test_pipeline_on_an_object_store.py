@@ -1,4 +1,4 @@
-"""The commands, with a change log in an object store: as a person runs them."""
+"""The commands, with a change log in an object store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = "create table t (id int primary key, v text)"
 def test_a_subscription_is_set_up_synchronised_and_verified(
     tmp_path: Path, publisher: Database, subscriber: Database, s3_uri: str
 ) -> None:
-    """Snapshot and replay: Spark's workers find the store by the environment that they inherit."""
+    """Snapshot and replay: Spark's workers inherit the store's environment variables."""
     publisher.run(f"{TABLE}; insert into t values (1, 'a'), (2, 'b'); create publication p for table t")
     subscriber.run(TABLE)
     cli = CommandLine(tmp_path, publisher, subscriber, environment=dict(os.environ))
@@ -30,9 +30,9 @@ def test_a_subscription_is_set_up_synchronised_and_verified(
     publisher.run(
         "insert into t values (3, 'c'); update t set v = 'x' where id = 1; delete from t where id = 2"
     )
-    done = cli.run("sync", "s")
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
+    process = cli.run("sync", "s")
+    assert process.returncode == 0, process.stderr
+    assert SECRET not in process.stdout + process.stderr
     assert subscriber.rows("select * from t order by id") == [(1, "x"), (3, "c")]
 
     cli.succeeds("verify-log", "pub")

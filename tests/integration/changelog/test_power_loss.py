@@ -1,4 +1,4 @@
-"""Power is lost at every step of a log's life: nothing that was promised is lost, and it goes on."""
+"""Power is lost at every step of a log's life: nothing promised is lost, and captures continue."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from deltalake import DeltaTable
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import CdcReplayError, ChangeLogNotWritable, ChangeLogUnavailable
 from integration.changelog.power_loss import Disk, Moment, after_kill, path_of, put_down, survivors
-from integration.changelog.pulls import HEADER, PULLS, Publisher, expected_rows, rows_of
+from integration.changelog.pulls import HEADER, PULLS, Publisher, expected_rows, read_log_rows
 
 LAST = PULLS[-1].end
 
 
 @pytest.fixture(autouse=True)
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six pulls make three checkpoints, and old commits go."""
+    """Six pulls write three checkpoints, and old commits are deleted."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 2)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 2)
 
 
 @contextlib.contextmanager
 def without_flushes() -> Iterator[None]:
-    """What runs in the block loses no power, so it need not wait for the disk."""
+    """Code in the block loses no power, so it need not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -42,7 +42,7 @@ def from_the_beginning(publisher: Publisher, uri: str, upto: int = LAST) -> None
 
 
 def record(disk: Disk, publisher: Publisher, upto: int = LAST) -> Disk:
-    """Pull into a log on that disk, whose notes are what the publisher was promised."""
+    """Pull into a log on that disk; its notes are what the publisher was promised."""
     with disk.recording():
         from_the_beginning(publisher, str(disk.root / "log"), upto)
     return disk
@@ -54,10 +54,10 @@ def new_disk(folder: Path, publisher: Publisher) -> Disk:
 
 
 def states(disk: Disk, folder: Path) -> Iterator[tuple[Moment, str]]:
-    """Each state that a power loss may leave, once per promise, and the log's place in it."""
+    """Each state that a power loss may leave, once per promise, with the log's URI in it."""
     root, seen = disk.root.stat().st_ino, set()
-    for number, moment in enumerate(disk.moments):
-        for tree in survivors(moment, root, seed=number):
+    for seed, moment in enumerate(disk.moments):
+        for tree in survivors(moment, root, seed=seed):
             key = (frozenset(tree.items()), moment.noted.position, moment.noted.promised)
             if key not in seen:
                 seen.add(key)
@@ -69,28 +69,28 @@ def states(disk: Disk, folder: Path) -> Iterator[tuple[Moment, str]]:
 
 
 def check(uri: str, promised: Publisher) -> None:
-    """A reader that comes first finds a log that holds what was promised; then a capture goes on with it."""
+    """The first reader sees a log with everything promised; then a capture continues."""
     if promised.promised or ChangeLog.exists(uri):
         check_readable(uri, promised)
     check_goes_on(uri, promised)
 
 
 def check_readable(uri: str, promised: Publisher) -> None:
-    """A reader, ours or another, finds the log as of the end of some pull that was not undone."""
+    """A reader, ours or another, sees the log as of the end of some pull that was not undone."""
     log = ChangeLog.open(uri)
     end = log.end_lsn.value
     assert end in {HEADER.start_lsn.value, *promised.ends}
     assert end >= promised.position
-    assert rows_of(log) == expected_rows(end)
-    found = DeltaTable(f"{uri}/changes").to_pyarrow_table(columns=["commit_lsn", "seq", "message"])
-    assert sorted(tuple(row.values()) for row in found.to_pylist()) == expected_rows(end)
+    assert read_log_rows(log) == expected_rows(end)
+    rows = DeltaTable(f"{uri}/changes").to_pyarrow_table(columns=["commit_lsn", "seq", "message"])
+    assert sorted(tuple(row.values()) for row in rows.to_pylist()) == expected_rows(end)
 
 
 def check_goes_on(uri: str, publisher: Publisher) -> None:
-    """The next capture ends with everything, once."""
+    """The next capture ends with all rows, each once."""
     from_the_beginning(publisher, uri)
     log = ChangeLog.open(uri)
-    assert (log.end_lsn.value, rows_of(log)) == (LAST, expected_rows(LAST))
+    assert (log.end_lsn.value, read_log_rows(log)) == (LAST, expected_rows(LAST))
     assert [version.text for version in log.catalogs()] == ["catalog before 110", "catalog before 140"]
     assert log.remove_orphans() == 0
 
@@ -100,16 +100,16 @@ def test_nothing_is_lost_when_power_is_lost_at_any_step(tmp_path: Path, upto: in
     """The creation of a log and six pulls, with a prepared transaction, new shapes and checkpoints."""
     publisher = Publisher()
     disk = record(new_disk(tmp_path / "disk", publisher), publisher, upto)
-    found = 0
+    states_seen = 0
     for moment, uri in states(disk, tmp_path / "state"):
         check(uri, moment.noted.copy())
-        found += 1
-    assert found > upto - HEADER.start_lsn.value
+        states_seen += 1
+    assert states_seen > upto - HEADER.start_lsn.value
 
 
 @pytest.mark.slow
 def test_nothing_is_lost_when_power_is_lost_after_a_process_was_killed_at_any_step(tmp_path: Path) -> None:
-    """The kill leaves names that are seen and not durable; what is built on them must be."""
+    """The kill leaves visible names that are not durable; whatever depends on them must make them so."""
     publisher = Publisher()
     disk = record(new_disk(tmp_path / "disk", publisher), publisher, PULLS[0].end)
     root, seen = disk.root.stat().st_ino, 0
@@ -127,7 +127,7 @@ def test_nothing_is_lost_when_power_is_lost_after_a_process_was_killed_at_any_st
 
 
 @pytest.mark.parametrize("flushed", ["content", "names"])
-def test_the_model_finds_a_writer_that_flushes_only_half(
+def test_the_model_detects_a_writer_that_flushes_only_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: str
 ) -> None:
     """Without flushes of names, or without flushes of content, some state breaks a promise."""
@@ -156,7 +156,7 @@ def is_broken(uri: str, promised: Publisher) -> bool:
     return False
 
 
-def test_a_removal_that_loses_power_leaves_all_of_the_log_or_what_a_second_removal_takes(
+def test_an_interrupted_removal_leaves_the_whole_log_or_can_be_repeated(
     tmp_path: Path,
 ) -> None:
     publisher = Publisher()
@@ -176,16 +176,16 @@ def test_a_removal_that_loses_power_leaves_all_of_the_log_or_what_a_second_remov
 
 @contextlib.contextmanager
 def failing(step: int, folder: Path) -> Iterator[list[str]]:
-    """The step of that number, of those below the folder, fails; the block is given its name."""
+    """The step of that number, of those below the folder, fails; the block gets its name."""
     reached: list[str] = []
-    numbers = itertools.count()
+    calls = itertools.count()
 
     def failing_at_its_turn(name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def called(what: int | str | Path, *more: object) -> object:
-            if folder in path_of(what).parents and next(numbers) == step:
+        def called(file_or_path: int | str | Path, *more: object) -> object:
+            if folder in path_of(file_or_path).parents and next(calls) == step:
                 reached.append(name)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(what))
-            return call(what, *more)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file_or_path))
+            return call(file_or_path, *more)
 
         return called
 
@@ -196,9 +196,9 @@ def failing(step: int, folder: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_failure_of_the_disk_is_told_and_leaves_the_log_as_it_was(tmp_path: Path, stride: int) -> None:
-    """Each step in turn fails because the disk is full; later there is room again."""
-    told: list[ChangeLogNotWritable | ChangeLogUnavailable] = []
+def test_every_disk_failure_is_reported_and_leaves_the_log_unchanged(tmp_path: Path, stride: int) -> None:
+    """Each step in turn fails because the disk is full; later there is space again."""
+    errors: list[ChangeLogNotWritable | ChangeLogUnavailable] = []
     for step in itertools.count(step=stride):
         folder, publisher = tmp_path / str(step), Publisher()
         folder.mkdir()
@@ -207,10 +207,12 @@ def test_every_failure_of_the_disk_is_told_and_leaves_the_log_as_it_was(tmp_path
             try:
                 from_the_beginning(publisher, uri, 120)
             except (ChangeLogNotWritable, ChangeLogUnavailable) as error:
-                told.append(error)
+                errors.append(error)
         if not reached:
             break
         with without_flushes():
             check(uri, publisher.copy())
-    assert len(told) > 50 / stride
-    assert all(str(tmp_path) in one.message and os.strerror(errno.ENOSPC) in str(one.detail) for one in told)
+    assert len(errors) > 50 / stride
+    assert all(
+        str(tmp_path) in error.message and os.strerror(errno.ENOSPC) in str(error.detail) for error in errors
+    )

@@ -1,4 +1,4 @@
-"""Power is lost at every step of a capture from a real server, whose slot keeps what it had given up."""
+"""Power is lost at every step of a capture from a real server, whose slot keeps its confirmed position."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def captured(publisher: Database, tmp_path: Path) -> Captured:
 
 
 def copy_slot(publisher: Database, source: str, name: str, position: Lsn | None = None) -> None:
-    """Make a slot anew, as a copy that has moved on to `position`."""
+    """Recreate a slot as a copy that was advanced to `position`."""
     with publisher.connect() as connection:
         connection.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
@@ -58,8 +58,8 @@ def copy_slot(publisher: Database, source: str, name: str, position: Lsn | None 
 
 def states(disk: Disk, folder: Path, stride: int) -> Iterator[tuple[Moment, Path]]:
     root, seen = disk.root.stat().st_ino, set()
-    for number, moment in enumerate(disk.moments):
-        for tree in survivors(moment, root, seed=number):
+    for seed, moment in enumerate(disk.moments):
+        for tree in survivors(moment, root, seed=seed):
             key = hash((frozenset(tree.items()), moment.noted))
             if key not in seen:
                 seen.add(key)
@@ -71,10 +71,10 @@ def states(disk: Disk, folder: Path, stride: int) -> Iterator[tuple[Moment, Path
 
 
 @pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_capture_that_lost_power_at_any_step_is_made_good_by_the_next(
+def test_a_capture_that_lost_power_at_any_step_is_completed_by_the_next(
     captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    """The log that is found reaches at least up to the slot, and ends with the same rows in the end."""
+    """The log reaches at least the slot's position, and has the same rows in the end."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 3)
     publisher, slot = captured.database, captured.source.slot
@@ -91,11 +91,11 @@ def test_a_capture_that_lost_power_at_any_step_is_made_good_by_the_next(
     for moment, folder in states(disk, tmp_path / "state", stride):
         copy_slot(publisher, f"first_{slot}", slot, moment.noted)
         change_log = str(folder / "log")
-        found = ChangeLog.open(change_log)
-        assert found.end_lsn >= moment.noted
+        survivor_log = ChangeLog.open(change_log)
+        assert survivor_log.end_lsn >= moment.noted
         source = dataclasses.replace(captured.source, change_log=change_log)
         survivor = dataclasses.replace(captured, source=source)
-        assert survivor.rows() == [row for row in rows if row["commit_lsn"] <= found.end_lsn.value]
+        assert survivor.rows() == [row for row in rows if row["commit_lsn"] <= survivor_log.end_lsn.value]
         survivor.capture(target)
         assert (survivor.rows(), survivor.log.end_lsn) == (rows, target)
         assert survivor.log.relations() == shapes

@@ -1,4 +1,4 @@
-"""A log that this process may read and not write."""
+"""A log that this process may read but not write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import ChangeLogNotWritable, ChangeLogUnavailable
 from cdc_replay.model.lsn import Lsn
-from integration.changelog.pulls import HEADER, PULLS, Publisher, expected_rows, messages, relation, rows_of
+from integration.changelog.pulls import (
+    HEADER,
+    PULLS,
+    Publisher,
+    expected_rows,
+    messages,
+    read_log_rows,
+    relation,
+)
 
 NOBODY = 65534
 LAST = PULLS[-1].end
@@ -21,7 +29,7 @@ LAST = PULLS[-1].end
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """Permissions count in the block, also where the tests run as root."""
+    """Make permissions count in the block, also if the tests run as root."""
     if os.geteuid() != 0:
         yield
         return
@@ -53,7 +61,7 @@ def permit(folder: Path, mode: int) -> None:
 def test_a_reader_needs_no_permission_to_write(uri: str) -> None:
     with unprivileged():
         log = ChangeLog.open(uri)
-        assert (log.end_lsn.value, rows_of(log)) == (LAST, expected_rows(LAST))
+        assert (log.end_lsn.value, read_log_rows(log)) == (LAST, expected_rows(LAST))
 
 
 def test_every_write_is_refused_with_its_reason_and_changes_nothing(uri: str) -> None:
@@ -71,10 +79,10 @@ def test_every_write_is_refused_with_its_reason_and_changes_nothing(uri: str) ->
                 attempt()
             assert "Permission denied" in str(refused.value.detail)
     log = ChangeLog.open(uri)
-    assert (log.end_lsn.value, rows_of(log)) == (LAST, expected_rows(LAST))
+    assert (log.end_lsn.value, read_log_rows(log)) == (LAST, expected_rows(LAST))
 
 
-def test_a_log_that_may_not_be_read_is_not_taken_for_a_missing_one(uri: str) -> None:
+def test_a_log_without_read_permission_is_not_reported_as_missing(uri: str) -> None:
     Path(uri).chmod(0)
     with unprivileged(), pytest.raises(ChangeLogUnavailable, match=uri):
         ChangeLog.open(uri)

@@ -19,7 +19,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from embedded.postgres import Cluster
 from fixtures.command_line import CommandLine
 from fixtures.postgres import Database
@@ -42,10 +42,12 @@ def ready(cli: CommandLine) -> None:
     setup(config, "pub")
     header = ChangeLog.open(str(cli.change_log)).header
     with connect(cli.subscriber.dsn, purpose="test") as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "s", header.system_identifier, ["p"])
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "s", header.system_identifier, ["p"])
         for name in ("t", "u"):
-            state.set_table_state(connection, "s", QualifiedName("public", name), Ready(header.start_lsn))
+            subscription_tables.set_table_state(
+                connection, "s", QualifiedName("public", name), Ready(header.start_lsn)
+            )
     cli.publisher.run("insert into t values (1, 1); insert into u values (1, 1)")
     capture(config, "pub")
 
@@ -234,7 +236,7 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
     cli.fails(1, "replay", "s", says=[segment.name, "is damaged or missing", "HINT"])
     assert cli.subscriber.rows("table t") == []
     with connect(cli.subscriber.dsn, purpose="test") as connection:
-        states = state.table_states(connection, "s").values()
+        states = subscription_tables.table_states(connection, "s").values()
     assert states
     assert all(isinstance(each, Ready) and each.applied_lsn > Lsn(0) for each in states)
     (subscription,) = cli.succeeds("status")["subscriptions"]
@@ -244,8 +246,8 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ("relations", "lacks what was written to it"),
-        ("catalogs", "lacks the catalog with which the log begins"),
+        ("relations", "is missing rows that were committed to it"),
+        ("catalogs", "is missing the catalog of the log"),
     ],
 )
 def test_a_side_table_without_its_last_commits_exits_with_1_and_is_named(

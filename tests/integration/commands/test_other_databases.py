@@ -40,7 +40,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.database import Database as PublisherDatabase
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.postgres import Database, create_database, drop_database
 from fixtures.twin import Twin
 
@@ -201,7 +201,7 @@ def test_a_database_that_was_renamed_goes_on_under_its_new_name(synced: Twin) ->
         assert ChangeLog.open(str(synced.change_log)).header.database == now
         assert replay(synced.config, ["s"])[0].error is None
         with synced.pairs["s"].ours.connect() as connection:
-            record = state.subscription_record(connection, "s")
+            record = subscription_records.subscription_record(connection, "s")
         assert record is not None
         assert record.publisher_database == now
         assert validate(synced.config, "s").success
@@ -229,7 +229,7 @@ def test_log_and_state_of_an_earlier_release_are_taken_over(
     known = PublisherDatabase(oid(synced.publisher), synced.publisher.name)
     assert ChangeLog.open(str(synced.change_log)).header.database == known
     with subscriber.connect() as connection:
-        record = state.subscription_record(connection, "s")
+        record = subscription_records.subscription_record(connection, "s")
     assert record is not None
     assert record.publisher_database == known
     synced.options = {"dsn": other.dsn}
@@ -288,7 +288,7 @@ def test_two_slots_of_one_database_refuse_each_other(synced: Twin) -> None:
 
 def test_a_slot_of_another_database_is_not_read(synced: Twin, other: Database) -> None:
     theirs = Deployment(synced).config(dsn=other.dsn)
-    with pytest.raises(PublisherNotReady, match="is not ours to read") as refused:
+    with pytest.raises(PublisherNotReady, match="cannot be used") as refused:
         setup(theirs, "pub")
     assert f'database "{synced.publisher.name}"' in str(refused.value)
 
@@ -302,7 +302,7 @@ def test_one_subscription_of_two_deployments_belongs_to_the_first(synced: Twin, 
     before = subscriber.rows(everything)
     for run in (lambda config: sync(config, ["s"]), lambda config: replay(config, ["s"])):
         text = errors(run, theirs)
-        assert "two deployments with one subscriber need different names" in text
+        assert "two deployments on one subscriber need different names" in text
         says_both(text, synced.publisher, other)
     assert (subscriber.rows(everything), rows(synced)) == (before, [(1, 1)])
     synced.publish("insert into t values (2, 2)")

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.validate import validate
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_records
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -94,8 +94,8 @@ def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twi
     """R2.2: it is to us what catalogs are to PostgreSQL."""
     twin.publisher.run(f"{TABLE}; create publication p for all tables; insert into t values (1, 1)")
     with twin.publisher.connect() as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "s", "7000000000000000001", ["upstream"])
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "s", "7000000000000000001", ["upstream"])
     twin.subscribe("s", "p", tables=TABLE, native=False)
     twin.sync_ours("s")
 

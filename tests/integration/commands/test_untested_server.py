@@ -18,7 +18,7 @@ from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_tables
 from fixtures.twin import Twin
 
 TABLES = "create table t (id int primary key)"
@@ -58,7 +58,9 @@ def test_a_version_that_was_not_tested_is_refused(
     for name, run in COMMANDS.items():
         if name == "snapshot of what waits":
             with twin.pairs["copied"].ours.connect() as connection:
-                state.set_table_state(connection, "copied", QualifiedName("public", "t"), Pending())
+                subscription_tables.set_table_state(
+                    connection, "copied", QualifiedName("public", "t"), Pending()
+                )
         with pytest.raises(CdcReplayError) as refused:
             run(twin.config)
         said = str(refused.value)

@@ -14,7 +14,7 @@ from cdc_replay.commands.refresh import refresh
 from cdc_replay.commands.replay import replay
 from cdc_replay.failpoints import FAILPOINTS, VARIABLE
 from cdc_replay.model.table_state import Pending, Ready
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_tables
 from embedded.java import spark_environment
 from fixtures.native import wait_for
 from fixtures.postgres import Database
@@ -144,7 +144,7 @@ def test_killed_values_of_a_rewritten_table_are_compared_by_the_next_run(
     assert ours.rows(OURS) == []
     values = [row[1] for row in ours.rows("select * from t order by id")]
     with ours.connect() as connection:
-        is_marked = bool(state.rewritten_tables(connection, "s"))
+        is_marked = bool(subscription_tables.rewritten_tables(connection, "s"))
     if failpoint == "replay.before_commit":
         assert (values, is_marked) == ([1, 2, 50], False)
     elif failpoint == "reconcile.after_commit":

@@ -1,4 +1,4 @@
-"""A snapshot that waits for nobody tells by transaction ids what it holds (R1.35)."""
+"""A snapshot without waiting is described by transaction IDs (R1.35)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from cdc_replay.model.pg_snapshot import PgSnapshot
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.postgres.current_snapshot import PresentSnapshot, export_current_snapshot
+from cdc_replay.postgres.current_snapshot import CurrentSnapshot, export_current_snapshot
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from fixtures.postgres import Database
 
@@ -14,8 +14,8 @@ INSERT = "with inserted as (insert into t values (%s) returning 1) select"
 XID = "pg_current_xact_id()::text::bigint %% 4294967296 from inserted"
 
 
-def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> None:
-    """One committed before, one was open, one of them with a subtransaction, one began after it."""
+def test_transactions_in_the_snapshot_are_those_whose_rows_are_visible(publisher: Database) -> None:
+    """Committed before it, open (one with a subtransaction), and started after it."""
     publisher.run("create table t (id int primary key)")
     with publisher.connect() as open_then, publisher.connect() as other:
         xids = [_inserted(other, 1)]
@@ -45,15 +45,15 @@ def test_it_sees_the_transactions_whose_rows_are_there(publisher: Database) -> N
     ],
 )
 def test_transaction_ids_wrap_around(xid: int, is_seen: bool) -> None:
-    """The log has their low 32 bits; here 2^32 + 3 comes next, and 2^32 - 3 is open."""
+    """The log has their low 32 bits; here 2^32 + 3 is next, and 2^32 - 3 is open."""
     assert PgSnapshot.parse(f"{2**32 - 3}:{2**32 + 3}:{2**32 - 3}").sees(xid) is is_seen
 
 
-def test_a_password_is_not_shown() -> None:
-    assert "secret" not in repr(PresentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
+def test_the_snapshot_does_not_show_its_password() -> None:
+    assert "secret" not in repr(CurrentSnapshot("password=secret", "1-1", PgSnapshot.parse("3:3:")))
 
 
 def _inserted(connection: Connection, id_: int) -> int:
-    """Insert a row; the id of the transaction as pgoutput sends it."""
+    """Insert a row; returns the transaction ID as pgoutput sends it."""
     [(xid,)] = connection.execute(f"{INSERT} {XID}".encode(), (id_,)).fetchall()
     return int(xid)

@@ -1,4 +1,4 @@
-"""What an exported snapshot holds, for how long, and what it leaves behind (R1.34, R1.35)."""
+"""What an exported snapshot contains, how long it lasts, and that it leaves nothing (R1.34, R1.35)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_snapshot_holds_what_was_committed_before_it_and_nothing_later(publisher
             assert reader.execute("select id from public.t").fetchall() == [(1,)]
 
 
-def test_commit_lsn_tells_whether_a_transaction_is_in_the_snapshot(publisher: Database) -> None:
+def test_transactions_in_the_snapshot_are_those_up_to_its_consistent_point(publisher: Database) -> None:
     publisher.run("create table t (id int primary key)")
     with publisher.connect() as connection:
         connection.execute("insert into t values (1)")
@@ -56,11 +56,11 @@ def test_reader_cannot_write(publisher: Database) -> None:
         assert reader.execute("show transaction_read_only").fetchone() == ("on",)
 
 
-def test_nothing_is_left_on_the_publisher(publisher: Database) -> None:
+def test_the_export_leaves_no_slot_on_the_publisher(publisher: Database) -> None:
     with export_snapshot(publisher.dsn):
         assert len(publisher.rows(SLOTS)) == 1
     with publisher.connect() as connection:
-        # The session ends by itself after the client has gone.
+        # The server ends the session some time after the client.
         connection.execute(
             "do $$ begin while exists (select from pg_stat_activity"
             " where application_name = 'cdc_replay exported snapshot' and datname = current_database())"
@@ -69,14 +69,14 @@ def test_nothing_is_left_on_the_publisher(publisher: Database) -> None:
     assert publisher.rows(SLOTS) == []
 
 
-def test_snapshot_that_is_no_longer_exported_says_so(publisher: Database) -> None:
+def test_importing_an_ended_snapshot_is_refused(publisher: Database) -> None:
     with export_snapshot(publisher.dsn) as snapshot:
         pass
     with pytest.raises(PublisherNotReady, match="no longer exported"):
         import_snapshot(snapshot, purpose="test")
 
 
-def test_role_without_replication_is_told_what_it_lacks(publisher: Database) -> None:
+def test_a_role_without_replication_gets_an_error_that_names_it(publisher: Database) -> None:
     publisher.run("create role plain_reader login")
     try:
         with (
@@ -94,6 +94,6 @@ def test_server_without_logical_decoding_is_refused(make_cluster: Callable[..., 
         pass
 
 
-def test_dsn_does_not_show(publisher: Database) -> None:
+def test_a_snapshot_does_not_show_its_dsn(publisher: Database) -> None:
     with export_snapshot(publisher.dsn) as snapshot:
         assert publisher.dsn not in repr(snapshot)

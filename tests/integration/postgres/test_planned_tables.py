@@ -1,4 +1,4 @@
-"""A held table is the planned one until the transaction ends, whatever the server can be told (R2.1)."""
+"""A locked table is the planned one until the transaction ends, on all server versions (R2.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from fixtures.native import wait_for
 from fixtures.postgres import Database
 
@@ -32,7 +32,7 @@ FILE = "server s options (filename '/dev/null')"
 
 @pytest.fixture
 def reader(publisher: Database) -> Iterator[Connection]:
-    """Inside a snapshot, of a server that cannot be told which kinds of relations to read."""
+    """A snapshot session of a server that cannot restrict the kinds of relations to read."""
     publisher.run(TABLES)
     with export_snapshot(publisher.dsn) as exported:
         connection = import_snapshot(exported, purpose="test")
@@ -46,7 +46,7 @@ def reader(publisher: Database) -> Iterator[Connection]:
 
 def planned(reader: Connection, name: str) -> PlannedTable:
     tables = read_catalog(reader).tables.values()
-    return next(PlannedTable.of(table) for table in tables if table.name.name == name)
+    return next(PlannedTable.from_catalog(table) for table in tables if table.name.name == name)
 
 
 REPLACED = {
@@ -68,50 +68,50 @@ REPLACED = {
         f'alter table "T t" rename to u; {FOREIGN}; create foreign table "T t" (id int) {FILE}',
         "another relation now, foreign table",
     ),
-    "type": ('alter table "T t" alter a type bigint', "other columns, or other types, have the names a"),
+    "type": ('alter table "T t" alter a type bigint', "columns were replaced, or changed their types: a"),
     "column": (
         'alter table "T t" drop a; alter table "T t" rename b to a',
-        "other columns, or other types, have the names a",
+        "columns were replaced, or changed their types: a",
     ),
 }
 
 
-@pytest.mark.parametrize(("script", "said"), REPLACED.values(), ids=REPLACED)
-def test_what_has_the_name_of_another_table_is_refused(
-    publisher: Database, reader: Connection, script: str, said: str
+@pytest.mark.parametrize(("script", "message"), REPLACED.values(), ids=REPLACED)
+def test_another_relation_of_the_same_name_is_refused(
+    publisher: Database, reader: Connection, script: str, message: str
 ) -> None:
     table = planned(reader, "T t")
     publisher.run(script)
     with pytest.raises(PublisherNotReady, match=r'cannot read table "public\.T t" of the publisher') as error:
-        hold(reader, [table])
-    assert said in error.value.message
+        lock_planned_tables(reader, [table])
+    assert message in error.value.message
     assert error.value.hint == "The table changed while the command ran: run it again."
 
 
-def test_columns_that_come_and_go_are_none_of_its_business(publisher: Database, reader: Connection) -> None:
+def test_added_and_dropped_columns_are_ignored(publisher: Database, reader: Connection) -> None:
     table = planned(reader, "T t")
     publisher.run('alter table "T t" drop b, add c int')
-    hold(reader, [table])
+    lock_planned_tables(reader, [table])
     assert reader.execute('select id, a from only public."T t"').fetchall() == []
 
 
-def test_a_column_of_a_domain_is_itself(publisher: Database, reader: Connection) -> None:
-    """A statement's result is described by the type below the domains."""
+def test_a_column_of_a_domain_is_recognized(publisher: Database, reader: Connection) -> None:
+    """The description of a statement's result has the domain's base type."""
     table = planned(reader, "of_domains")
     with reader.transaction(force_rollback=True):
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
 
     publisher.run("alter table of_domains alter a type text")
 
-    with pytest.raises(PublisherNotReady, match="other columns, or other types, have the names a"):
-        hold(reader, [table])
+    with pytest.raises(PublisherNotReady, match="columns were replaced, or changed their types: a"):
+        lock_planned_tables(reader, [table])
 
 
 @pytest.mark.parametrize("name", ["T t", "root"])
-def test_a_held_table_keeps_its_name_until_the_transaction_ends(
+def test_a_locked_table_keeps_its_name_until_the_transaction_ends(
     publisher: Database, reader: Connection, name: str
 ) -> None:
-    hold(reader, [planned(reader, name)])
+    lock_planned_tables(reader, [planned(reader, name)])
     with ThreadPoolExecutor(1) as other:
         renaming = other.submit(publisher.run, f'alter table "{name}" rename to other')
         waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
@@ -121,25 +121,25 @@ def test_a_held_table_keeps_its_name_until_the_transaction_ends(
         renaming.result(timeout=60)
 
 
-def test_a_role_that_may_read_some_columns_may_hold_the_table(
+def test_a_role_that_may_read_some_columns_may_lock_the_table(
     publisher: Database, reader: Connection
 ) -> None:
-    """As COPY natively, which reads only these."""
+    """As native COPY, which reads only these."""
     table, role = planned(reader, "T t"), f"clerk_{publisher.name}"
     publisher.run(f'create role {role} login; grant select (id, a) on "T t" to {role}')
     try:
         with connect(publisher.cluster.dsn(publisher.name, role), purpose="test", autocommit=False) as clerk:
-            hold(clerk, [table])
+            lock_planned_tables(clerk, [table])
             assert clerk.execute('select id, a from public."T t"').fetchall() == []
             publisher.run("revoke usage on schema public from public")
             with pytest.raises(MissingPrivilege, match="permission denied for schema public"):
-                hold(clerk, [table])
+                lock_planned_tables(clerk, [table])
     finally:
         publisher.run(f"drop owned by {role}; drop role {role}")
 
 
 def test_a_partition_on_another_server_is_read_through_its_root(publisher: Database) -> None:
-    """As natively: COPY of the root's rows reads it (R7.6). By itself it is not read."""
+    """As natively: COPY of the root reads it (R7.6). It is not read directly."""
     partition = f"create foreign table far partition of root for values from (10) to (19) {FILE}"
     publisher.run(f"{TABLES}; {FOREIGN}; {partition}")
     with export_snapshot(publisher.dsn) as exported:
@@ -148,19 +148,19 @@ def test_a_partition_on_another_server_is_read_through_its_root(publisher: Datab
         table = planned(again, "root")
         with pytest.raises(Exception, match="foreign table is restricted"), again.transaction():
             again.execute("select * from public.far")
-        hold(again, [table])
+        lock_planned_tables(again, [table])
         assert again.execute("select * from public.root").fetchall() == []
 
 
-def test_a_table_that_a_rule_has_made_a_view_is_refused(publisher: Database, reader: Connection) -> None:
+def test_a_table_turned_into_a_view_is_refused(publisher: Database, reader: Connection) -> None:
     """It keeps its oid. 16 and later refuse the rule."""
     table = planned(reader, "keyless")
     rule = 'create rule "_RETURN" as on select to keyless do instead select 1 as id'
     if publisher.rows("select current_setting('server_version_num')::int >= 160000") == [(True,)]:
         with pytest.raises(WrongObjectType):
             publisher.run(rule)
-        hold(reader, [table])
+        lock_planned_tables(reader, [table])
     else:
         publisher.run(rule)
         with pytest.raises(PublisherNotReady, match="stores no rows any more, and is view public"):
-            hold(reader, [table])
+            lock_planned_tables(reader, [table])

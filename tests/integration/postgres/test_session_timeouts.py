@@ -1,4 +1,4 @@
-"""How long sessions wait: as the configuration says, whatever the role or the database says."""
+"""Session timeouts are those of the configuration, whatever the role or the database sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from cdc_replay.postgres.connection import Connection, connect, connect_to_ask
+from cdc_replay.postgres.connection import Connection, connect, connect_with_deadline
 from cdc_replay.postgres.timeouts import SessionTimeouts
 from fixtures.postgres import Database
 
@@ -20,7 +20,7 @@ CHOSEN = SessionTimeouts(
 
 @pytest.fixture
 def database(publisher: Database) -> Database:
-    """One that has limits of its own."""
+    """A database with its own timeouts."""
     for name in ("lock_timeout", "statement_timeout"):
         publisher.run(f"alter database {publisher.name} set {name} = '20s'")
     return publisher
@@ -46,18 +46,18 @@ def test_sessions_that_move_data_have_no_limit_by_default(database: Database) ->
 
 
 def test_the_configuration_sets_limits(database: Database) -> None:
-    with connect(CHOSEN.added_to(database.dsn), purpose="test") as connection:
+    with connect(CHOSEN.add_to(database.dsn), purpose="test") as connection:
         assert limits(connection) == ("5s", "6min")
         assert parameters(connection) == ("4", "30000")
 
 
 def test_a_walsender_has_no_limits(database: Database) -> None:
-    """A new slot waits for all transactions that are open."""
-    with connect(CHOSEN.added_to(database.dsn), purpose="test", replication=True) as connection:
+    """A new slot waits for all open transactions."""
+    with connect(CHOSEN.add_to(database.dsn), purpose="test", replication=True) as connection:
         assert limits(connection) == ("0", "0")
 
 
-def test_who_only_asks_waits_a_short_while(database: Database) -> None:
-    with connect_to_ask(CHOSEN.added_to(database.dsn), purpose="test", seconds=2.5) as connection:
+def test_a_connection_with_deadline_has_short_timeouts(database: Database) -> None:
+    with connect_with_deadline(CHOSEN.add_to(database.dsn), purpose="test", seconds=2.5) as connection:
         assert limits(connection) == ("2500ms", "2500ms")
         assert parameters(connection) == ("3", "2500")

@@ -1,4 +1,4 @@
-"""How the slot is told that its changes are durable: by a walsender, where that saves reading much WAL."""
+"""Confirming positions to the slot: by a walsender if that saves reading much WAL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_much(publisher: Database) -> None:
 
 
 def is_by_the_function(caplog: pytest.LogCaptureFixture) -> bool:
-    return any("advanced by the function" in record.message for record in caplog.records)
+    return any("advancing it by the function" in record.message for record in caplog.records)
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def messages(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-def test_what_is_confirmed_is_not_sent_again_and_the_rest_is(
+def test_only_unconfirmed_transactions_are_sent_again(
     publisher: Database, set_up: SetUp, messages: pytest.LogCaptureFixture, two_phase: bool
 ) -> None:
-    """R1.29: also of a transaction that was open, and of what was committed meanwhile."""
+    """R1.29: also one that was open, and one that was committed meanwhile."""
     publisher.run(TABLE)
     captured = set_up(two_phase=two_phase)
     with publisher.connect() as writer:
@@ -68,8 +68,8 @@ def test_what_is_confirmed_is_not_sent_again_and_the_rest_is(
     assert not is_by_the_function(messages)
 
 
-def test_a_position_inside_of_much_wal_is_kept(publisher: Database, set_up: SetUp) -> None:
-    """R1.29: nothing behind it is lost, however much the server could have sent meanwhile."""
+def test_a_position_within_much_wal_is_confirmed_exactly(publisher: Database, set_up: SetUp) -> None:
+    """R1.29: nothing after it is lost, however much the server could have sent meanwhile."""
     publisher.run(TABLE)
     captured = set_up()
     write_much(publisher)
@@ -85,7 +85,7 @@ def test_a_position_inside_of_much_wal_is_kept(publisher: Database, set_up: SetU
     assert sum(kind == "I" for kind, _ in captured.changes()) == 20_000
 
 
-def test_without_a_walsender_the_function_does_it(
+def test_the_slot_is_advanced_by_the_function_without_a_walsender(
     publisher: Database, subscriber: Database, set_up: SetUp, messages: pytest.LogCaptureFixture
 ) -> None:
     """A DSN of several hosts may lead to another server the second time."""
@@ -99,8 +99,8 @@ def test_without_a_walsender_the_function_does_it(
     assert is_by_the_function(messages)
 
 
-def test_a_slot_that_is_further_does_not_go_back(publisher: Database, set_up: SetUp) -> None:
-    """R1.29: somebody else has read it meanwhile."""
+def test_a_slot_is_never_moved_back(publisher: Database, set_up: SetUp) -> None:
+    """R1.29: another process has advanced it."""
     publisher.run(TABLE)
     captured = set_up()
     write_much(publisher)

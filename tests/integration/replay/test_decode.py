@@ -142,7 +142,7 @@ def test_a_logical_message_is_no_change(stream: Stream) -> None:
 
 def write_segment(folder: Path, name: str, batches: list[Any]) -> tuple[RowGroup, ...]:
     """A segment with one row group per batch."""
-    location = Location.of(str(folder))
+    location = Location.parse(str(folder))
     with SegmentWriter(location, name) as writer:
         for batch in batches:
             writer.write(batch)

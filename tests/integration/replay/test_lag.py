@@ -22,9 +22,9 @@ from cdc_replay.config import Timeouts
 from cdc_replay.errors import Retry
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
-from cdc_replay.postgres.connection import connect_to_ask
+from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import lag
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_lock, subscription_tables
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -119,7 +119,7 @@ def test_tables_that_wait_for_a_snapshot_are_named_and_no_replay_is_due(twin: Tw
     assert told(twin).behind_reason is None
 
     with twin.pairs["s"].ours.connect() as connection:
-        state.set_table_state(connection, "s", QualifiedName("public", "u"), Pending())
+        subscription_tables.set_table_state(connection, "s", QualifiedName("public", "u"), Pending())
     assert told(twin).behind_reason == "public.u: waiting for its snapshot"
     assert (told(twin).behind_since, due(twin)) == (None, [])
 
@@ -212,7 +212,7 @@ def test_a_replay_is_not_due_where_it_could_not_write_or_would_wait(twin: Twin) 
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
     ours = twin.pairs["s"].ours
-    with ours.connect() as other, state.lock(other, "s"):
+    with ours.connect() as other, subscription_lock.lock(other, "s"):
         assert (told(twin).behind_reason or "").startswith("a process is at work: It is server process ")
         assert due(twin) == []
     ours.run(f"alter database {ours.name} set default_transaction_read_only = on")
@@ -260,7 +260,7 @@ def test_a_server_that_stops_within_a_session_is_left(twin: Twin) -> None:
     """It heeds no timeout of its own, and its host goes on to acknowledge what we send."""
     subscribe(twin, "s")
     dsn = twin.config.dsn_of(twin.config.subscription("s"))
-    with connect_to_ask(dsn, purpose="test", seconds=0.5) as connection:
+    with connect_with_deadline(dsn, purpose="test", seconds=0.5) as connection:
         backend = connection.info.backend_pid
         os.kill(backend, signal.SIGSTOP)
         try:

@@ -17,7 +17,7 @@ from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.model.table_state import Parked, Ready
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -112,9 +112,9 @@ def replayed(twin: Twin, *names: str) -> dict[str, ReplayResult]:
     return {each.subscription: each for each in replay(twin.config, names)}
 
 
-def record(twin: Twin, name: str) -> state.SubscriptionRecord:
+def record(twin: Twin, name: str) -> subscription_records.SubscriptionRecord:
     with twin.pairs[name].ours.connect() as connection:
-        found = state.subscription_record(connection, name)
+        found = subscription_records.subscription_record(connection, name)
     assert found is not None
     return found
 

@@ -19,7 +19,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.results import TableCompared
 from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.replay.table_rewrites import PARKED_BY_REWRITE
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records, subscription_tables
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -56,7 +56,7 @@ def synced(twin: Twin, name: str = "s") -> list[TableCompared]:
 
 def marks(twin: Twin, name: str = "s") -> list[str]:
     with twin.pairs[name].ours.connect() as connection:
-        return [each.name for each in state.rewritten_tables(connection, name)]
+        return [each.name for each in subscription_tables.rewritten_tables(connection, name)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -135,7 +135,7 @@ def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> N
     (result,) = twin.sync_ours()
     assert result.replay.error is not None
     with twin.pairs["s"].ours.connect() as connection:
-        record = state.subscription_record(connection, "s")
+        record = subscription_records.subscription_record(connection, "s")
     assert record is not None
 
     resume(twin.config, "s", skip=record.parked_transaction)
@@ -429,7 +429,7 @@ def test_a_table_that_an_earlier_version_has_parked_is_compared(twin: Twin) -> N
     twin.publish(f"insert into t values (3, 3);\n{HUNDREDFOLD}")
     with twin.pairs["s"].ours.connect() as connection:
         parked = Parked(before.to_lsn, f"{PARKED_BY_REWRITE}0/0, which sends no changes (R11.9)")
-        state.set_table_state(connection, "s", QualifiedName("public", "t"), parked)
+        subscription_tables.set_table_state(connection, "s", QualifiedName("public", "t"), parked)
 
     (compared,) = snapshot(twin.config, "s").compared
 

@@ -19,8 +19,8 @@ from cdc_replay.postgres.exported_snapshot import export_snapshot, import_snapsh
 from cdc_replay.publication.resolve import synced_tables
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.planning import SnapshotRequest
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import TargetTable, read_target_tables
+from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def snapshot_request(
 ) -> Iterator[SnapshotRequest]:
     """A request for every table of the publications as of now; `changes` are fields of it."""
     with connect(subscriber_dsn, purpose="test") as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "s", ANY_CLUSTER, publications)
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "s", ANY_CLUSTER, publications)
     with export_snapshot(publisher_dsn) as exported:
         with import_snapshot(exported, purpose="test") as reader:
             catalog = read_catalog(reader, exported.consistent_point)
@@ -54,7 +54,7 @@ def copy_tables(
 
 def states_of(subscriber: Database) -> dict[str, TableState]:
     with subscriber.connect() as connection:
-        return {str(name): found for name, found in state.table_states(connection, "s").items()}
+        return {str(name): found for name, found in subscription_tables.table_states(connection, "s").items()}
 
 
 def target_table(subscriber: Database, name: str) -> TargetTable:

@@ -20,7 +20,7 @@ from cdc_replay.snapshot.copy_chunk import (
     copy_chunks,
 )
 from cdc_replay.snapshot.copy_tables import load_tables
-from cdc_replay.subscriber.state import set_table_state
+from cdc_replay.subscriber.subscription_tables import set_table_state
 from fixtures.postgres import Database
 from integration.snapshot.copying import copy_tables, public, snapshot_request, states_of, target_table
 
@@ -364,7 +364,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
         (result,) = copy_chunks(setting, [chunk])
     assert isinstance(result, FailedChunk)
-    assert "was renamed, dropped or made anew" in str(result.error)
+    assert "was renamed, dropped or recreated" in str(result.error)
     assert subscriber.rows("select * from t") == subscriber.rows("select * from u") == []
     assert states_of(subscriber) == {"public.u": begun}
 

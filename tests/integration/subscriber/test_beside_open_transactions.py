@@ -1,4 +1,4 @@
-"""A slot's snapshot waits for what is open on the publisher (R1.35); replay of the subscription does not."""
+"""A slot's snapshot waits for the publisher's open transactions (R1.35); replay continues meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _T = QualifiedName("public", "t")
     ],
     ids=["validate", "snapshot", "refresh", "reconcile"],
 )
-def test_replay_goes_on_while_a_command_waits_for_a_transaction(
+def test_replay_runs_while_a_command_waits_for_a_transaction(
     twin: Twin, command: Callable[[Config], object]
 ) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t; insert into t values (1)")

@@ -1,6 +1,6 @@
-"""With whose rights changes are applied, and where they are refused, beside native subscriptions (R8.21).
+"""With whose rights changes are applied, and where they are refused, compared with native (R8.21).
 
-The roles are those of a subscription: whose it is natively, as which ours connects. The table is of `alice`.
+The role owns the native subscription, and ours connects as it. The table is owned by `alice`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GRANTS: Final = "grant select, insert, update, delete on t to {role}"
 
 @dataclass(frozen=True)
 class Case:
-    """What is there, and why the change is refused; `fires_as` is who runs the trigger's function."""
+    """The setup, and why the change is refused; `fires_as` is the role that runs the trigger's function."""
 
     script: str
     attributes: str = ""
@@ -117,7 +117,7 @@ class Roles:
     names: dict[str, str]
 
     def subscribe(self, case: Case) -> None:
-        """As superuser, then given to the role on both sides."""
+        """As superuser; then both subscriptions are given to the role."""
         twin, role = self.twin, self.names["role"]
         twin.database().run(f"alter role {role} {case.attributes or 'nosuperuser'}")
         twin.subscribe("s", "p", tables="select", native=False, copy_data=False)
@@ -167,13 +167,13 @@ def fails_natively(native: Database, name: str) -> bool:
 
 def what_is_said(twin: Twin) -> str:
     try:
-        return str([each.replay.error for each in twin.sync_ours("s")])
+        return str([result.replay.error for result in twin.sync_ours("s")])
     except CdcReplayError as error:
         return str(error)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_changes_are_applied_and_refused_as_natively(twin: Twin, roles: Roles, case: Case) -> None:
+def test_owners_code_is_applied_and_refused_as_natively(twin: Twin, roles: Roles, case: Case) -> None:
     twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
     roles.subscribe(case)
     before = what_is_said(twin)  # some cases are refused when the table enters already

@@ -1,4 +1,4 @@
-"""R8.18, R8.19: what is applied carries an origin, so that who subscribes onward can leave it out."""
+"""R8.18, R8.19: applied rows have an origin, so that other subscribers can skip them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdc_replay.postgres.connection import connect
 from cdc_replay.subscriber import replication_origin as origin
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.native import NativeSubscription
 from fixtures.postgres import Database, our_origins
 from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
@@ -25,7 +25,7 @@ NOW = """
 """
 
 
-def test_with_origin_none_a_third_server_gets_only_what_is_written_on_ours(
+def test_a_subscription_with_origin_none_gets_only_local_changes(
     spark: SparkSession, subscriber: Database, onward: tuple[Database, Database]
 ) -> None:
     subscriber.run(f"{TABLES}; create publication onward for table t, u")
@@ -48,8 +48,8 @@ def test_with_origin_none_a_third_server_gets_only_what_is_written_on_ours(
     assert by_option["none"].rows("table u") == []
 
 
-def test_an_origin_is_there_for_a_window_only(spark: SparkSession, subscriber: Database) -> None:
-    """Native subscriptions need the few that a server can have."""
+def test_an_origin_exists_only_during_a_window(spark: SparkSession, subscriber: Database) -> None:
+    """Native subscriptions need the few origins of a server."""
     subscriber.run(TABLES)
     target = Target(spark, subscriber.dsn, PUBLISHED)
     during: list[tuple[str, bool]] = []
@@ -61,7 +61,7 @@ def test_an_origin_is_there_for_a_window_only(spark: SparkSession, subscriber: D
     assert our_origins(subscriber) == []
 
 
-def test_an_origin_that_a_killed_process_has_left_is_taken_over_and_goes_with_the_subscription(
+def test_an_origin_of_a_killed_process_is_reused_and_dropped_with_the_subscription(
     spark: SparkSession, subscriber: Database
 ) -> None:
     subscriber.run(TABLES)
@@ -72,11 +72,11 @@ def test_an_origin_that_a_killed_process_has_left_is_taken_over_and_goes_with_th
         assert run_once(target)
         assert our_origins(subscriber) == []
         connection.execute("select pg_replication_origin_create(%s)", (name,))
-        state.remove_subscription(connection, "nsw")
+        subscription_records.remove_subscription(connection, "nsw")
     assert our_origins(subscriber) == []
 
 
-def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_grant(
+def test_a_role_without_origin_privileges_applies_with_a_warning_that_names_the_grants(
     spark: SparkSession,
     subscriber: Database,
     caplog: pytest.LogCaptureFixture,
@@ -95,7 +95,7 @@ def test_a_role_that_may_not_use_origins_applies_without_and_is_told_what_to_gra
         assert run_once(target)
         assert subscriber.rows("table t order by id") == EXPECTED
         assert our_origins(subscriber) == []
-        [warning] = [each.getMessage() for each in caplog.records if each.name == origin.__name__]
+        [warning] = [record.getMessage() for record in caplog.records if record.name == origin.__name__]
         granted = "grant execute on function " + ", ".join(origin.FUNCTIONS)
         assert all(function in warning for function in origin.FUNCTIONS)
 

@@ -1,4 +1,4 @@
-"""The state on the subscriber: what is stored is what is read, and one process works at a time."""
+"""The state on the subscriber: stored values are read back, and one process works at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import (
+    recorded_results,
+    state_schema,
+    subscription_lock,
+    subscription_records,
+    subscription_tables,
+)
 from fixtures.postgres import Database
 
 WEIRD = QualifiedName('We"ird', "or; der's")
 
 
 def opened(database: Database, *tables: QualifiedName) -> Connection:
-    """A connection to the database; the tables are made there."""
+    """A connection to the database, after creating the tables."""
     connection = connect(database.dsn, purpose="state test")
     for table in tables:
         connection.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(table.schema)))
@@ -29,79 +35,93 @@ def opened(database: Database, *tables: QualifiedName) -> Connection:
 
 
 def oid(connection: Connection, table: str) -> int:
-    [(found,)] = connection.execute("select %s::regclass::oid::bigint", (table,)).fetchall()
-    return int(found)
+    [(oid,)] = connection.execute("select %s::regclass::oid::bigint", (table,)).fetchall()
+    return int(oid)
 
 
 @pytest.mark.parametrize(
     "stored", [Pending(), Copying(Lsn(5)), Ready(Lsn(0xFFFFFFFFFFFFFFFF)), Parked(Lsn(7), "no such table")]
 )
-def test_every_table_state_is_read_as_it_was_stored(subscriber: Database, stored: TableState) -> None:
+def test_table_states_are_read_as_they_were_stored(subscriber: Database, stored: TableState) -> None:
     with opened(subscriber, WEIRD) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "1", ["p"])
-        state.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
-        state.set_table_state(connection, "nsw", WEIRD, stored)
-        assert state.table_states(connection, "nsw") == {WEIRD: stored}
-        assert state.table_states(connection, "other") == {}
-        [known] = state.known_tables(connection, "nsw")
-        state.forget_table(connection, "nsw", known.relation)
-        assert state.table_states(connection, "nsw") == {}
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, Parked(Lsn(1), "before"))
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, stored)
+        assert subscription_tables.table_states(connection, "nsw") == {WEIRD: stored}
+        assert subscription_tables.table_states(connection, "other") == {}
+        [table] = subscription_tables.known_tables(connection, "nsw")
+        subscription_tables.remove_table(connection, "nsw", table.relation)
+        assert subscription_tables.table_states(connection, "nsw") == {}
 
 
-def test_nothing_is_known_before_installation(subscriber: Database) -> None:
+def test_reads_before_installation_return_nothing(subscriber: Database) -> None:
     with opened(subscriber) as connection:
-        assert state.table_states(connection, "nsw") == {}
-        assert state.subscription_record(connection, "nsw") is None
-        assert state.last_result(connection, "nsw", "replay") is None
-        state.remove_subscription(connection, "nsw")
+        assert subscription_tables.table_states(connection, "nsw") == {}
+        assert subscription_records.subscription_record(connection, "nsw") is None
+        assert recorded_results.last_result(connection, "nsw", "replay") is None
+        subscription_records.remove_subscription(connection, "nsw")
 
 
 def test_all_tables_advance_together(subscriber: Database) -> None:
     names = [QualifiedName("public", f"t{number}") for number in range(3)]
     with opened(subscriber, *names) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "1", ["p"])
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         for name in names:
-            state.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
-        relations = [each.relation for each in state.known_tables(connection, "nsw")]
-        state.advance_tables(connection, "nsw", relations, Lsn(9))
-        assert state.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(9)))
-        state.advance_tables(connection, "nsw", [], Lsn(10))
+            subscription_tables.set_table_state(connection, "nsw", name, Ready(Lsn(1)))
+        relations = [table.relation for table in subscription_tables.known_tables(connection, "nsw")]
+        subscription_tables.advance_tables(connection, "nsw", relations, Lsn(9))
+        assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(9)))
+        subscription_tables.advance_tables(connection, "nsw", [], Lsn(10))
 
 
-def test_a_table_keeps_its_state_whatever_it_is_called(subscriber: Database) -> None:
-    one, other = QualifiedName("public", "one"), QualifiedName("public", "other")
-    with opened(subscriber, one, other) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "1", ["p"])
-        state.set_table_state(connection, "nsw", one, Ready(Lsn(1)))
-        state.set_table_state(connection, "nsw", other, Ready(Lsn(2)))
+def test_a_renamed_table_keeps_its_state(subscriber: Database) -> None:
+    first, second = QualifiedName("public", "one"), QualifiedName("public", "other")
+    with opened(subscriber, first, second) as connection:
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_tables.set_table_state(connection, "nsw", first, Ready(Lsn(1)))
+        subscription_tables.set_table_state(connection, "nsw", second, Ready(Lsn(2)))
         subscriber.run("alter table one rename to aside; alter table other rename to one")
         subscriber.run("alter table aside rename to other")
-        assert state.table_states(connection, "nsw") == {other: Ready(Lsn(1)), one: Ready(Lsn(2))}
-        known = {each.name: each.recorded_name for each in state.known_tables(connection, "nsw")}
-        assert known == {other: one, one: other}
-        state.record_names(connection, "nsw", [oid(connection, "public.one")])
-        known = {each.name: each.recorded_name for each in state.known_tables(connection, "nsw")}
-        assert known == {other: one, one: one}
+        assert subscription_tables.table_states(connection, "nsw") == {
+            second: Ready(Lsn(1)),
+            first: Ready(Lsn(2)),
+        }
+        recorded_names = {
+            table.name: table.recorded_name for table in subscription_tables.known_tables(connection, "nsw")
+        }
+        assert recorded_names == {second: first, first: second}
+        subscription_tables.record_names(connection, "nsw", [oid(connection, "public.one")])
+        recorded_names = {
+            table.name: table.recorded_name for table in subscription_tables.known_tables(connection, "nsw")
+        }
+        assert recorded_names == {second: first, first: first}
         subscriber.run("create schema s; alter table other set schema s; alter schema s rename to s2")
         moved = QualifiedName("s2", "other")
-        assert state.table_states(connection, "nsw") == {one: Ready(Lsn(2)), moved: Ready(Lsn(1))}
+        assert subscription_tables.table_states(connection, "nsw") == {
+            first: Ready(Lsn(2)),
+            moved: Ready(Lsn(1)),
+        }
 
 
-def test_a_table_that_was_dropped_has_no_state_and_neither_has_one_in_its_place(subscriber: Database) -> None:
+def test_a_dropped_table_and_one_of_its_name_have_no_state(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "1", ["p"])
-        state.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(1)))
         table = sql.Identifier(WEIRD.schema, WEIRD.name)
         connection.execute(sql.SQL("drop table {}").format(table))
-        state.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(2)))
+        subscription_tables.set_table_state(connection, "nsw", WEIRD, Ready(Lsn(2)))
         connection.execute(sql.SQL("create table {} ()").format(table))
-        assert state.table_states(connection, "nsw") == {}
-        [known] = state.known_tables(connection, "nsw")
-        assert (known.name, known.recorded_name, known.state) == (None, WEIRD, Ready(Lsn(1)))
+        assert subscription_tables.table_states(connection, "nsw") == {}
+        [dropped_table] = subscription_tables.known_tables(connection, "nsw")
+        assert (dropped_table.name, dropped_table.recorded_name, dropped_table.state) == (
+            None,
+            WEIRD,
+            Ready(Lsn(1)),
+        )
 
 
 OLD = """
@@ -137,76 +157,89 @@ alter table old_name rename to new_name
 """
 
 
-def test_what_an_earlier_version_knew_by_name_is_known_by_oid(subscriber: Database) -> None:
+def test_state_by_name_of_an_earlier_version_is_upgraded_to_oids(subscriber: Database) -> None:
     with opened(subscriber) as connection:
         subscriber.run(OLD)
-        assert not state.is_installed(connection)
-        state.install(connection)
-        assert state.is_installed(connection)
+        assert not state_schema.is_installed(connection)
+        state_schema.install(connection)
+        assert state_schema.is_installed(connection)
         names = [QualifiedName("public", name) for name in ("new_name", "plain", "uncopied")]
-        assert state.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
-        # One that was made anew is not what was subscribed to; one that never was there is not known at all.
-        dropped = [each.recorded_name for each in state.known_tables(connection, "nsw") if each.name is None]
+        assert subscription_tables.table_states(connection, "nsw") == dict.fromkeys(names, Ready(Lsn(5)))
+        # A recreated table is not subscribed to; a table that never existed has no row.
+        dropped = [
+            table.recorded_name
+            for table in subscription_tables.known_tables(connection, "nsw")
+            if table.name is None
+        ]
         assert dropped == [QualifiedName("public", "replaced")]
-        state.install(connection)
+        state_schema.install(connection)
 
 
-def test_a_subscription_stays_with_its_publisher(subscriber: Database) -> None:
+def test_a_subscription_stays_bound_to_its_publisher(subscriber: Database) -> None:
     with opened(subscriber) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "7", ["p1"])
-        state.remember_subscription(connection, "nsw", "7", ["p2", "p1"])
-        record = state.subscription_record(connection, "nsw")
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p2", "p1"])
+        record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert record.publications == ("p2", "p1")
         with pytest.raises(SubscriberNotReady, match="belongs to another publisher"):
-            state.remember_subscription(connection, "nsw", "8", ["p1"])
+            subscription_records.bind_subscription(connection, "nsw", "8", ["p1"])
 
 
 def test_parking_keeps_position_and_reason(subscriber: Database) -> None:
     with opened(subscriber) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "7", ["p1"])
-        state.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key")
-        record = state.subscription_record(connection, "nsw")
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        subscription_records.park(connection, "nsw", Lsn.parse("A/B"), "duplicate key")
+        record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert (record.parked_at, record.parked_reason) == (Lsn.parse("A/B"), "duplicate key")
-        state.unpark(connection, "nsw")
-        record = state.subscription_record(connection, "nsw")
+        subscription_records.unpark(connection, "nsw")
+        record = subscription_records.subscription_record(connection, "nsw")
         assert record is not None
         assert record.parked_at is None
 
 
-def test_the_last_result_is_the_newest_and_history_is_bounded(subscriber: Database) -> None:
+def test_the_last_result_is_the_newest_and_old_ones_are_deleted(subscriber: Database) -> None:
     with opened(subscriber) as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "7", ["p1"])
-        state.record_result(connection, "nsw", "validate", {"ok": True})
-        for number in range(state.RESULTS_KEPT + 5):
-            state.record_result(connection, "nsw", "replay", {"number": number, "conflicts": {"a": 1}})
-        last = state.last_result(connection, "nsw", "replay")
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "7", ["p1"])
+        recorded_results.record_result(connection, "nsw", "validate", {"ok": True})
+        for index in range(recorded_results.RESULTS_KEPT + 5):
+            recorded_results.record_result(
+                connection, "nsw", "replay", {"number": index, "conflicts": {"a": 1}}
+            )
+        last = recorded_results.last_result(connection, "nsw", "replay")
         assert last is not None
-        assert last.result == {"number": state.RESULTS_KEPT + 4, "conflicts": {"a": 1}}
-        kept = connection.execute("select command, count(*) from cdc_replay.result group by 1 order by 1")
-        assert kept.fetchall() == [("replay", state.RESULTS_KEPT), ("validate", 1)]
+        assert last.result == {"number": recorded_results.RESULTS_KEPT + 4, "conflicts": {"a": 1}}
+        counts = connection.execute("select command, count(*) from cdc_replay.result group by 1 order by 1")
+        assert counts.fetchall() == [("replay", recorded_results.RESULTS_KEPT), ("validate", 1)]
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_lock(subscriber: Database) -> None:
+def test_a_second_process_is_refused_with_the_name_of_the_lock_holder(subscriber: Database) -> None:
     with opened(subscriber) as first, opened(subscriber) as second:
-        with state.lock(first, "nsw"):
-            with state.lock(second, "other"):
+        with subscription_lock.lock(first, "nsw"):
+            with subscription_lock.lock(second, "other"):
                 pass
-            with pytest.raises(SubscriptionInUse, match=r"cdc_replay state test"), state.lock(second, "nsw"):
+            with (
+                pytest.raises(SubscriptionInUse, match=r"cdc_replay state test"),
+                subscription_lock.lock(second, "nsw"),
+            ):
                 pass
-        with state.lock(second, "nsw"):
+        with subscription_lock.lock(second, "nsw"):
             pass
 
 
 def test_the_lock_is_released_after_an_error_inside_a_transaction(subscriber: Database) -> None:
     with opened(subscriber) as first, opened(subscriber) as second:
-        with pytest.raises(psycopg.errors.DivisionByZero), state.lock(first, "nsw"), first.transaction():
+        with (
+            pytest.raises(psycopg.errors.DivisionByZero),
+            subscription_lock.lock(first, "nsw"),
+            first.transaction(),
+        ):
             first.execute("select 1 / 0")
-        with state.lock(second, "nsw"):
+        with subscription_lock.lock(second, "nsw"):
             pass
 
 
@@ -218,7 +251,7 @@ def test_concurrent_installation_succeeds(subscriber: Database) -> None:
         try:
             with opened(subscriber) as connection:
                 barrier.wait(timeout=30)
-                state.install(connection)
+                state_schema.install(connection)
         except BaseException as error:  # noqa: BLE001 - reported by the test
             failures.append(error)
 
@@ -230,15 +263,15 @@ def test_concurrent_installation_succeeds(subscriber: Database) -> None:
     assert failures == []
 
 
-def test_the_schema_goes_with_the_last_subscription(subscriber: Database) -> None:
+def test_the_schema_is_dropped_with_the_last_subscription(subscriber: Database) -> None:
     with opened(subscriber, WEIRD) as connection:
-        state.install(connection)
+        state_schema.install(connection)
         for name in ("a", "b"):
-            state.remember_subscription(connection, name, "7", ["p1"])
-            state.set_table_state(connection, name, WEIRD, Pending())
-            state.record_result(connection, name, "replay", {})
-        state.remove_subscription(connection, "a")
-        assert state.table_states(connection, "a") == {}
-        assert state.table_states(connection, "b") == {WEIRD: Pending()}
-        state.remove_subscription(connection, "b")
-        assert not state.is_installed(connection)
+            subscription_records.bind_subscription(connection, name, "7", ["p1"])
+            subscription_tables.set_table_state(connection, name, WEIRD, Pending())
+            recorded_results.record_result(connection, name, "replay", {})
+        subscription_records.remove_subscription(connection, "a")
+        assert subscription_tables.table_states(connection, "a") == {}
+        assert subscription_tables.table_states(connection, "b") == {WEIRD: Pending()}
+        subscription_records.remove_subscription(connection, "b")
+        assert not state_schema.is_installed(connection)

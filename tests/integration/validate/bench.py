@@ -15,8 +15,8 @@ from cdc_replay.compare.fence import ComparisonFence, open_fence
 from cdc_replay.model.table_state import Ready, TableState
 from cdc_replay.postgres.exported_snapshot import export_snapshot
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
+from cdc_replay.subscriber.target_tables import read_target_tables
 from cdc_replay.validate.run import ValidationRequest, validate_subscription
 from cdc_replay.validate.verdict import Verdict
 from fixtures.postgres import Database
@@ -69,11 +69,11 @@ class Bench:
         """A fence as after a replay up to it, or with the tables in another state `instead`."""
         with export_snapshot(self.publisher_dsn or self.publisher.dsn) as snapshot:
             with self.subscriber.connect() as connection:
-                state.install(connection)
-                state.remember_subscription(connection, subscription, "1", ["p"])
+                state_schema.install(connection)
+                subscription_records.bind_subscription(connection, subscription, "1", ["p"])
                 for synced in self.synced():
                     reached = instead or Ready(snapshot.consistent_point)
-                    state.set_table_state(connection, subscription, synced.table.name, reached)
+                    subscription_tables.set_table_state(connection, subscription, synced.table.name, reached)
             with open_fence(snapshot, self.subscriber_dsn or self.subscriber.dsn, subscription) as fence:
                 yield fence
 

@@ -12,4 +12,4 @@ from cdc_replay.changelog.storage import Location
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> PreparedTransactions:
-    return PreparedTransactions(Location.of(str(tmp_path)))
+    return PreparedTransactions(Location.parse(str(tmp_path)))

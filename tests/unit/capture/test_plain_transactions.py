@@ -255,8 +255,8 @@ def test_every_transaction_is_in_the_log_whole_once_and_in_its_place(
         raw(history.messages[start : start + size], history.lsns[start : start + size])
         for start in range(0, len(history.messages), size)
     ]
-    prepared = PreparedTransactions(Location.of(str(folder)))
-    prepared.forget(prepared.waiting())
+    prepared = PreparedTransactions(Location.parse(str(folder)))
+    prepared.remove(prepared.list_keys())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stretches, "SHORTEST", shortest)
         rows = assembled(prepared, *batches, after=Lsn(history.after))
@@ -309,7 +309,7 @@ def test_what_is_wrong_in_a_stretch_is_refused(
     """R1.2, R1.28: with the complaint that it gives anywhere."""
     messages = transactions(*MANY)
     messages[place] = message
-    prepared = PreparedTransactions(Location.of(str(folder)))
+    prepared = PreparedTransactions(Location.parse(str(folder)))
     described = [begin(10), RELATION, commit(10)]
     with pytest.raises(InvalidMessage, match=complaint):
         assembled(prepared, raw([*described, *messages]))

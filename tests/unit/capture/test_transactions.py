@@ -174,7 +174,7 @@ def test_a_prepared_transaction_counts_at_its_commit(
         ordinary = [begin_prepare(xid, end_lsn), RELATION, insert(str(xid)), prepare(xid, end_lsn)]
         stream = [*streamed(xid, RELATION, insert(str(xid))), prepare(xid, end_lsn, streamed=True)]
         assert rows_of(prepared, stream if is_streamed else ordinary, after=Lsn(end_lsn - 20)) == []
-    assert prepared.waiting() == (PreparedKey(8, Lsn(20)), PreparedKey(9, Lsn(40)))
+    assert prepared.list_keys() == (PreparedKey(8, Lsn(20)), PreparedKey(9, Lsn(40)))
 
     with TransactionAssembler(Lsn(40), prepared) as assembler:
         batch = raw([commit_prepared(9, 60, time=5), rollback_prepared(8, 20, 80)])
@@ -195,7 +195,7 @@ def test_a_prepared_transaction_without_changes_does_not_wait(prepared: Prepared
     """R9.4: b, P are sent for it all the same."""
     empty = [begin_prepare(8, 20), prepare(8, 20), *streamed(9), prepare(9, 40, streamed=True)]
     assert rows_of(prepared, [*empty, commit_prepared(8, 60), rollback_prepared(9, 40, 80)]) == []
-    assert prepared.waiting() == ()
+    assert prepared.list_keys() == ()
 
 
 def test_a_prepared_transaction_that_is_sent_again_is_kept_once(prepared: PreparedTransactions) -> None:

@@ -1,4 +1,4 @@
-"""A change log of a few well-formed messages, and what is needed to damage it.
+"""A change log of a few well-formed messages, and tools to damage it.
 
 log = SmallLog.create(tmp_path)
 log.pull(20, transaction(110), transaction(120))     # a commit that ends at 120
@@ -48,7 +48,7 @@ def insert(key: int) -> bytes:
     return b"I" + struct.pack(">IcHci", TABLE.id, b"N", 2, b"t", len(text)) + text + b"n"
 
 
-def rows_of(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: Any) -> pa.RecordBatch:
+def message_rows(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: Any) -> pa.RecordBatch:
     """A transaction of messages, each with its seq."""
     rows = []
     for seq, message in messages:
@@ -63,7 +63,7 @@ def rows_of(commit_lsn: int, messages: Sequence[tuple[int, bytes]], **changed: A
 
 
 def transaction(commit_lsn: int, messages: int = 2) -> pa.RecordBatch:
-    return rows_of(commit_lsn, [(seq, insert(commit_lsn + seq)) for seq in range(messages)])
+    return message_rows(commit_lsn, [(seq, insert(commit_lsn + seq)) for seq in range(messages)])
 
 
 @dataclass
@@ -87,15 +87,15 @@ class SmallLog:
         return segments
 
     def pulls(self, count: int, messages: int = 2) -> None:
-        """So many pulls of one transaction each."""
+        """That many pulls of one transaction each."""
         first = self.log.end_lsn.value + 10
         for end_lsn in range(first, first + 10 * count, 10):
             self.pull(end_lsn, transaction(end_lsn, messages))
 
     def prepare(self, end_lsn: int) -> Path:
-        """A transaction that waits for its outcome; its file."""
+        """Store a prepared transaction without outcome; its file."""
         key = PreparedKey(1, Lsn(end_lsn))
-        self.log.prepared.keep(key, [transaction(end_lsn)])
+        self.log.prepared.store(key, [transaction(end_lsn)])
         return Path(self.uri, "prepared", key.file_name)
 
     def reopened(self) -> ChangeLog:
@@ -105,7 +105,7 @@ class SmallLog:
         return verify_log(self.uri)
 
     def rows(self, window: Window = EVERYTHING) -> list[dict[str, Any]]:
-        """The rows of the log as it is now, in the order in which readers get them."""
+        """The rows of the log as it is now, in read order."""
         groups = self.reopened().segments(window)
         rows = [row for group in groups for row in read_row_group(group).to_pylist()]
         return [row for row in rows if Lsn(row["commit_lsn"]) in window]

@@ -1,4 +1,4 @@
-"""Compaction changes how many files hold the log, and nothing that is in it."""
+"""Compaction changes the number of files of the log, not its content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.changelog.compaction import Compacted, CompactionLimits, plan_merges
+from cdc_replay.changelog.compaction import CompactionLimits, CompactionResult, plan_merges
 from cdc_replay.changelog.metadata_tables import CatalogRow
 from cdc_replay.changelog.segment import Segment
 from cdc_replay.errors import ChangeLogConflict, ChangeLogDamaged
@@ -27,11 +27,11 @@ def small(tmp_path: Path) -> SmallLog:
     return small
 
 
-def test_rows_order_and_end_stay_as_they_are(small: SmallLog) -> None:
+def test_compaction_keeps_rows_order_and_end(small: SmallLog) -> None:
     small.pull(175)
     rows, before = small.rows(), small.verify()
-    done = small.log.compact(ALWAYS)
-    assert (done.removed, done.added) == (6, 1)
+    result = small.log.compact(ALWAYS)
+    assert (result.removed, result.added) == (6, 1)
     log = small.reopened()
     assert (log.start_lsn, log.end_lsn) == (Lsn(100), Lsn(175))
     assert small.rows() == rows
@@ -40,7 +40,7 @@ def test_rows_order_and_end_stay_as_they_are(small: SmallLog) -> None:
 
 
 def test_a_log_of_many_small_pulls_stays_small(tmp_path: Path) -> None:
-    """With ten as the number that is worth it, there are never more than that and what was merged before."""
+    """With `worthwhile` of ten, there are at most ten small segments besides merged ones."""
     small = SmallLog.create(tmp_path)
     for _ in range(6):
         small.pulls(10)
@@ -66,25 +66,25 @@ def test_only_small_neighbours_are_merged_within_the_limits(
     sizes: list[tuple[int, int]], limits: CompactionLimits
 ) -> None:
     given = [
-        Segment(f"{number}", size, rows, number, number) for number, (size, rows) in enumerate(sizes, start=1)
+        Segment(f"{value}", size, rows, value, value) for value, (size, rows) in enumerate(sizes, start=1)
     ]
     merges = plan_merges(given, limits)
     for merge in merges:
         first = given.index(merge[0])
         assert list(merge) == given[first : first + len(merge)]
         assert 2 <= len(merge) <= limits.merged_segments
-        assert all(one.size_bytes < limits.small_bytes for one in merge)
-        assert sum(one.size_bytes for one in merge) <= limits.merged_bytes
-    merged = [one for merge in merges for one in merge]
+        assert all(segment.size_bytes < limits.small_bytes for segment in merge)
+        assert sum(segment.size_bytes for segment in merge) <= limits.merged_bytes
+    merged = [segment for merge in merges for segment in merge]
     assert len(merged) == len(set(merged))
-    total = sum(one.size_bytes for merge in merges[:-1] for one in merge)
+    total = sum(segment.size_bytes for merge in merges[:-1] for segment in merge)
     assert not merges or total < limits.run_bytes
     assert not merges or sum(map(len, merges[:-1])) < limits.run_segments
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_limits_leave_the_rows_as_they_are(
+def test_compaction_keeps_the_rows_with_any_limits(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     small = SmallLog.create(tmp_path_factory.mktemp("log"))
@@ -104,21 +104,21 @@ def test_any_limits_leave_the_rows_as_they_are(
     small.verify()
 
 
-def test_few_small_segments_are_left_alone(small: SmallLog) -> None:
-    assert small.log.compact(CompactionLimits(worthwhile=7)) == Compacted()
-    assert small.log.compact() == Compacted()
+def test_few_small_segments_are_not_merged(small: SmallLog) -> None:
+    assert small.log.compact(CompactionLimits(worthwhile=7)) == CompactionResult()
+    assert small.log.compact() == CompactionResult()
 
 
 def test_a_merged_segment_has_row_groups_of_the_ordinary_size(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 5)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 5)
     small.log.compact(ALWAYS)
     groups = small.reopened().segments(Window(Lsn(100), Lsn(200)))
     assert [group.rows for group in groups] == [4, 4, 4]
 
 
-def test_a_reader_that_opened_the_log_before_still_finds_its_files(small: SmallLog) -> None:
+def test_a_reader_that_opened_the_log_before_a_compaction_finds_its_files(small: SmallLog) -> None:
     """For a day; then a later compaction deletes them."""
     reader = small.reopened()
     small.log.compact(ALWAYS)
@@ -133,7 +133,7 @@ def test_a_reader_that_opened_the_log_before_still_finds_its_files(small: SmallL
 
 
 @pytest.mark.parametrize(("point", "segments_left"), [("after_segment", 6), ("after_commit", 1)])
-def test_a_compaction_that_dies_leaves_the_log_as_it_was_or_merged(
+def test_a_killed_compaction_leaves_the_log_unchanged_or_merged(
     small: SmallLog, monkeypatch: pytest.MonkeyPatch, point: str, segments_left: int
 ) -> None:
     rows = small.rows()
@@ -149,8 +149,8 @@ def test_a_compaction_that_dies_leaves_the_log_as_it_was_or_merged(
     assert small.rows()[: len(rows)] == rows
 
 
-def test_a_capture_and_a_compaction_do_not_refuse_each_other(small: SmallLog) -> None:
-    """Each has opened the log before the other committed; a second capture is refused as ever."""
+def test_a_capture_and_a_compaction_do_not_conflict(small: SmallLog) -> None:
+    """Each has opened the log before the other committed; a second capture is still refused."""
     compaction, capture, other = (small.reopened() for _ in range(3))
     compaction.compact(ALWAYS)
     capture.commit(capture.write([transaction(170)]), Lsn(170))
@@ -159,12 +159,12 @@ def test_a_capture_and_a_compaction_do_not_refuse_each_other(small: SmallLog) ->
     compaction = small.reopened()
     capture.commit(capture.write([transaction(180)]), Lsn(180))
     compaction.compact(ALWAYS)
-    found = small.verify()
-    assert (found.to_lsn, found.transactions, found.segments) == (Lsn(180), 8, 2)
+    verified = small.verify()
+    assert (verified.to_lsn, verified.transactions, verified.segments) == (Lsn(180), 8, 2)
 
 
-def test_of_two_compactions_the_second_is_refused_and_leaves_nothing(small: SmallLog) -> None:
-    """Otherwise the rows were in the log twice."""
+def test_the_second_of_two_compactions_is_refused_and_leaves_no_file(small: SmallLog) -> None:
+    """Otherwise the log would contain the rows twice."""
     first, second = small.reopened(), small.reopened()
     rows = small.rows()
     first.compact(ALWAYS)
@@ -175,37 +175,37 @@ def test_of_two_compactions_the_second_is_refused_and_leaves_nothing(small: Smal
     assert small.rows() == rows
 
 
-def test_of_a_prune_and_a_compaction_the_second_is_refused(small: SmallLog) -> None:
-    """Otherwise pruned rows came back, or rows were pruned that the log says it has."""
+def test_the_second_of_a_prune_and_a_compaction_is_refused(small: SmallLog) -> None:
+    """Otherwise pruned rows would reappear, or rows after the start would be missing."""
     pruner, compaction = small.reopened(), small.reopened()
-    pruner.prune(pruner.prunable(Lsn(130)), keep_files=True)
+    pruner.prune(pruner.prunable_segments(Lsn(130)), keep_files=True)
     with pytest.raises(ChangeLogConflict):
         compaction.compact(ALWAYS)
     pruner, compaction = small.reopened(), small.reopened()
     compaction.compact(ALWAYS)
     with pytest.raises(ChangeLogConflict):
-        pruner.prune(pruner.prunable(Lsn(140)))
+        pruner.prune(pruner.prunable_segments(Lsn(140)))
     log = small.reopened()
     assert (log.start_lsn, log.summary(Window(Lsn(130), Lsn(160))).transactions) == (Lsn(130), 3)
     small.verify()
 
 
-def test_files_that_a_prune_deletes_under_a_compaction_are_no_damage(small: SmallLog) -> None:
+def test_files_pruned_during_a_compaction_are_a_conflict_not_damage(small: SmallLog) -> None:
     pruner, compaction = small.reopened(), small.reopened()
-    pruner.prune(pruner.prunable(Lsn(130)))
-    with pytest.raises(ChangeLogConflict, match="not there any more"):
+    pruner.prune(pruner.prunable_segments(Lsn(130)))
+    with pytest.raises(ChangeLogConflict, match="do not exist any more"):
         compaction.compact(ALWAYS)
     assert small.verify().from_lsn == Lsn(130)
 
 
 def test_a_pruned_log_keeps_its_start(small: SmallLog) -> None:
-    small.log.prune(small.log.prunable(Lsn(130)))
+    small.log.prune(small.log.prunable_segments(Lsn(130)))
     small.reopened().compact(ALWAYS)
-    found = small.verify()
-    assert (found.from_lsn, found.segments) == (Lsn(130), 1)
+    verified = small.verify()
+    assert (verified.from_lsn, verified.segments) == (Lsn(130), 1)
 
 
-def test_a_segment_that_cannot_be_read_is_not_merged_away(small: SmallLog) -> None:
+def test_an_unreadable_segment_is_not_merged(small: SmallLog) -> None:
     file = small.data_files()[2]
     content = bytearray(file.read_bytes())
     content[60] ^= 1
@@ -219,14 +219,14 @@ def test_a_segment_that_cannot_be_read_is_not_merged_away(small: SmallLog) -> No
     assert small.verify().segments == 6
 
 
-def test_side_tables_of_many_files_become_one(small: SmallLog) -> None:
+def test_metadata_tables_of_many_files_become_one_file(small: SmallLog) -> None:
     relations, catalogs = small.log.relations(), small.log.catalogs()
-    for number in range(1, 60):
-        small.log.add_catalogs([CatalogRow(Lsn(100 + number), Lsn(100 + number), f'{{"n": {number}}}')])
-        if number % 10 == 0:
+    for index in range(1, 60):
+        small.log.add_catalogs([CatalogRow(Lsn(100 + index), Lsn(100 + index), f'{{"n": {index}}}')])
+        if index % 10 == 0:
             # The catalog of a pull that died, read again.
-            small.log.add_catalogs([CatalogRow(Lsn(100 + number), Lsn(101 + number), "{}")])
-        small.log.add_relations({number: dataclasses.replace(TABLE, version=number)})
+            small.log.add_catalogs([CatalogRow(Lsn(100 + index), Lsn(101 + index), "{}")])
+        small.log.add_relations({index: dataclasses.replace(TABLE, version=index)})
     relations, catalogs = small.log.relations(), small.log.catalogs()
     assert len(relations) == len(catalogs) == 60
     reader = small.reopened()

@@ -1,4 +1,4 @@
-"""The change log on its own: atomic, one writer at a time, and damage is found."""
+"""The change log by itself: atomic, one writer at a time, damage is detected."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment of three row groups (of 10 rows) and one of one; the window is in the second group."""
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 10)
     append(log, 130, transaction(110, 10), transaction(120, 10), transaction(130, 10))
     append(log, 140, transaction(140))
     assert [group.rows for group in log.segments(EVERYTHING)] == [10, 10, 10, 1]
@@ -127,7 +127,7 @@ def test_a_window_reads_the_segments_and_row_groups_that_it_needs(
 def test_summary_and_commits_count_transactions_across_row_groups(
     log: ChangeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc_replay.changelog.row_groups.ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr("cdc_replay.changelog.segment.ROW_GROUP_ROWS", 2)
     rows = transaction(110, 5)
     append(log, 120, *(rows.slice(start, 1) for start in range(5)), transaction(120, 2))
     summary = log.summary(EVERYTHING)
@@ -136,14 +136,14 @@ def test_summary_and_commits_count_transactions_across_row_groups(
     assert log.summary(Window(Lsn(110), Lsn(120))).messages == 2
 
 
-def test_the_first_commit_of_a_window_is_found_without_reading_what_follows(log: ChangeLog, uri: str) -> None:
+def test_the_first_commit_of_a_window_is_read_without_later_row_groups(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110))
     append(log, 130, transaction(120), transaction(130))
     append(log, 140, transaction(140))
     (*_, last) = sorted(Path(uri, "changes").glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
     last.write_bytes(b"")  # reading it would fail
-    found = [log.first_commit(Window(Lsn(after), Lsn(140))) for after in (0, 110, 120)]
-    assert [commit and commit.commit_lsn for commit in found] == [Lsn(110), Lsn(120), Lsn(130)]
+    commits = [log.first_commit(Window(Lsn(after), Lsn(140))) for after in (0, 110, 120)]
+    assert [commit and commit.commit_lsn for commit in commits] == [Lsn(110), Lsn(120), Lsn(130)]
     assert log.first_commit(Window(Lsn(140), Lsn(150))) is None
 
 
@@ -156,7 +156,7 @@ def test_relations_are_kept_once_per_version(log: ChangeLog, uri: str) -> None:
     assert DeltaTable(f"{uri}/relations").version() == 1
 
 
-def test_of_two_catalogs_for_one_position_the_later_reading_counts(log: ChangeLog) -> None:
+def test_the_later_reading_of_two_catalogs_for_one_position_counts(log: ChangeLog) -> None:
     """The first was written by a pull that died before its commit."""
     for read_lsn, text in ((90, "died"), (95, "committed")):
         log.add_catalogs([CatalogRow(Lsn(0), Lsn(read_lsn), text)])
@@ -164,8 +164,8 @@ def test_of_two_catalogs_for_one_position_the_later_reading_counts(log: ChangeLo
     assert [version.text for version in log.catalogs()] == ["committed", "next"]
 
 
-def test_what_commands_changed_is_kept_by_position_and_transaction(log: ChangeLog, uri: str) -> None:
-    """R9.10: in the order in which all transactions see it; written again, it is there once."""
+def test_ddl_changes_are_stored_by_position_and_transaction(log: ChangeLog, uri: str) -> None:
+    """R9.10: in the order in which all transactions see them; repeated ones are stored once."""
     commands = [
         CatalogRow(Lsn(105), Lsn(120), "of a long one", Lsn(120)),
         CatalogRow(Lsn(107), Lsn(110), "of a short one", Lsn(110)),
@@ -177,24 +177,24 @@ def test_what_commands_changed_is_kept_by_position_and_transaction(log: ChangeLo
     assert ChangeLog.open(uri).catalogs()[1:] == (commands[1], commands[0])
 
 
-def test_definitions_behind_the_end_are_of_a_pull_that_died(log: ChangeLog, uri: str) -> None:
+def test_catalogs_after_the_end_are_dropped_as_those_of_a_dead_pull(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110))
-    kept = [
-        CatalogRow(Lsn(0), Lsn(115), "read behind the end, in force before"),
+    committed = [
+        CatalogRow(Lsn(0), Lsn(115), "read after the end, in force before"),
         CatalogRow(Lsn(105), Lsn(110), "command", Lsn(110)),
         CatalogRow(Lsn(110), Lsn(130), "in force from the end on"),
     ]
-    log.add_catalogs([*kept, CatalogRow(Lsn(108), Lsn(120), "command", Lsn(120))])
+    log.add_catalogs([*committed, CatalogRow(Lsn(108), Lsn(120), "command", Lsn(120))])
     log.add_catalogs([CatalogRow(Lsn(115), Lsn(115), "whole")])
 
-    assert log.drop_uncommitted_catalogs() == tuple(kept)
-    assert ChangeLog.open(uri).catalogs() == tuple(kept)
+    assert log.drop_uncommitted_catalogs() == tuple(committed)
+    assert ChangeLog.open(uri).catalogs() == tuple(committed)
     version = DeltaTable(f"{uri}/catalogs").version()
-    assert log.drop_uncommitted_catalogs() == tuple(kept)
+    assert log.drop_uncommitted_catalogs() == tuple(committed)
     assert DeltaTable(f"{uri}/catalogs").version() == version
 
 
-def test_any_delta_reader_can_read_it(log: ChangeLog, uri: str) -> None:
+def test_any_delta_reader_can_read_the_log(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110, 3))
     table = DeltaTable(f"{uri}/changes")
     assert table.transaction_version("slot") == 110
@@ -206,7 +206,7 @@ def data_file(log: ChangeLog) -> Path:
     return Path(group.uri)
 
 
-def test_a_missing_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
+def test_a_missing_segment_is_reported_before_it_is_read(log: ChangeLog) -> None:
     append(log, 110, transaction(110))
     file = data_file(log)
     file.unlink()
@@ -214,7 +214,7 @@ def test_a_missing_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
         log.segments(EVERYTHING)
 
 
-def test_a_truncated_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
+def test_a_truncated_segment_is_reported_before_it_is_read(log: ChangeLog) -> None:
     append(log, 110, transaction(110))
     file = data_file(log)
     file.write_bytes(file.read_bytes()[:-1])
@@ -223,7 +223,7 @@ def test_a_truncated_segment_is_found_before_it_is_read(log: ChangeLog) -> None:
     assert "bytes" in str(refused.value.detail)
 
 
-def test_a_flipped_bit_is_found_by_the_page_checksum(log: ChangeLog) -> None:
+def test_the_page_checksum_detects_a_flipped_bit(log: ChangeLog) -> None:
     """The error names the file and the row group."""
     append(log, 110, transaction(110))
     (group,) = log.segments(EVERYTHING)
@@ -236,7 +236,7 @@ def test_a_flipped_bit_is_found_by_the_page_checksum(log: ChangeLog) -> None:
     assert "Row group 0" in str(refused.value.detail)
 
 
-def test_a_damaged_commit_is_found_when_the_log_is_opened(log: ChangeLog, uri: str) -> None:
+def test_a_damaged_commit_is_reported_when_the_log_is_opened(log: ChangeLog, uri: str) -> None:
     append(log, 110, transaction(110))
     Path(uri, "changes", "_delta_log", f"{1:020}.json").write_text("{")
     with pytest.raises(ChangeLogDamaged, match="changes"):
@@ -248,7 +248,7 @@ def test_a_missing_log_is_named(uri: str) -> None:
         ChangeLog.open(uri)
 
 
-def test_a_delta_table_that_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_a_delta_table_that_is_no_change_log_is_refused(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "log" / "changes"), schema=pa.schema([("a", pa.int64())]))
     with pytest.raises(ChangeLogDamaged, match="not a change log"):
         ChangeLog.open(str(tmp_path / "log"))
@@ -273,29 +273,29 @@ def test_removing_a_log_leaves_other_files_of_its_folder(uri: str) -> None:
     assert [path.name for path in Path(uri).iterdir()] == ["notes.txt"]
 
 
-def test_prepared_transactions_wait_until_they_are_forgotten(log: ChangeLog, uri: str) -> None:
-    """R9.8: keyed by xid and the end of the prepare record; keeping one again changes nothing."""
+def test_prepared_transactions_are_stored_until_they_are_deleted(log: ChangeLog, uri: str) -> None:
+    """R9.8: keyed by xid and the end of the prepare record; storing one again changes nothing."""
     key = PreparedKey(7, Lsn(110))
-    assert not log.prepared.keep(PreparedKey(8, Lsn(105)), [])
+    assert not log.prepared.store(PreparedKey(8, Lsn(105)), [])
     for _ in range(2):
-        assert log.prepared.keep(key, [transaction(110, 3)])
-    assert ChangeLog.open(uri).prepared.waiting() == (key,)
+        assert log.prepared.store(key, [transaction(110, 3)])
+    assert ChangeLog.open(uri).prepared.list_keys() == (key,)
     (content,) = ChangeLog.open(uri).prepared.content(key)
     assert content.equals(transaction(110, 3))
-    log.prepared.forget([key, PreparedKey(9, Lsn(1))])
-    assert log.prepared.waiting() == ()
+    log.prepared.remove([key, PreparedKey(9, Lsn(1))])
+    assert log.prepared.list_keys() == ()
 
 
-def test_a_long_window_is_cut_at_the_ends_of_segments_and_always_at_the_same_ones(log: ChangeLog) -> None:
-    """Segments of 3 rows, cut after every 6 of the log, wherever the window begins."""
+def test_a_long_window_is_split_at_segment_ends_that_do_not_depend_on_its_start(log: ChangeLog) -> None:
+    """Segments of 3 rows, split after every 6 rows of the log, wherever the window begins."""
     for end in (110, 120, 130, 140, 150):
         append(log, end, transaction(end - 2), transaction(end, messages=2))
 
     def cuts(after: int, upto: int) -> list[int]:
-        found = [after]
-        while found[-1] < upto:
-            found.append(log.split_lsn(Window(Lsn(found[-1]), Lsn(upto)), 6).value)
-        return found[1:]
+        ends = [after]
+        while ends[-1] < upto:
+            ends.append(log.split_lsn(Window(Lsn(ends[-1]), Lsn(upto)), 6).value)
+        return ends[1:]
 
     assert cuts(100, 150) == [120, 140, 150]
     assert cuts(108, 150) == [120, 140, 150]
@@ -305,5 +305,5 @@ def test_a_long_window_is_cut_at_the_ends_of_segments_and_always_at_the_same_one
     assert log.split_lsn(Window(Lsn(100), Lsn(150)), 1) == Lsn(110)
 
 
-def test_an_empty_log_is_not_cut(log: ChangeLog) -> None:
+def test_an_empty_log_is_not_split(log: ChangeLog) -> None:
     assert log.split_lsn(Window(Lsn(100), Lsn(200)), 1) == Lsn(200)

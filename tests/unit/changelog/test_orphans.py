@@ -1,4 +1,4 @@
-"""What dead processes leave is removed, what others are writing is not."""
+"""Files of dead processes are deleted, files that others are writing are not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files(uri: str) -> set[str]:
 
 
 def leave(uri: str, name: str, *, hours: float = 0) -> str:
-    """A file that was last written so long ago."""
+    """Create a file that was last written that long ago."""
     path = Path(uri, name)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"PAR1")
@@ -52,7 +52,7 @@ def leave(uri: str, name: str, *, hours: float = 0) -> str:
     return name
 
 
-def test_what_a_dead_pull_left_goes_at_once(uri: str) -> None:
+def test_files_of_a_dead_pull_are_deleted_at_once(uri: str) -> None:
     before = files(uri)
     ChangeLog.open(uri).write([transaction(0x120)])
     leave(uri, f"changes/{PARTIAL}0-110-1.parquet")
@@ -62,8 +62,8 @@ def test_what_a_dead_pull_left_goes_at_once(uri: str) -> None:
     assert ChangeLog.open(uri).remove_orphans() == 0
 
 
-def test_what_somebody_may_be_writing_stays_for_a_day(uri: str) -> None:
-    """A compaction writes beside a capture, under the name of a pull that is in the log."""
+def test_files_that_may_be_in_use_stay_for_a_day(uri: str) -> None:
+    """A compaction writes at the same time as a capture, under the name of an earlier pull."""
     names = (
         "changes/0-100-1.parquet",
         f"changes/{PARTIAL}0-100-2.parquet",
@@ -72,21 +72,21 @@ def test_what_somebody_may_be_writing_stays_for_a_day(uri: str) -> None:
         f"catalogs/{PARTIAL}5.rows.parquet",
     )
     before = files(uri)
-    for hours, left in ((23, len(names)), (25, 0)):
+    for hours, remaining in ((23, len(names)), (25, 0)):
         for name in names:
             leave(uri, name, hours=hours)
-        assert ChangeLog.open(uri).remove_orphans() == len(names) - left
-        assert len(files(uri) - before) == left
+        assert ChangeLog.open(uri).remove_orphans() == len(names) - remaining
+        assert len(files(uri) - before) == remaining
     assert files(uri) == before
 
 
-def test_nothing_of_the_log_is_ever_an_orphan(uri: str) -> None:
-    """However old, and what a compaction took out and readers may still read is the log's too."""
+def test_files_of_the_log_are_never_orphans(uri: str) -> None:
+    """However old they are; so are the files that a compaction removed, which readers may still need."""
     log = ChangeLog.open(uri)
-    assert log.prepared.keep(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
+    assert log.prepared.store(PreparedKey(7, Lsn(0x118)), [transaction(0x118)])
     for segment in (log.write([transaction(0x120)]), log.write([transaction(0x130)])):
         log.commit(segment, Lsn(log.end_lsn.value + 0x10))
-    log.prune(log.prunable(Lsn(0x110)))
+    log.prune(log.prunable_segments(Lsn(0x110)))
     before = files(uri)
     for name in before:
         then = time.time() - 48 * 3600
@@ -95,10 +95,10 @@ def test_nothing_of_the_log_is_ever_an_orphan(uri: str) -> None:
     assert files(uri) == before
 
 
-def test_side_tables_that_lost_their_log_are_not_used_for_another(uri: str) -> None:
-    """Whose relations and catalogs they were is not known any more."""
+def test_metadata_tables_without_a_log_are_not_used_for_another_log(uri: str) -> None:
+    """It is unknown which log they belonged to."""
     shutil.rmtree(Path(uri, "changes"))
-    with pytest.raises(ChangeLogConflict, match="parts of a change log") as refused:
+    with pytest.raises(ChangeLogConflict, match="remains of a removed change log") as refused:
         ChangeLog.create(uri, HEADER)
     assert "relations" in str(refused.value.detail)
     assert ChangeLog.remove(uri)
@@ -106,7 +106,7 @@ def test_side_tables_that_lost_their_log_are_not_used_for_another(uri: str) -> N
     ChangeLog.create(uri, HEADER)
 
 
-def test_a_creation_that_died_after_the_side_tables_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_creation_that_died_after_the_metadata_tables_can_be_repeated(tmp_path: Path) -> None:
     uri = str(tmp_path / "log")
     ChangeLog.create(uri, HEADER)
     shutil.rmtree(Path(uri, "changes"))

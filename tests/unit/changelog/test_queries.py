@@ -1,4 +1,4 @@
-"""What a window of the log holds beside row changes, and where a relation version begins in it."""
+"""Queries for logical messages, and for the first change of a relation version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cdc_replay.changelog.queries import LoggedMessage
 from cdc_replay.model.lsn import Lsn, Window
-from unit.changelog.small_log import EVERYTHING, SmallLog, insert, rows_of, transaction
+from unit.changelog.small_log import EVERYTHING, SmallLog, insert, message_rows, transaction
 
 
 def logical(prefix: str, content: bytes, *, is_transactional: bool = True) -> bytes:
@@ -22,12 +22,12 @@ def log(tmp_path: Path) -> SmallLog:
     return SmallLog.create(tmp_path)
 
 
-def test_logical_messages_are_found_by_where_they_are_and_by_prefix(log: SmallLog) -> None:
-    """R9.13: one outside of a transaction tells nothing about a transaction."""
+def test_logical_messages_are_selected_by_window_and_prefix(log: SmallLog) -> None:
+    """R9.13: a non-transactional message belongs to no transaction."""
     other, outside = logical("other", b"x"), logical("mine", b"x", is_transactional=False)
     log.pull(110, transaction(110))
-    log.pull(120, rows_of(120, [(0, insert(1)), (1, logical("mine", b"one")), (2, other)]))
-    log.pull(130, rows_of(130, [(0, outside), (1, logical("mine", b"two"))]))
+    log.pull(120, message_rows(120, [(0, insert(1)), (1, logical("mine", b"one")), (2, other)]))
+    log.pull(130, message_rows(130, [(0, outside), (1, logical("mine", b"two"))]))
 
     summary = log.reopened().summary(EVERYTHING)
     assert summary.logical == Window(Lsn(119), Lsn(130))
@@ -55,19 +55,19 @@ def test_logical_messages_are_found_by_where_they_are_and_by_prefix(log: SmallLo
         (130, 150, {2}, 140),  # 140 has it not; 150 has
     ],
 )
-def test_a_window_is_as_long_as_it_has_no_change_of_a_version(
+def test_a_window_ends_before_the_first_change_of_a_version(
     log: SmallLog, after: int, upto: int, versions: set[int], expected: int
 ) -> None:
     """R9.10. Transactions are whole, also where one has both versions and lies in two row groups."""
-    log.pull(110, rows_of(110, [(0, insert(1))], relation_version=1))
+    log.pull(110, message_rows(110, [(0, insert(1))], relation_version=1))
     log.pull(
         130,
-        rows_of(120, [(0, insert(1))], relation_version=1),
-        rows_of(130, [(0, insert(1))], relation_version=1),
-        rows_of(130, [(1, insert(1))], relation_version=2),
+        message_rows(120, [(0, insert(1))], relation_version=1),
+        message_rows(130, [(0, insert(1))], relation_version=1),
+        message_rows(130, [(1, insert(1))], relation_version=2),
     )
-    log.pull(150, rows_of(140, [(0, insert(1))], relation_version=1))
-    log.pull(160, rows_of(150, [(0, insert(1))], relation_version=2))
+    log.pull(150, message_rows(140, [(0, insert(1))], relation_version=1))
+    log.pull(160, message_rows(150, [(0, insert(1))], relation_version=2))
 
     window = Window(Lsn(after), Lsn(upto))
 

@@ -1,4 +1,4 @@
-"""Segments: a file is whole or not there, and any message fits."""
+"""Segments: a file is complete or does not exist, and any message fits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def batch(commit_lsn: int, *messages: bytes) -> pa.RecordBatch:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Location:
-    return Location.of(str(tmp_path))
+    return Location.parse(str(tmp_path))
 
 
-def test_a_segment_has_its_name_when_all_of_it_is_there(folder: Location) -> None:
+def test_a_segment_gets_its_name_when_it_is_complete(folder: Location) -> None:
     with SegmentWriter(folder, "a.parquet") as writer:
         writer.write(batch(110, b"x"))
         assert "a.parquet" not in folder.names()
@@ -40,7 +40,7 @@ def test_a_segment_has_its_name_when_all_of_it_is_there(folder: Location) -> Non
     assert (writer.segment.rows, writer.segment.min_commit_lsn) == (1, 110)
 
 
-def test_a_segment_that_is_written_again_replaces_the_first_only_when_it_is_whole(folder: Location) -> None:
+def test_a_rewritten_segment_replaces_the_first_only_when_it_is_complete(folder: Location) -> None:
     with SegmentWriter(folder, "a.parquet") as writer:
         writer.write(batch(110, b"first"))
     with contextlib.suppress(RuntimeError), SegmentWriter(folder, "a.parquet") as writer:
@@ -57,7 +57,7 @@ def test_a_row_group_holds_a_message_of_hundreds_of_megabytes(folder: Location) 
     with SegmentWriter(folder, "a.parquet") as writer:
         writer.write(batch(110, small, giant, small))
     (group,) = plan_row_groups(folder / "a.parquet", EVERYTHING)
-    found = read_row_group(group)
-    assert found.num_rows == 3
-    assert [len(value.as_buffer()) for value in found["message"]] == [len(small), len(giant), len(small)]
-    assert found["message"][0].as_py() == small
+    row_group = read_row_group(group)
+    assert row_group.num_rows == 3
+    assert [len(value.as_buffer()) for value in row_group["message"]] == [len(small), len(giant), len(small)]
+    assert row_group["message"][0].as_py() == small

@@ -1,4 +1,4 @@
-"""Where logs may be, and files that are whole or not there."""
+"""Locations of logs, and atomic durable files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cdc_replay.errors import ChangeLogNotWritable, InvalidConfiguration
 
 @pytest.mark.parametrize("uri", ["{}", "file://{}"])
 def test_a_folder_is_given_by_its_path_or_as_a_file_uri(tmp_path: Path, uri: str) -> None:
-    place = Location.of(uri.format(tmp_path / "a log"))
-    assert (place.uri, place.path, place.is_local) == (str(tmp_path / "a log"),) * 2 + (True,)
-    assert (place / "changes").parent == place
-    assert (place / "changes").name == "changes"
-    assert place.storage_options == {}
+    location = Location.parse(uri.format(tmp_path / "a log"))
+    assert (location.uri, location.path, location.is_local) == (str(tmp_path / "a log"),) * 2 + (True,)
+    assert (location / "changes").parent == location
+    assert (location / "changes").name == "changes"
+    assert location.storage_options == {}
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/a/b/", "gs://bucket/a/b", "az://bucket/a/b"])
@@ -33,10 +33,10 @@ def test_an_object_store_is_given_by_bucket_and_path(uri: str, monkeypatch: pyte
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    place = Location.of(uri)
-    assert (place.uri, place.path, place.is_local) == (uri.rstrip("/"), "bucket/a/b", False)
-    assert type(place.filesystem).__name__ in {"S3FileSystem", "GcsFileSystem", "AzureFileSystem"}
-    assert "a2V5" not in repr(place)
+    location = Location.parse(uri)
+    assert (location.uri, location.path, location.is_local) == (uri.rstrip("/"), "bucket/a/b", False)
+    assert type(location.filesystem).__name__ in {"S3FileSystem", "GcsFileSystem", "AzureFileSystem"}
+    assert "a2V5" not in repr(location)
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def test_an_object_store_is_given_by_bucket_and_path(uri: str, monkeypatch: pyte
         "s3:///secret",
     ],
 )
-def test_a_uri_that_carries_more_than_a_place_is_refused_and_not_repeated(uri: str) -> None:
+def test_a_uri_with_more_than_bucket_and_path_is_refused_and_not_repeated(uri: str) -> None:
     with pytest.raises(InvalidConfiguration, match="cannot be used") as refused:
-        Location.of(uri)
+        Location.parse(uri)
     assert "secret" not in str(refused.value)
 
 
 def test_azure_needs_the_name_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(InvalidConfiguration, match="az://") as refused:
-        Location.of("az://container/a")
+        Location.parse("az://container/a")
     assert "AZURE_STORAGE_ACCOUNT_NAME" in str(refused.value.hint)
 
 
@@ -77,24 +77,22 @@ def test_a_store_without_encryption_is_used_only_where_the_environment_names_one
     assert Location("s3://bucket/a", None, "bucket/a").storage_options == expected
 
 
-def test_a_file_is_put_only_where_there_is_none_and_leaves_nothing_else(tmp_path: Path) -> None:
-    file = Location.of(str(tmp_path / "00.json"))
+def test_put_if_absent_writes_a_file_once_and_leaves_no_other_file(tmp_path: Path) -> None:
+    file = Location.parse(str(tmp_path / "00.json"))
     assert put_if_absent(file, b"first")
     assert not put_if_absent(file, b"second")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"00.json": b"first"}
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
-    file = Location.of(str(tmp_path / "00.json"))
+    file = Location.parse(str(tmp_path / "00.json"))
     for content in (b"first", b"second, which is longer", b"third"):
         replace(file, content)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"00.json": content}
 
 
 @pytest.mark.parametrize("broken", ["file", "folder"])
-def test_a_flush_that_fails_leaves_no_file_that_anybody_could_rely_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_a_failed_flush_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     fsync = os.fsync
 
     def failing(descriptor: int) -> None:
@@ -104,28 +102,28 @@ def test_a_flush_that_fails_leaves_no_file_that_anybody_could_rely_on(
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(ChangeLogNotWritable, match=str(tmp_path)), storage_write_errors(str(tmp_path)):
-        put_if_absent(Location.of(str(tmp_path / "00.json")), b"content")
+        put_if_absent(Location.parse(str(tmp_path / "00.json")), b"content")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_folder_above_a_new_one_is_flushed_whoever_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that a process made which was then killed may not be durable yet."""
+def test_all_parents_of_a_new_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that a killed process created may not be durable yet."""
     (tmp_path / "killed" / "meanwhile").mkdir(parents=True)
     flushed = set()
-    monkeypatch.setattr(os, "fsync", lambda one: flushed.add(Path(f"/proc/self/fd/{one}").readlink()))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: flushed.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+    )
     folder = tmp_path / "killed" / "meanwhile" / "changes" / "_delta_log"
-    make_folder(Location.of(str(folder)))
+    make_folder(Location.parse(str(folder)))
     assert folder.is_dir()
     assert flushed == set(folder.parents)
 
 
-def test_a_folder_that_cannot_be_changed_has_nothing_to_settle(
+def test_flush_errors_of_a_read_only_folder_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "fsync", refused)
-    sync_visible_files(Location.of(str(tmp_path)))
+    sync_visible_files(Location.parse(str(tmp_path)))

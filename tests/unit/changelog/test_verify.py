@@ -1,4 +1,4 @@
-"""`verify_log` finds every kind of damage, and names the file and the place in it."""
+"""`verify_log` detects every kind of damage, and names the file and the position in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.verify import verify_log
 from cdc_replay.errors import ChangeLogDamaged, ChangeLogMissing
 from cdc_replay.model.lsn import Lsn
-from unit.changelog.small_log import LOGICAL, TRUNCATE, SmallLog, insert, rows_of, transaction
+from unit.changelog.small_log import LOGICAL, TRUNCATE, SmallLog, insert, message_rows, transaction
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def small(tmp_path: Path) -> SmallLog:
 
 def fault(small: SmallLog, *words: str) -> None:
     """The log is damaged, and the error has these words."""
-    with pytest.raises(ChangeLogDamaged) as found:
+    with pytest.raises(ChangeLogDamaged) as error:
         small.verify()
-    text = str(found.value)
-    for each in words:
-        assert each in text, text
+    text = str(error.value)
+    for word in words:
+        assert word in text, text
 
 
 def test_a_sound_log_is_counted(small: SmallLog) -> None:
-    """A message outside of any transaction is no transaction (R9.13); a prepared one is counted apart."""
-    small.pull(160, rows_of(155, [(0, LOGICAL)], commit_time=None), rows_of(160, [(0, LOGICAL)]))
+    """A non-transactional message is no transaction (R9.13); a prepared one is counted separately."""
+    small.pull(160, message_rows(155, [(0, LOGICAL)], commit_time=None), message_rows(160, [(0, LOGICAL)]))
     small.prepare(158)
-    found = small.verify()
-    assert (found.from_lsn, found.to_lsn) == (Lsn(100), Lsn(160))
-    assert (found.segments, found.messages, found.transactions, found.prepared) == (3, 10, 5, 1)
-    assert found.bytes == sum(len(row["message"]) for row in small.rows())
+    verified = small.verify()
+    assert (verified.from_lsn, verified.to_lsn) == (Lsn(100), Lsn(160))
+    assert (verified.segments, verified.messages, verified.transactions, verified.prepared) == (3, 10, 5, 1)
+    assert verified.bytes == sum(len(row["message"]) for row in small.rows())
 
 
 def test_an_empty_log_is_sound(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def flippable(small: SmallLog, kind: str) -> Path:
     return next(Path(small.uri, kind).glob("*.parquet"))
 
 
-def error_of(small: SmallLog) -> ChangeLogDamaged | None:
+def verification_error(small: SmallLog) -> ChangeLogDamaged | None:
     try:
         small.verify()
     except ChangeLogDamaged as error:
@@ -97,26 +97,26 @@ def everything(small: SmallLog, file: Path) -> object:
 
 
 @pytest.mark.parametrize("kind", ["segment", "relations", "catalogs", "prepared"])
-def test_a_flipped_bit_of_a_data_file_is_found_if_it_matters(small: SmallLog, kind: str) -> None:
-    """In the values, by the checksums of their pages; elsewhere, unless readers get what was written."""
+def test_a_flipped_bit_of_a_data_file_is_reported_if_it_matters(small: SmallLog, kind: str) -> None:
+    """In values, by their page checksums; elsewhere, unless readers get the original rows."""
     file = flippable(small, kind)
     content = file.read_bytes()
     written = everything(small, file)
-    found = 0
+    reported = 0
     for position in range(0, len(content), 23):
         flip(file, position)
-        if (error := error_of(small)) is None:
+        if (error := verification_error(small)) is None:
             assert everything(small, file) == written, position
         else:
             assert file.name in str(error), position
-            found += 1
+            reported += 1
         file.write_bytes(content)
-    assert found > len(content) / 23 / 2
+    assert reported > len(content) / 23 / 2
     small.verify()
 
 
-def test_a_flipped_bit_of_a_commit_is_found_wherever_it_is(small: SmallLog) -> None:
-    """It is no commit any more, or does not match its seal, or has lost it."""
+def test_every_flipped_bit_of_a_commit_is_reported(small: SmallLog) -> None:
+    """The commit is invalid, does not match its seal, or has lost it."""
     file = small.commit_file(3)
     content = file.read_bytes()
     for position in range(0, len(content), 5):
@@ -128,7 +128,7 @@ def test_a_flipped_bit_of_a_commit_is_found_wherever_it_is(small: SmallLog) -> N
 
 
 @pytest.mark.parametrize("kind", ["checkpoint pointer", "checkpoint"])
-def test_a_damaged_checkpoint_is_found(small: SmallLog, kind: str) -> None:
+def test_a_damaged_checkpoint_is_reported(small: SmallLog, kind: str) -> None:
     file = flippable(small, kind)
     small.verify()
     content = file.read_bytes()
@@ -139,18 +139,18 @@ def test_a_damaged_checkpoint_is_found(small: SmallLog, kind: str) -> None:
     small.verify()
 
 
-def test_a_checkpoint_that_says_something_else_than_the_commits_is_found(small: SmallLog) -> None:
+def test_a_checkpoint_that_differs_from_the_commits_is_reported(small: SmallLog) -> None:
     """Readers start from it: they would miss a segment."""
     file = flippable(small, "checkpoint")
     rows = pq.read_table(file)
     lost = small.data_files()[0].name
     paths = [None if add is None else add["path"] for add in rows["add"].to_pylist()]
     pq.write_table(rows.filter(pa.array([path != lost for path in paths])), file)
-    fault(small, lost, "commits add up")
+    fault(small, lost, "does not match its commits")
 
 
-def test_a_changed_position_is_found(small: SmallLog) -> None:
-    """Nothing else would tell that the log ended at 150: the next capture would leave out what came after."""
+def test_a_changed_position_is_reported(small: SmallLog) -> None:
+    """Otherwise the log would seem to end at 150, and the next capture would skip changes."""
     file = small.commit_file(3)
     text = file.read_text()
     assert '"version":150' in text
@@ -159,14 +159,14 @@ def test_a_changed_position_is_found(small: SmallLog) -> None:
     fault(small, file.name, "seal")
 
 
-def test_a_commit_without_seal_among_sealed_ones_is_found(small: SmallLog) -> None:
+def test_a_commit_without_seal_after_a_sealed_one_is_reported(small: SmallLog) -> None:
     file = small.commit_file(2)
     file.write_bytes(without_seal(file.read_bytes())[0])
     fault(small, file.name, "no seal")
 
 
 @pytest.mark.parametrize("table", ["changes", "relations", "catalogs"])
-def test_a_missing_commit_is_found(small: SmallLog, table: str) -> None:
+def test_a_missing_commit_is_reported(small: SmallLog, table: str) -> None:
     small.log.add_catalogs([CatalogRow(Lsn(120), Lsn(121), "{}")])
     other = dataclasses.replace(small.log.relations()[-9], version=7)
     small.log.add_relations({7: other})
@@ -175,8 +175,8 @@ def test_a_missing_commit_is_found(small: SmallLog, table: str) -> None:
     fault(small, file.name, "missing")
 
 
-def test_commits_that_a_checkpoint_stands_for_may_go_but_no_others(small: SmallLog) -> None:
-    """As a reader's clean-up of old commits does: what is left is verified from the checkpoint on."""
+def test_only_commits_before_a_checkpoint_may_be_missing(small: SmallLog) -> None:
+    """As after a cleanup of old commits: the rest is verified from the checkpoint on."""
     small.pulls(105)
     whole = small.verify()
     (checkpoint,) = Path(small.uri, "changes", "_delta_log").glob("*.checkpoint.parquet")
@@ -192,13 +192,13 @@ def test_commits_that_a_checkpoint_stands_for_may_go_but_no_others(small: SmallL
     fault(small, file.name, "missing")
 
 
-def test_a_removed_segment_is_found(small: SmallLog) -> None:
+def test_a_removed_segment_is_reported(small: SmallLog) -> None:
     file = small.data_files()[0]
     file.unlink()
     fault(small, file.name)
 
 
-def test_a_truncated_segment_is_found(small: SmallLog) -> None:
+def test_a_truncated_segment_is_reported(small: SmallLog) -> None:
     file = small.data_files()[0]
     file.write_bytes(file.read_bytes()[:-1])
     fault(small, file.name, "bytes")
@@ -220,7 +220,7 @@ def shuffled(batch: pa.RecordBatch, *rows: int) -> pa.RecordBatch:
     ],
     ids=["swapped", "transactions swapped", "lost", "doubled", "lost at the start", "transaction doubled"],
 )
-def test_rows_out_of_place_are_found_behind_right_checksums(
+def test_misplaced_rows_with_valid_checksums_are_reported(
     small: SmallLog, batches: list[pa.RecordBatch], words: list[str]
 ) -> None:
     small.pull(200, *batches)
@@ -230,91 +230,94 @@ def test_rows_out_of_place_are_found_behind_right_checksums(
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (rows_of(160, [(0, insert(1)), (1, insert(2)[:-1])]), ["Row group 0", "row 1", "ends too early"]),
-        (rows_of(160, [(0, insert(1))], relation_version=4), ["row 0", "no known version 4"]),
-        (rows_of(160, [(0, insert(1)), (1, LOGICAL + b"x")]), ["Row group 0", "row 1"]),
-        (rows_of(160, [(0, TRUNCATE[:-1])]), ["row 0"]),
-        (rows_of(160, [(0, insert(1))], kind="M"), ["row 0", "kind"]),
-        (rows_of(160, [(0, insert(1))], xid=None), ["row 0", "no xid"]),
+        (
+            message_rows(160, [(0, insert(1)), (1, insert(2)[:-1])]),
+            ["Row group 0", "row 1", "ends too early"],
+        ),
+        (message_rows(160, [(0, insert(1))], relation_version=4), ["row 0", "no known version 4"]),
+        (message_rows(160, [(0, insert(1)), (1, LOGICAL + b"x")]), ["Row group 0", "row 1"]),
+        (message_rows(160, [(0, TRUNCATE[:-1])]), ["row 0"]),
+        (message_rows(160, [(0, insert(1))], kind="M"), ["row 0", "kind"]),
+        (message_rows(160, [(0, insert(1))], xid=None), ["row 0", "no xid"]),
     ],
     ids=["short", "relation version", "logical message", "truncate", "other kind", "null"],
 )
-def test_a_message_that_is_not_well_formed_is_named(
+def test_a_malformed_message_is_reported_with_its_row(
     small: SmallLog, rows: pa.RecordBatch, words: list[str]
 ) -> None:
     small.pull(200, rows)
     fault(small, small.data_files()[-1].name, *words)
 
 
-def test_a_segment_that_is_in_the_log_twice_is_found(small: SmallLog) -> None:
+def test_a_duplicate_segment_is_reported(small: SmallLog) -> None:
     """Under two names, in one pull."""
     segments = small.log.write([transaction(160)]) + small.log.write([transaction(160)])
     small.log.commit(segments, Lsn(160))
     fault(small, max(segment.name for segment in segments), "row 0", "message 1")
 
 
-def test_a_segment_outside_of_its_pull_is_found(small: SmallLog) -> None:
+def test_a_segment_outside_of_its_pull_is_reported(small: SmallLog) -> None:
     small.pull(160, transaction(145))
     fault(small, f"{4:020}.json", "0/91")
 
 
-def test_an_end_that_moves_back_is_found(small: SmallLog) -> None:
+def test_an_end_that_moves_back_is_reported(small: SmallLog) -> None:
     small.pull(149)
     fault(small, f"{4:020}.json", "back")
 
 
 @pytest.mark.parametrize(("rows", "first", "last"), [(4, 151, 170), (4, 160, 190), (3, 160, 170)])
-def test_statistics_that_are_not_the_content_are_found(
+def test_statistics_that_differ_from_the_content_are_reported(
     small: SmallLog, rows: int, first: int, last: int
 ) -> None:
     (segment,) = small.log.write([transaction(160), transaction(170)])
     wrong = dataclasses.replace(segment, rows=rows, min_commit_lsn=first, max_commit_lsn=last)
     small.log.commit([wrong], Lsn(200))
-    fault(small, segment.name, "committed")
+    fault(small, segment.name, "expected")
 
 
-def test_a_log_without_the_catalog_of_its_beginning_is_found(tmp_path: Path) -> None:
+def test_a_log_without_the_catalog_of_its_start_is_reported(tmp_path: Path) -> None:
     small = SmallLog.create(tmp_path)
     small.pull(110, transaction(110))
     for file in Path(small.uri, "catalogs", "_delta_log").iterdir():
         if not file.name.startswith(f"{0:020}"):
             file.unlink()
-    fault(small, "lacks the catalog")
+    fault(small, "is missing the catalog")
     small.reopened().add_catalogs([CatalogRow(Lsn(105), Lsn(106), "{}")])
     fault(small, "0/69")
 
 
-def test_what_waits_of_a_second_peek_is_verified_too(small: SmallLog) -> None:
+def test_prepared_truncates_of_partitioned_tables_are_verified(small: SmallLog) -> None:
     """R2.14: the TRUNCATEs of partitioned tables in prepared transactions."""
     waiting = small.log.prepared_roots("some_publication")
-    waiting.keep(PreparedKey(1, Lsn(140)), [rows_of(140, [(0, TRUNCATE)])])
+    waiting.store(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE)])])
     assert small.verify().prepared == 0
-    waiting.keep(PreparedKey(1, Lsn(140)), [rows_of(140, [(0, TRUNCATE + b"x")])])
+    waiting.store(PreparedKey(1, Lsn(140)), [message_rows(140, [(0, TRUNCATE + b"x")])])
     fault(small, "some_publication", "row 0")
 
 
-def test_what_a_dead_pull_has_left_is_no_damage(small: SmallLog) -> None:
-    """A part of a segment that nothing names, and of a prepared transaction beyond the log's end."""
+def test_files_of_a_dead_pull_are_no_damage(small: SmallLog) -> None:
+    """A part of a segment that no commit names, and of a prepared transaction after the log's end."""
     small.log.write([transaction(160)])
     small.prepare(170).write_bytes(b"PAR1")
     assert small.verify().prepared == 0
 
 
-def test_a_file_among_the_prepared_ones_that_is_none_is_named(small: SmallLog) -> None:
+def test_an_unknown_file_among_prepared_transactions_is_reported(small: SmallLog) -> None:
     small.prepare(130)
     Path(small.uri, "prepared", "notes.txt").write_text("mine")
     fault(small, "prepared", "notes")
 
 
-def test_segments_that_are_pruned_meanwhile_are_left_out(small: SmallLog) -> None:
+def test_segments_pruned_during_verification_are_skipped(small: SmallLog) -> None:
     small.pulls(40)
     pruned: list[int] = []
 
     def prune(_done: int, _total: int) -> None:
         if not pruned:
             log = small.reopened()
-            pruned.append(log.prune(log.prunable(log.end_lsn)))
+            pruned.append(log.prune(log.prunable_segments(log.end_lsn)))
 
-    found = verify_log(small.uri, progress=prune)
+    verified = verify_log(small.uri, progress=prune)
     assert pruned == [42]
-    assert 1 <= found.segments < 42
+    assert 1 <= verified.segments < 42

@@ -137,7 +137,7 @@ WHOLE: Final = written(STREAM)
 def captured(rows: Sequence[Row], cuts: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """The rows of the log that capture makes of a stream that arrives in pieces."""
     found: list[dict[str, Any]] = []
-    with TransactionAssembler(ZERO, PreparedTransactions(Location.of(str(folder)))) as assembler:
+    with TransactionAssembler(ZERO, PreparedTransactions(Location.parse(str(folder)))) as assembler:
         for begin, end in itertools.pairwise([0, *cuts, len(rows)]):
             for batch in assembler.feed(raw(rows[begin:end])):
                 batch.validate(full=True)

@@ -1,4 +1,4 @@
-"""Answers of servers: one that hangs costs one caller a while, and what was known stays known."""
+"""A hanging server delays one caller only, and its last answer stays available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 60
 
 
 class Server:
-    """Says what it is told to; hangs until it is let go."""
+    """Answers as it is set; hangs until it is released."""
 
     def __init__(self) -> None:
         self.says: str | Exception = "first"
@@ -52,7 +52,9 @@ def answer(answers: Answers[str], server: Server) -> Answer[str]:
     return answers.ask({"server": server.ask})["server"]
 
 
-def test_a_value_stays_known_with_its_age_while_the_server_is_down(server: Server, stack: ExitStack) -> None:
+def test_the_last_value_is_returned_with_its_age_while_the_server_is_down(
+    server: Server, stack: ExitStack
+) -> None:
     answers = stack.enter_context(Answers[str](LONG))
     assert answer(answers, server).value == "first"
     server.says = ServerUnavailable("gone")
@@ -67,57 +69,57 @@ def test_a_value_stays_known_with_its_age_while_the_server_is_down(server: Serve
 
 def test_a_server_that_never_answered_has_an_error_and_no_age(server: Server, stack: ExitStack) -> None:
     server.says = ServerUnavailable("gone")
-    found = answer(stack.enter_context(Answers[str](LONG)), server)
-    assert (found.value, found.seconds_old, str(found.error)) == (None, None, "gone")
+    late = answer(stack.enter_context(Answers[str](LONG)), server)
+    assert (late.value, late.seconds_old, str(late.error)) == (None, None, "gone")
 
 
-def test_a_hanging_server_is_asked_once_and_keeps_its_last_value(server: Server, stack: ExitStack) -> None:
+def test_a_hanging_server_is_queried_once_and_keeps_its_last_value(server: Server, stack: ExitStack) -> None:
     answers = stack.enter_context(Answers[str](SHORT))
     other = Server()
     assert answer(answers, server).value == "first"
     server.hangs = True
     for _ in range(3):
-        told = answers.ask({"server": server.ask, "other": other.ask})
-        assert (told["server"].value, told["other"].value) == ("first", "first")
-        assert "no answer within" in str(told["server"].error)
-        assert told["other"].error is None
+        answers_by_server = answers.ask({"server": server.ask, "other": other.ask})
+        assert (answers_by_server["server"].value, answers_by_server["other"].value) == ("first", "first")
+        assert "no answer within" in str(answers_by_server["server"].error)
+        assert answers_by_server["other"].error is None
     assert (server.asked, other.asked) == (2, 3)
 
 
-def test_while_one_caller_waits_the_others_get_what_is_known(server: Server, stack: ExitStack) -> None:
-    """The wait is so long that the test would not end if the second caller waited too."""
+def test_other_callers_get_the_last_value_while_one_waits(server: Server, stack: ExitStack) -> None:
+    """The test would time out if the second caller waited too."""
     answers = stack.enter_context(Answers[str](LONG))
     assert answer(answers, server).value == "first"
     server.hangs, server.says = True, "second"
     server.reached.clear()
-    told: list[Answer[str]] = []
-    first = threading.Thread(target=lambda: told.append(answer(answers, server)))
+    received: list[Answer[str]] = []
+    first = threading.Thread(target=lambda: received.append(answer(answers, server)))
     first.start()
     assert server.reached.wait(LONG)
     assert answer(answers, server).value == "first"
     assert first.is_alive()
     server.let_go.set()
     first.join()
-    assert told[0].value == "second"
+    assert received[0].value == "second"
 
 
-def test_an_answer_that_comes_late_is_there_for_a_later_caller(server: Server, stack: ExitStack) -> None:
+def test_a_late_answer_is_returned_to_a_later_caller(server: Server, stack: ExitStack) -> None:
     answers = stack.enter_context(Answers[str](SHORT, fresh_seconds=LONG))
     server.hangs = True
     assert answer(answers, server).value is None
     server.let_go.set()
-    while (found := answer(answers, server)).value is None:
-        assert found.error is not None
-    assert (found.value, found.error, server.asked) == ("first", None, 1)
+    while (answer_now := answer(answers, server)).value is None:
+        assert answer_now.error is not None
+    assert (answer_now.value, answer_now.error, server.asked) == ("first", None, 1)
 
 
-def test_a_fresh_answer_is_not_asked_for_again(server: Server, stack: ExitStack) -> None:
+def test_a_fresh_answer_is_reused(server: Server, stack: ExitStack) -> None:
     answers = stack.enter_context(Answers[str](LONG, fresh_seconds=LONG))
     assert answer(answers, server) != answer(answers, server)  # by its age
     assert server.asked == 1
 
 
-def test_a_mistake_of_the_program_is_no_answer(server: Server, stack: ExitStack) -> None:
+def test_a_programming_error_is_raised_not_reported_as_an_answer(server: Server, stack: ExitStack) -> None:
     server.says = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         answer(stack.enter_context(Answers[str](LONG)), server)

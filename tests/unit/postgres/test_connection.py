@@ -1,4 +1,4 @@
-"""A DSN that libpq reads in another way than it is meant is refused before anything of it can be shown."""
+"""A DSN that libpq may parse in another way than meant is refused before any part of it is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cdc_replay.postgres.connection import connect
         "u:hunter2/db",
     ],
 )
-def test_what_may_be_a_part_of_the_password_is_not_looked_up(
+def test_a_host_that_may_be_part_of_the_password_is_not_resolved(
     location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_A", f"postgres://{location}")
@@ -44,7 +44,7 @@ def test_what_may_be_a_part_of_the_password_is_not_looked_up(
         "host=/nowhere/a@b user=u@tenant password=p@w",
     ],
 )
-def test_a_dsn_that_means_what_it_says_is_used(dsn: str) -> None:
+def test_an_unambiguous_dsn_is_used(dsn: str) -> None:
     with pytest.raises(ServerUnavailable):
         connect(dsn, purpose="test")
 

@@ -1,4 +1,4 @@
-"""A copy with a rate moves no more than that, on the average since it began."""
+"""A copy with a rate limit stays below it on average."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pace(clock: Clock, rate: float) -> RateLimiter:
     return RateLimiter(rate, clock=lambda: clock.now, wait=clock.wait)
 
 
-def test_sender_that_is_too_fast_waits_for_the_rest_of_the_time() -> None:
+def test_a_sender_above_the_rate_waits_for_the_difference() -> None:
     clock = Clock()
     send = pace(clock, 100.0)
     send(50)
@@ -33,7 +33,7 @@ def test_sender_that_is_too_fast_waits_for_the_rest_of_the_time() -> None:
     assert clock.now == 2.0
 
 
-def test_sender_that_is_slower_than_the_rate_never_waits() -> None:
+def test_a_sender_below_the_rate_never_waits() -> None:
     clock = Clock()
     send = pace(clock, 100.0)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Timeouts in a DSN: added in the form that it has, and never instead of what it says itself."""
+"""Timeouts are added to a DSN in its own form, and never override its own settings."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TIMEOUTS = SessionTimeouts(
         "postgresql://host/db?options=-c%20lock_timeout%3D1",
     ],
 )
-def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
-    before, after = conninfo_to_dict(dsn), conninfo_to_dict(TIMEOUTS.added_to(dsn))
+def test_settings_in_the_dsn_take_precedence(dsn: str) -> None:
+    before, after = conninfo_to_dict(dsn), conninfo_to_dict(TIMEOUTS.add_to(dsn))
     options = str(after.pop("options"))
     own = str(before.pop("options", ""))
     assert options.startswith(own)
@@ -41,9 +41,9 @@ def test_what_a_dsn_says_itself_stays(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://[", "nonsense", "host='"])
-def test_a_dsn_that_is_none_is_left_to_who_connects(dsn: str) -> None:
-    assert TIMEOUTS.added_to(dsn) == dsn
+def test_an_unreadable_dsn_is_returned_unchanged(dsn: str) -> None:
+    assert TIMEOUTS.add_to(dsn) == dsn
 
 
 def test_defaults_are_not_repeated() -> None:
-    assert SessionTimeouts().added_to("postgresql://host/db") == "postgresql://host/db"
+    assert SessionTimeouts().add_to("postgresql://host/db") == "postgresql://host/db"

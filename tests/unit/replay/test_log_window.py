@@ -15,7 +15,7 @@ from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.publication import Table
 from cdc_replay.replay.log_window import definitions
 from fixtures.catalogs import catalog, table
-from unit.changelog.small_log import TABLE, TRUNCATE, SmallLog, insert, rows_of
+from unit.changelog.small_log import TABLE, TRUNCATE, SmallLog, insert, message_rows
 
 WINDOW = Window(Lsn(100), Lsn(200))
 
@@ -62,8 +62,8 @@ def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallL
         whole(0, table(TABLE.id, "s.t", "id a")),
         *(command(at, at + 2, f"id a c{at}") for at in (110, 120, 130, 140)),
     ])  # fmt: skip
-    small.pull(119, rows_of(119, [(0, insert(1))], lsn=115))
-    small.pull(160, rows_of(160, [(0, insert(1)), (1, insert(2))], lsn=135))
+    small.pull(119, message_rows(119, [(0, insert(1))], lsn=115))
+    small.pull(160, message_rows(160, [(0, insert(1)), (1, insert(2))], lsn=135))
 
     # Each command gives a version for its own transaction, and one for all.
     assert used(small) == [(2, ("id", "a"), ["id", "a", "c110"]), (6, ("id", "a"), ["id", "a", "c130"])]
@@ -73,8 +73,8 @@ def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallL
 
 def test_a_transaction_has_its_own(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id a")), command(110, 150, "id a own")])
-    small.pull(140, rows_of(140, [(0, insert(1))], lsn=115))
-    small.pull(150, rows_of(150, [(0, insert(1))], lsn=115))
+    small.pull(140, message_rows(140, [(0, insert(1))], lsn=115))
+    small.pull(150, message_rows(150, [(0, insert(1))], lsn=115))
 
     assert used(small) == [(0, ("id", "a"), ["id", "a"]), (1, ("id", "a"), ["id", "a", "own"])]
 
@@ -82,8 +82,8 @@ def test_a_transaction_has_its_own(small: SmallLog) -> None:
 def test_a_truncate_has_the_columns_that_its_catalog_knows(small: SmallLog) -> None:
     """R1.1: T has no shape. Where a row change is under the same catalog, its shape serves."""
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id")), command(120, 130, "id a")])
-    small.pull(110, rows_of(110, [(0, TRUNCATE)]))
-    small.pull(140, rows_of(140, [(0, insert(1)), (1, TRUNCATE)]))
+    small.pull(110, message_rows(110, [(0, TRUNCATE)]))
+    small.pull(140, message_rows(140, [(0, insert(1)), (1, TRUNCATE)]))
 
     assert used(small) == [(0, ("id",), ["id"]), (2, ("id", "a"), ["id", "a"])]
 
@@ -92,7 +92,7 @@ def test_rows_of_a_table_that_was_dropped_before_the_catalog_was_read(small: Sma
     """R9.11: without event triggers the catalog that lacks the table is in force for them."""
     older = [whole(0, table(TABLE.id, "s.t", "id a")), whole(105, table(TABLE.id, "s.t", "id a b"))]
     small.log.add_catalogs([*older, whole(108, read_lsn=150)])
-    small.pull(120, rows_of(120, [(0, insert(1)), (1, TRUNCATE)]))
+    small.pull(120, message_rows(120, [(0, insert(1)), (1, TRUNCATE)]))
 
     for after in (100, 119):
         assert used(small, Window(Lsn(after), Lsn(200))) == [(2, ("id", "a"), ["id", "a", "b"])]
@@ -101,14 +101,14 @@ def test_rows_of_a_table_that_was_dropped_before_the_catalog_was_read(small: Sma
 def test_rows_of_create_table_as_come_before_its_message(small: SmallLog) -> None:
     """R9.10: they are in the transaction that makes the table, so nobody can have dropped it before."""
     small.log.add_catalogs([whole(0), command(112, 118, "id a"), command(130, 135, None)])
-    small.pull(118, rows_of(118, [(0, insert(1))], lsn=111))
+    small.pull(118, message_rows(118, [(0, insert(1))], lsn=111))
 
     assert used(small) == [(0, ("id", "a"), ["id", "a"])]
 
 
 def test_a_table_that_no_catalog_knows_is_not_made_up(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0)])
-    small.pull(120, rows_of(120, [(0, insert(1)), (1, TRUNCATE)]))
+    small.pull(120, message_rows(120, [(0, insert(1)), (1, TRUNCATE)]))
 
     assert used(small) == [(0, ("id", "a"), [])]
 

@@ -10,8 +10,8 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Pending
 from cdc_replay.snapshot.copy_chunk import ChunkCopy, TableCopy
 from cdc_replay.snapshot.copy_tables import TASK_BYTES, TASK_CHUNKS, tasks
-from cdc_replay.subscriber.owners import Acting, Rights
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.owners import ActingRole, Rights
+from cdc_replay.subscriber.target_tables import TargetTable
 
 TARGET = TargetTable(
     QualifiedName("public", "t"),
@@ -24,7 +24,7 @@ TARGET = TargetTable(
     columns=(),
     identity=(),
     identity_index=None,
-    acting=Acting("postgres", Rights.OWN),
+    acting=ActingRole("postgres", Rights.OWN),
 )
 TABLE = TableCopy(("id",), Pending(), TARGET)
 

@@ -1,8 +1,8 @@
-"""The commits of a Delta table as text: what `table` writes and `commits` reads.
+"""The commits of a Delta table as text, which `table` writes and `commits` reads.
 
-A commit is one JSON object per line, as the Delta protocol describes them: `commitInfo`, then the actions
-`protocol` and `metaData` (creation, properties), `txn` (positions), `remove` and `add` (files). The tables
-need nothing beyond version 1 of readers and 2 of writers: no features, no partitions, no deletion vectors.
+A commit is one JSON object per line, as in the Delta protocol: `commitInfo`, then the actions `protocol` and
+`metaData` (creation, properties), `txn` (positions), `remove` and `add` (files). The tables need only reader
+version 1 and writer version 2: no features, no partitions, no deletion vectors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 @dataclass(frozen=True, slots=True)
 class AppTransaction:
-    """The application transaction of a commit: who moved the table, and to which position."""
+    """The application transaction of a commit (Delta's `txn`): an application and its new position."""
 
     application: str
     value: int
@@ -35,7 +35,7 @@ class AppTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TableProperties:
-    """What a table is beside its files; `schema` is Delta's JSON, `created_time` milliseconds since 1970."""
+    """A table's metadata; `schema` is Delta's JSON, `created_time` is milliseconds since 1970."""
 
     id: str
     schema: str
@@ -45,9 +45,9 @@ class TableProperties:
 
 @dataclass(frozen=True, slots=True)
 class DeltaCommit:
-    """What a commit is to do. `operation` is its name in the table's history.
+    """A commit to write; `operation` is its name in the table's history.
 
-    Without `is_data_change` the table's rows stay as they are, for those who follow it.
+    Without `is_data_change` the commit does not change the table's rows.
     """
 
     operation: str
@@ -59,7 +59,7 @@ class DeltaCommit:
 
     @property
     def removed_names(self) -> tuple[str, ...]:
-        """The names of the files that it takes out of the table."""
+        """The names of the files that it removes from the table."""
         return tuple(segment.name for segment in self.removed)
 
     @property
@@ -68,17 +68,17 @@ class DeltaCommit:
         return {} if self.position is None else {self.position.application: self.position.value}
 
     def clashes_with(self, other: Commit) -> str | None:
-        """What both are about; None if this change still means the same after `other`."""
+        """What both commits change; None if this one is still valid after `other`."""
         if moved := self.positions.keys() & other.positions.keys():
             return f"the position of {', '.join(sorted(moved))}"
-        if gone := set(self.removed_names) & set(other.removed):
-            return f"the files {', '.join(sorted(gone))}"
+        if both_removed := set(self.removed_names) & set(other.removed):
+            return f"the files {', '.join(sorted(both_removed))}"
         if self.properties is not None and other.configuration:
             return "the properties"
         return None
 
     def to_json(self) -> bytes:
-        """The content of its file; no two are equal."""
+        """The content of its file, which is unique."""
         lines = (json.dumps(action, separators=(",", ":")) for action in self._actions())
         return with_seal("\n".join(lines).encode())
 

@@ -1,16 +1,15 @@
-"""Checkpoints: the state of a table in one file, so that a reader need not go through all of its commits.
+"""Checkpoints: the state of a table in one file, so that readers need not replay all of its commits.
 
 Readers find the newest by `_last_checkpoint`, or by listing the folder. So a checkpoint must be whole as soon
-as its name is there; and a commit may only go when the checkpoint that stands for it will stay. The library
-writes checkpoints without flushing them. On a local folder it therefore does so in a scratch folder, and what
-it wrote is put into place from here; in an object store, where a file is whole or not there, it writes them
-in place.
+as its name exists, and a commit may be deleted only once the checkpoint that replaces it is durable. The
+library does not flush checkpoints. On a local folder it therefore writes to a scratch folder, from which they
+are copied durably; in an object store, where writes are atomic, it writes them in place.
 
 | power is lost after                | a reader starts from                                         |
 |------------------------------------|--------------------------------------------------------------|
-| the checkpoint is durable          | the one before, or this one if it lists the folder           |
+| the checkpoint is durable          | the previous one, or this one if it lists the folder         |
 | `_last_checkpoint` is durable      | this one                                                     |
-| old commits and checkpoints go     | this one; those that come back are older, so nobody cares    |
+| old commits and checkpoints go     | this one; reappearing files are older, so they are ignored   |
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from cdc_replay.changelog.storage import Location, delete_files, replace, sync_f
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY: Final = 100
-"""How many commits a reader goes through at most, unless a checkpoint could not be written."""
+"""How many commits a reader replays at most, unless a checkpoint could not be written."""
 
 KEPT_COMMITS: Final = 1_000
-"""So many commits stay at least as files of their own: a reader may have started from an older checkpoint."""
+"""How many commit files are kept at least: a reader may have started from an older checkpoint."""
 
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 def last_checkpoint(folder: Location) -> int:
-    """The version that a `_delta_log` points to as its newest checkpoint; 0 if it points to none."""
+    """The version of the newest checkpoint to which a `_delta_log` points; 0 if there is none."""
     try:
         return int(json.loads((folder / LAST_CHECKPOINT).read())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -46,15 +45,15 @@ def last_checkpoint(folder: Location) -> int:
 
 
 def write_checkpoint(location: Location, table: DeltaTable) -> int:
-    """Make a checkpoint of the table's version, durably, and delete the commits that are long behind it.
+    """Write a checkpoint of the table's version, durably, and delete much older commits.
 
     Returns the version.
 
     Raises:
-        OSError, DeltaError: if that fails; the table is as good as before.
+        OSError, DeltaError: if that fails; the table is unchanged.
     """
     version = int(table.version())
-    folder = LogFolder.of(location)
+    folder = LogFolder.read(location)
     if location.is_local:
         _write_in_order(folder, version)
     else:
@@ -64,8 +63,8 @@ def write_checkpoint(location: Location, table: DeltaTable) -> int:
 
 
 def _write_in_order(folder: LogFolder, version: int) -> None:
-    base = max((one for one in folder.checkpoints if one <= version), default=-1)
-    sources = [folder.commit_file(one) for one in range(base + 1, version + 1)]
+    base = max((checkpoint for checkpoint in folder.checkpoints if checkpoint <= version), default=-1)
+    sources = [folder.commit_file(commit) for commit in range(base + 1, version + 1)]
     if base >= 0:
         sources.append(folder.location / _checkpoint_name(base))
     with tempfile.TemporaryDirectory(prefix="cdc_replay_checkpoint_") as scratch:
@@ -74,15 +73,16 @@ def _write_in_order(folder: LogFolder, version: int) -> None:
         for source in sources:
             (copies / source.name).write_bytes(source.read())
         DeltaTable(scratch).create_checkpoint()
-        # The pointer after what it points to.
+        # The checkpoint first, then the pointer to it.
         for name in (_checkpoint_name(version), LAST_CHECKPOINT):
             replace(folder.location / name, (copies / name).read_bytes())
 
 
 def _delete_old(folder: LogFolder, version: int) -> None:
-    base = max((one for one in folder.checkpoints if one <= version - KEPT_COMMITS), default=0)
-    old_commits = [folder.commit_file(one).name for one in folder.commits if one < base]
-    old_checkpoints = [_checkpoint_name(one) for one in folder.checkpoints if one < base]
+    limit = version - KEPT_COMMITS
+    base = max((checkpoint for checkpoint in folder.checkpoints if checkpoint <= limit), default=0)
+    old_commits = [folder.commit_file(commit).name for commit in folder.commits if commit < base]
+    old_checkpoints = [_checkpoint_name(checkpoint) for checkpoint in folder.checkpoints if checkpoint < base]
     if delete_files(folder.location, [*old_commits, *old_checkpoints]):
         sync_folder(folder.location)
 

@@ -1,12 +1,11 @@
-"""The commits of a table as they lie in `_delta_log`: what each one says, and the seal that proves it.
+"""The commit files of a table's `_delta_log`: their content, and the seal that proves it.
 
-A data file is proven by the checksums of its pages. A commit has none of its own, so each carries a digest of
-its content, without which a damaged position could make the log look longer or shorter than it is. Other
-tools, and readers, take it for a remark.
+Data files have page checksums. A commit file has none, so each contains a digest of its content; otherwise a
+damaged position could make the log look longer or shorter than it is. Other tools and readers ignore it.
 
-    00000000000000000007.json              one JSON object per line: commitInfo, then the actions
-    00000000000000000100.checkpoint.parquet   the state after commit 100, in place of all commits up to it
-    _last_checkpoint                       where readers look for the newest checkpoint
+    00000000000000000007.json                 one JSON object per line: commitInfo, then the actions
+    00000000000000000100.checkpoint.parquet   the state after commit 100, replaces all commits up to it
+    _last_checkpoint                          where readers look for the newest checkpoint
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _REQUIRED: Final[Mapping[str, frozenset[str]]] = {
     "metaData": frozenset({"id", "format", "schemaString", "partitionColumns", "configuration"}),
     "protocol": frozenset({"minReaderVersion", "minWriterVersion"}),
 }
-"""What a Delta reader refuses an action without."""
+"""The members that a Delta reader requires of an action."""
 
-# A member of commitInfo, where every tool may keep its own.
+# A member of commitInfo, to which every tool can add its own.
 _SEAL_FORM: Final = b',"cdc_replay.seal":"%s"'
 _SEAL: Final = re.compile(rb',"cdc_replay\.seal":"([0-9a-f]{64})"')
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
@@ -43,7 +42,7 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit did; `positions` are those of application transactions, by application."""
+    """A commit that was read; `positions` are those of application transactions, by application."""
 
     version: int
     added: tuple[Segment, ...] = ()
@@ -55,15 +54,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """Which versions a table's `_delta_log` has as commits, and which as checkpoints, in order."""
+    """The versions of a table's commits and checkpoints in `_delta_log`, in order."""
 
     location: Location
     commits: tuple[int, ...]
     checkpoints: tuple[int, ...]
 
     @classmethod
-    def of(cls, table: Location) -> LogFolder:
-        """What is there now."""
+    def read(cls, table: Location) -> LogFolder:
+        """List the folder."""
         folder = table / LOG_FOLDER
         selector = fs.FileSelector(folder.path, allow_not_found=True)
         names = [info.base_name for info in folder.filesystem.get_file_info(selector)]
@@ -75,13 +74,13 @@ class LogFolder:
 
 
 def with_seal(content: bytes) -> bytes:
-    """The content of a commit, whose first line is its commitInfo, with its seal in there."""
+    """The content of a commit, with its seal in the first line, the commitInfo."""
     info, newline, actions = content.partition(b"\n")
     return info[:-2] + _SEAL_FORM % _digest(content) + info[-2:] + newline + actions
 
 
 def without_seal(content: bytes) -> tuple[bytes, bytes | None]:
-    """The content as it was sealed, and its seal, if there is one."""
+    """The content without its seal, and the seal, if there is one."""
     if (match := _SEAL.search(content)) is None:
         return content, None
     return content[: match.start()] + content[match.end() :], match[1]
@@ -92,10 +91,10 @@ def _digest(content: bytes) -> bytes:
 
 
 def read_commit(folder: LogFolder, version: int) -> Commit:
-    """One commit, compared with its seal if it has one.
+    """Read a commit, and compare it with its seal if it has one.
 
     Raises:
-        ChangeLogDamaged: if it is missing, is no commit, or is not what was written.
+        ChangeLogDamaged: if it is missing, invalid, or does not match its seal.
         ChangeLogUnavailable: if the store does not answer.
     """
     file = folder.commit_file(version)
@@ -106,7 +105,7 @@ def read_commit(folder: LogFolder, version: int) -> Commit:
             return _commit(version, actions, is_sealed=seal is not None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         with storage_read_errors(file.uri):
-            # A store that does not answer says nothing about the file.
+            # If the store does not answer, the file may be intact.
             file.filesystem.get_file_info(file.path)
         raise ChangeLogDamaged(
             f'commit "{file.uri}" of the change log cannot be read',
@@ -114,27 +113,27 @@ def read_commit(folder: LogFolder, version: int) -> Commit:
             hint=RESTORE,
         ) from error
     raise ChangeLogDamaged(
-        f'commit "{file.uri}" of the change log is not what was written',
+        f'commit "{file.uri}" of the change log differs from what was written',
         detail="Its content does not match its seal.",
         hint=RESTORE,
     )
 
 
 def _commit(version: int, actions: Sequence[Mapping[str, Any]], *, is_sealed: bool) -> Commit:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    contents: dict[str, list[Mapping[str, Any]]] = {}
     for action in actions:
         ((kind, content),) = action.items()
         if missing := _REQUIRED.get(kind, frozenset()) - content.keys():
             raise ValueError(f"{kind} without {', '.join(sorted(missing))}")
-        found.setdefault(kind, []).append(content)
-    if unknown := found.keys() - {"commitInfo", "add", "remove", "txn", "metaData", "protocol"}:
+        contents.setdefault(kind, []).append(content)
+    if unknown := contents.keys() - {"commitInfo", "add", "remove", "txn", "metaData", "protocol"}:
         raise ValueError(f"unknown action {', '.join(sorted(unknown))}")
-    configuration = found.get("metaData", [{}])[0].get("configuration", {})
+    configuration = contents.get("metaData", [{}])[0].get("configuration", {})
     return Commit(
         version,
-        tuple(_segment(content) for content in found.get("add", ())),
-        tuple(str(content["path"]) for content in found.get("remove", ())),
-        {content["appId"]: int(content["version"]) for content in found.get("txn", ())},
+        tuple(_segment(content) for content in contents.get("add", ())),
+        tuple(str(content["path"]) for content in contents.get("remove", ())),
+        {content["appId"]: int(content["version"]) for content in contents.get("txn", ())},
         {name: str(value) for name, value in configuration.items()},
         is_sealed,
     )

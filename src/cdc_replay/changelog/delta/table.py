@@ -1,20 +1,20 @@
 """One Delta table of the change log, whose commits are durable when they return.
 
 A commit is one JSON file in `_delta_log` whose name is the next version number. It is written and flushed
-under another name, and then given its own only if there is no such file, so of two writers one is refused and
-no reader ever sees a part of a commit (`storage`). The order is what makes a crash harmless:
+under another name, and renamed only if there is no file of that version, so that one of two concurrent
+writers fails and readers never see a part of a commit (`storage`). The order makes a crash harmless:
 
-| durable       | a process that dies now, or a power loss, leaves                              |
+| durable       | a crash or power loss now leaves                                              |
 |---------------|-------------------------------------------------------------------------------|
-| nothing       | perhaps a part of a data file, under a name that no reader regards            |
-| the data file | a data file that no commit names: readers never see it, the pull is done again|
-| the commit    | the new state; the slot is still behind it, which is harmless (R1.30)         |
+| nothing       | perhaps a part of a data file, under a name that readers ignore               |
+| the data file | a data file that no commit names: readers never see it, the pull is repeated  |
+| the commit    | the new state; the slot is advanced later, which is harmless (R1.30)          |
 
-A commit that is there may yet be lost, if the process that wrote it was killed before it flushed the folder.
-So the folder is flushed by whoever opens the table, and before a commit that builds on another.
+A visible commit can still be lost if its writer was killed before it flushed the folder. So the folder is
+flushed when the table is opened, and before a commit that builds on another.
 
-A writer that was overtaken looks at what the other commits did. If they are about other things, it makes the
-next version instead; see `DeltaCommit.clashes_with`.
+If another writer was first, its commits are read. If they do not conflict, the commit is retried as the next
+version; see `DeltaCommit.clashes_with`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DurableTable:
         configuration: Mapping[str, str] | None = None,
         position: AppTransaction | None = None,
     ) -> Self:
-        """Create an empty table; whatever a creation that died has left is no table yet.
+        """Create an empty table; the remains of an interrupted creation are ignored.
 
         Raises:
             ChangeLogConflict: if there is one.
@@ -87,11 +87,11 @@ class DurableTable:
             time.time_ns() // 1_000_000,
             dict(configuration or {}),
         )
-        change = DeltaCommit(CREATION, position=position, properties=properties)
-        folder = LogFolder.of(location)
-        is_taken = bool(folder.commits or folder.checkpoints)
-        if is_taken or not put_if_absent(folder.commit_file(0), change.to_json()):
-            raise ChangeLogConflict(f'change log table "{location.uri}" cannot be created: there is one')
+        commit = DeltaCommit(CREATION, position=position, properties=properties)
+        folder = LogFolder.read(location)
+        exists = bool(folder.commits or folder.checkpoints)
+        if exists or not put_if_absent(folder.commit_file(0), commit.to_json()):
+            raise ChangeLogConflict(f'change log table "{location.uri}" already exists')
         return cls.open(location)
 
     @classmethod
@@ -119,81 +119,81 @@ class DurableTable:
 
     @property
     def version(self) -> int:
-        """The number of commits so far, less one."""
+        """The version of the table's last commit."""
         return int(self._table.version())
 
     @property
     def configuration(self) -> Mapping[str, str]:
-        """What `create` and `configure` were given."""
+        """The table's properties."""
         return dict(self._table.metadata().configuration)
 
     def position(self, application: str) -> int | None:
-        """The value of the application's last position, None if it has none."""
+        """The application's last position, None if it has none."""
         if application not in self._positions:
             self._positions[application] = self._read_position(application)
         return self._positions[application]
 
     def segments(self, window: Window | None = None) -> tuple[Segment, ...]:
-        """The data files by commit LSN; a file without statistics has 0 there.
+        """The data files by commit LSN, which is 0 for a file without statistics.
 
-        With `window` only those that may hold transactions of it.
+        With `window`, only those that may hold transactions of it.
         """
-        found = self._files()
+        files = self._files()
         if window is not None:
-            begins_in_time = pc.less_equal(found["first"], window.upto.value)
-            found = found.filter(pc.and_(pc.greater(found["last"], window.after.value), begins_in_time))
-        return tuple(map(Segment, *(column.to_pylist() for column in found.columns)))
+            starts_before_end = pc.less_equal(files["first"], window.upto.value)
+            files = files.filter(pc.and_(pc.greater(files["last"], window.after.value), starts_before_end))
+        return tuple(map(Segment, *(column.to_pylist() for column in files.columns)))
 
     def is_stale(self, segments: Iterable[Segment]) -> bool:
-        """Whether some of these files have been taken out since this object saw the table."""
-        present = {each.name for each in DurableTable.open(self.location).segments()}
-        return not present.issuperset(each.name for each in segments)
+        """Whether some of these files have been removed from the table since this object opened it."""
+        present = {segment.name for segment in DurableTable.open(self.location).segments()}
+        return not present.issuperset(segment.name for segment in segments)
 
     def split_points(self, rows: int) -> list[int]:
-        """The commit LSNs at which data files end, those that come after so many rows again and again."""
-        found = self._files()
-        times = np.cumsum(found["rows"].to_numpy()) // rows
-        ends: list[int] = found["last"].to_numpy()[np.diff(times, prepend=0) > 0].tolist()
+        """The last commit LSNs of data files, one for every `rows` rows."""
+        files = self._files()
+        multiples = np.cumsum(files["rows"].to_numpy()) // rows
+        ends: list[int] = files["last"].to_numpy()[np.diff(multiples, prepend=0) > 0].tolist()
         return ends
 
     def _files(self) -> pa.Table:
         """The data files: name, size_bytes, rows, first and last commit LSN, ordered by these."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
-        first, last = _numbers(actions, "min.commit_lsn"), _numbers(actions, "max.commit_lsn")
-        found = pa.table(
-            [actions["path"], actions["size_bytes"], _numbers(actions, "num_records"), first, last],
+        first, last = _int_column(actions, "min.commit_lsn"), _int_column(actions, "max.commit_lsn")
+        files = pa.table(
+            [actions["path"], actions["size_bytes"], _int_column(actions, "num_records"), first, last],
             names=["name", "size_bytes", "rows", "first", "last"],
         )
-        return found.sort_by([("first", "ascending"), ("name", "ascending")])
+        return files.sort_by([("first", "ascending"), ("name", "ascending")])
 
     def commit(self, segments: Sequence[Segment], position: AppTransaction | None = None) -> None:
-        """Make durable files, perhaps none, part of the table, together with the new position.
+        """Add durable files, perhaps none, to the table, together with the new position.
 
         Raises:
-            ChangeLogConflict: if another writer has moved that application since this object saw the table.
-            OSError: if the commit cannot be written; then there is none.
+            ChangeLogConflict: if another writer has moved that application since the table was opened.
+            OSError: if the commit cannot be written; there is none then.
         """
         self._transact(DeltaCommit("WRITE", tuple(segments), position=position))
 
     def replace(self, removed: Sequence[Segment], added: Sequence[Segment], position: AppTransaction) -> None:
-        """Take files out of the table and put durable ones, perhaps none, in their place, in one commit.
+        """Replace files of the table by durable ones, perhaps none, in one commit.
 
-        To those who follow the table this is no change of its data: it and a `commit` never refuse each
-        other, whichever comes first. Two replacements under one application do, even at the same position.
-        The files that were taken out stay, for readers of earlier versions; see `removed_files`.
+        It does not change the table's data for its followers: it and a `commit` never conflict. Two
+        replacements under one application do, even at the same position. The removed files stay, for readers
+        of earlier versions; see `removed_files`.
 
         Raises:
-            ChangeLogConflict: if such a replacement has been committed since this object saw the table.
-            OSError: if the commit cannot be written; then there is none.
+            ChangeLogConflict: if such a replacement was committed since this object opened the table.
+            OSError: if the commit cannot be written; there is none then.
         """
         self._transact(DeltaCommit("OPTIMIZE", tuple(added), tuple(removed), position, is_data_change=False))
 
     def configure(self, configuration: Mapping[str, str]) -> None:
-        """Set properties of the table; those that are not named stay.
+        """Set properties of the table; others stay.
 
         Raises:
-            ChangeLogConflict: if another writer has set some since this object saw the table.
-            OSError: if the commit cannot be written; then there is none.
+            ChangeLogConflict: if another writer has set properties since this object opened the table.
+            OSError: if the commit cannot be written; there is none then.
         """
         metadata = self._table.metadata()
         properties = TableProperties(
@@ -205,7 +205,7 @@ class DurableTable:
         self._transact(DeltaCommit("SET TBLPROPERTIES", properties=properties))
 
     def removed_files(self, *, older_than_hours: int) -> tuple[str, ...]:
-        """The names of files that were taken out of the table longer ago than that, deleted or not.
+        """The files that were removed from the table longer ago than that, deleted or not.
 
         The table remembers them for a week, and longer until its next checkpoint.
         """
@@ -215,17 +215,14 @@ class DurableTable:
         return tuple(sorted(set(names)))
 
     def unnamed_files(self) -> tuple[str, ...]:
-        """The names of files in the table's folder that it neither has nor remembers.
-
-        Some process is writing them, or was when it died.
-        """
+        """The files in the table's folder that no commit names: being written, or left by a dead writer."""
         with storage_read_errors(self.location.uri):
-            found = {name for name in self.location.names() if name.endswith(".parquet")}
+            files = {name for name in self.location.names() if name.endswith(".parquet")}
         named = {segment.name for segment in self.segments()}
-        return tuple(sorted(found - named - set(self.removed_files(older_than_hours=0))))
+        return tuple(sorted(files - named - set(self.removed_files(older_than_hours=0))))
 
     def _read_position(self, application: str) -> int | None:
-        # The library reads it from the files, and not before it is asked.
+        # The library reads it from the files only now.
         try:
             with storage_read_errors(self.location.uri):
                 value = self._table.transaction_version(application)
@@ -233,16 +230,16 @@ class DurableTable:
             raise _unreadable(self.location, error) from error
         return None if value is None else int(value)
 
-    def _transact(self, change: DeltaCommit) -> None:
-        self._check_files(change.added)
-        content = change.to_json()
+    def _transact(self, commit: DeltaCommit) -> None:
+        self._check_files(commit.added)
+        content = commit.to_json()
         version = self.version + 1
         while not self._publish(version, content):
-            if (what := change.clashes_with(read_commit(self._commits, version))) is not None:
+            if (clash := commit.clashes_with(read_commit(self._commits, version))) is not None:
                 raise ChangeLogConflict(
                     f'change log table "{self.location.uri}" has another writer',
-                    detail=f"Commit {version} has changed {what} meanwhile.",
-                    hint="Let the other command for this publisher end, then run this one again.",
+                    detail=f"Commit {version} has changed {clash} meanwhile.",
+                    hint="Wait for the other command for this publisher to end, then run this one again.",
                 )
             version += 1
         self._table.update_incremental()
@@ -250,27 +247,27 @@ class DurableTable:
         self._keep_short()
 
     def _publish(self, version: int, content: bytes) -> bool:
-        # What this commit builds on has to be there for good before it is.
+        # The previous commit must be durable before this one.
         sync_folder(self._commits.location)
         if not self._commits.commit_file(version - 1).exists:
             raise ChangeLogConflict(
                 f'change log table "{self.location.uri}" is not the one that was opened',
-                detail=f"Its commit {version - 1} is gone; the log was removed meanwhile, or made anew.",
+                detail=f"Its commit {version - 1} does not exist: the log was removed, or recreated.",
             )
         return put_if_absent(self._commits.commit_file(version), content)
 
     def _check_files(self, added: Sequence[Segment]) -> None:
         paths = [(self.location / segment.name).path for segment in added]
         sizes = [info.size for info in self.location.filesystem.get_file_info(paths)]
-        gone = [one.name for one, size in zip(added, sizes, strict=True) if size != one.size_bytes]
-        if gone:
+        missing = [file.name for file, size in zip(added, sizes, strict=True) if size != file.size_bytes]
+        if missing:
             raise ChangeLogConflict(
-                f'files of change log table "{self.location.uri}" are gone before they were committed',
-                detail=f"Missing: {', '.join(gone)}.",
+                f'files of change log table "{self.location.uri}" are missing before their commit',
+                detail=f"Missing: {', '.join(missing)}.",
             )
 
     def _keep_short(self) -> None:
-        """Write a checkpoint if it is time; the commit is done, whether that works or not."""
+        """Write a checkpoint if one is due; a failure does not affect the commit."""
         if self._checkpoint is None:
             self._checkpoint = last_checkpoint(self._commits.location)
         if self.version - self._checkpoint < CHECKPOINT_EVERY:
@@ -278,7 +275,7 @@ class DurableTable:
         try:
             self._checkpoint = write_checkpoint(self.location, self._table)
         except (OSError, DeltaError) as error:
-            logger.warning("no checkpoint of change log table %s: %s", self.location.uri, error)
+            logger.warning("cannot write a checkpoint of change log table %s: %s", self.location.uri, error)
 
 
 def _unreadable(location: Location, error: DeltaError) -> CdcReplayError:
@@ -295,7 +292,7 @@ def _unreadable(location: Location, error: DeltaError) -> CdcReplayError:
     )
 
 
-def _numbers(actions: pa.Table, name: str) -> pa.ChunkedArray:
+def _int_column(actions: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of integers, 0 where there is none."""
     if name not in actions.column_names:
         return pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), actions.num_rows)])

@@ -45,7 +45,7 @@ from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, translated_errors
-from cdc_replay.subscriber.tables import TargetColumn
+from cdc_replay.subscriber.target_tables import TargetColumn
 
 KEYS_SHOWN: Final = 5
 """How many keys of conflicting rows a message lists."""

@@ -48,7 +48,7 @@ from cdc_replay.replay.apply.transient_keys import TransientKeys
 from cdc_replay.replay.contingent_changes import Key, Refold, changes_of
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 _REFOLDED: Final = 1 << 62
 """The attempt of what is staged here; no task has it."""
@@ -58,7 +58,7 @@ def statements_for(
     connection: Connection, session: TargetSession, target: TargetTable, staged: StagedTable
 ) -> Statements:
     """The statements for what is staged, which the session can read."""
-    if not session.is_of_owner:
+    if not session.runs_as_owner:
         return Statements(target, staged)
     connection.execute(staged.table.create_view_statement)
     session.share(staged.table.view)
@@ -69,7 +69,7 @@ def pair_rows(
     connection: Connection, session: TargetSession, statements: Statements, *, shared: bool = False
 ) -> None:
     """Find the rows of a target without a key, as `Statements.pair` says."""
-    if session.is_of_owner:
+    if session.runs_as_owner:
         connection.execute(statements.pair_table())
         session.share(statements.pair_name)
     for statement in statements.pair(shared=shared):
@@ -100,7 +100,7 @@ class _Probe:
         Two keys are if they lead to one leaf and have its key in common.
         """
         self.connection.execute(self.table.create_statement)
-        if self.table.is_of_another:
+        if self.table.owner_is_untrusted:
             check_types(self.connection, self.table.identifier, self.table.target)
         staged = StagedTable(self.table, (_nothing_yet(self.table),))
         statements = statements_for(self.connection, self.session, self.target, staged)

@@ -57,7 +57,7 @@ from cdc_replay.replay.apply.staging import (
 )
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.tables import TargetTable
+from cdc_replay.subscriber.target_tables import TargetTable
 
 _ALREADY_THERE: Final = (pg.UniqueViolation, pg.ExclusionViolation)
 
@@ -104,7 +104,7 @@ def merge(
     merging = _Merge(connection, session, found.staged, effective, statements)
     merging.show(found.missing_keys)
     merging.run()
-    if session.is_of_owner:
+    if session.runs_as_owner:
         connection.execute(sql.SQL("drop view {}").format(staged.table.view))
     return merging.merged
 
@@ -227,7 +227,7 @@ class _Merge:
         """Move rows to a temporary table, as they will be put back."""
         taken = sql.Identifier("pg_temp", f"taken_{self.staged.table.index}_{len(self._taken)}")
         keep = self.policy is ConflictPolicy.SKIP
-        if self.session.is_of_owner:
+        if self.session.runs_as_owner:
             self.connection.execute(self.statements.take_table(taken, keep_originals=keep))
             self.session.share(taken)
         self.merged.update += self._execute(*self.statements.take(taken, which, keep_originals=keep))

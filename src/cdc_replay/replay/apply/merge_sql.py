@@ -19,7 +19,7 @@ from psycopg import sql
 from cdc_replay.model.frames import NetKind
 from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.subscriber.staged_columns import collate
-from cdc_replay.subscriber.tables import Leaf, Operator, TargetColumn, TargetTable
+from cdc_replay.subscriber.target_tables import Leaf, Operator, TargetColumn, TargetTable
 
 _EQUALS: Final = Operator("pg_catalog", "=")
 _ALWAYS: Final = "a"

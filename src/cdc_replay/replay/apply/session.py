@@ -47,17 +47,12 @@ from cdc_replay.replay.apply.merge import Merged, merge
 from cdc_replay.replay.apply.staging import StagedTable, StageTable, drop_staging, stage, stage_table
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
-from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, target_reference
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.state import advance_tables, set_table_state
-from cdc_replay.subscriber.tables import (
-    TargetTable,
-    check_names,
-    check_targets,
-    read_target_tables,
-    renamed_meanwhile,
-)
-from cdc_replay.subscriber.triggers import statement_triggers_disabled
+from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
+from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.triggers import disable_statement_triggers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -178,9 +173,11 @@ class ApplySession:
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
             self._truncate(sessions, truncations)
-            with statement_triggers_disabled(self.connection, sessions, merged_into):
+            with disable_statement_triggers(self.connection, sessions, merged_into):
                 for index, changes in staged.items():
-                    self._merge(sessions.of(self.targets[names[index]]), changes, names[index], total)
+                    self._merge(
+                        sessions.session_for(self.targets[names[index]]), changes, names[index], total
+                    )
         return Applied(
             total.insert,
             total.update,
@@ -223,10 +220,12 @@ class ApplySession:
                 continue
             done.add((together, restart))
             with apply_errors(min(together)):
-                for session, targets in sessions.shared(self.targets[name] for name in sorted(together)):
+                for session, targets in sessions.group_by_session(
+                    self.targets[name] for name in sorted(together)
+                ):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
-                            sql.SQL(", ").join(map(named, targets)),
+                            sql.SQL(", ").join(map(target_reference, targets)),
                             sql.SQL(" restart identity" if restart else ""),
                         )
                     )
@@ -238,7 +237,7 @@ def open_apply_session(
 ) -> Iterator[ApplySession]:
     """Prepare a window for staging; what was staged is gone when the context ends.
 
-    The caller holds the subscription's lock (`subscriber.state.lock`). `behind` is the window before, if
+    The caller holds the subscription's lock (`subscription_lock.lock`). `behind` is the window before, if
     that is still open.
 
     Raises:
@@ -330,7 +329,7 @@ def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedNam
     check_targets({table.name: table.columns for table in request.tables}, targets)
     for name in targets.keys() & request.relations.keys():
         if targets[name].oid != request.relations[name]:
-            raise renamed_meanwhile(name)
+            raise renamed_target(name)
     return targets
 
 

@@ -46,8 +46,9 @@ from cdc_replay.replay.contingent_changes import changes_text
 from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
 from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
-from cdc_replay.subscriber.state import SCHEMA, stable_hash
-from cdc_replay.subscriber.tables import TargetColumn, TargetTable
+from cdc_replay.subscriber.state_schema import SCHEMA
+from cdc_replay.subscriber.subscription_lock import stable_hash
+from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -115,7 +116,7 @@ class StageTable:
     """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
     is_by_leaf: bool = False
     """Rows are found in their leaf, by its key, if it has one."""
-    is_of_another: bool = False
+    owner_is_untrusted: bool = False
     """The target's owner is another role, whose code must not run as ours (R8.21)."""
 
     @property
@@ -171,11 +172,11 @@ class StageTable:
     def _typed(self, named: tuple[str, TargetColumn]) -> sql.Composed:
         name, column = named
         return sql.SQL("{} {}").format(
-            sql.Identifier(name), staged_type(column, is_of_another=self.is_of_another)
+            sql.Identifier(name), staged_type(column, owner_is_untrusted=self.owner_is_untrusted)
         )
 
     def _read_as_type(self, name: str, column: TargetColumn) -> sql.Composed:
-        value = typed_value(sql.Identifier(name), column, is_of_another=self.is_of_another)
+        value = typed_value(sql.Identifier(name), column, owner_is_untrusted=self.owner_is_untrusted)
         return sql.SQL("{} as {}").format(value, sql.Identifier(name))
 
 
@@ -257,7 +258,7 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
         table.has_own_key,
         target.shows_order_of_inserts(table.columns),
         table.is_by_leaf,
-        target.acting.rights.is_of_another,
+        target.acting.rights.owner_is_untrusted,
     )
 
 
@@ -480,7 +481,7 @@ def _copy_into(
     create = table.create_changes_statement if is_changes else table.create_statement
     connection.execute(locked.format(sql.Literal(table.name), create), prepare=False)
     into = table.changes_identifier if is_changes else table.identifier
-    if table.is_of_another and not is_changes:
+    if table.owner_is_untrusted and not is_changes:
         check_types(connection, table.identifier, table.target)
     return connection.cursor().copy(copy_statement(into))
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cdc_replay.arrow.arrays import Int64s, booleans, int_array, is_valid
 from cdc_replay.model.frames import NetKind
-from cdc_replay.subscriber.tables import Operator
+from cdc_replay.subscriber.target_tables import Operator
 
 if TYPE_CHECKING:
     from cdc_replay.replay.apply.staging import StageTable

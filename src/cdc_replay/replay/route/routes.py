@@ -17,7 +17,7 @@ from cdc_replay.model.relation import QualifiedName, Relation, RelationId, Repli
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.publication.resolve import PublishedRelation, resolve
 from cdc_replay.replay.route.row_identity import key_of, row_identity
-from cdc_replay.subscriber.tables import Leaves, TargetTable
+from cdc_replay.subscriber.target_tables import Leaves, TargetTable
 
 _SEARCHING: Final = frozenset({PublishAction.UPDATE, PublishAction.DELETE})
 """The actions that have to find a row."""

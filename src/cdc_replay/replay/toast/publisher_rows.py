@@ -31,10 +31,10 @@ from cdc_replay.errors import PublisherNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.exported_snapshot import SharedSnapshot, import_snapshot
-from cdc_replay.postgres.planned_tables import PlannedTable, hold, same_key
+from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, same_key
 from cdc_replay.replay.toast.row_history import as_batch, give_up
 from cdc_replay.replay.toast.tracked_leaf import TrackedLeaf, TupleColumn
-from cdc_replay.subscriber.tables import Operator, TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import Operator, TargetTable, read_target_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -213,7 +213,7 @@ class PublisherRowReader:
     ) -> None:
         rows: dict[int, list[str | None]] = {}
         if wanted is not None:
-            session.hold(wanted.leaf.table)
+            session.lock(wanted.leaf.table)
             rows = wanted.read(session.connection, [entry["key"] for entry in entries])
             if len(rows) < len(entries):
                 wanted.check_not_rewritten(session.connection)
@@ -232,10 +232,10 @@ class _Session:
     connection: Connection
     _held: set[int] = field(default_factory=set)
 
-    def hold(self, table: PlannedTable) -> None:
+    def lock(self, table: PlannedTable) -> None:
         """Hold the table from now on."""
         if table.oid not in self._held:
-            hold(self.connection, [table])
+            lock_planned_tables(self.connection, [table])
             self._held.add(table.oid)
 
 

@@ -49,7 +49,7 @@ from cdc_replay.replay.toast import ChangeHistory, resolve_values
 from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.window_plan import WindowPlan, plan_window, read_content
 from cdc_replay.spark.session import spark_session
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import null_acceptance
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -129,7 +129,7 @@ def _apply(
         raise _unknown_value(plan, nulls.unknown, nulls.more, change_log)
 
     def before_commit(connection: Connection, applied: Applied) -> None:
-        state.forget_null_accepted(connection, name, plan.window.upto)
+        null_acceptance.clear_null_acceptance(connection, name, plan.window.upto)
         record(plan, lambda: {**routed.counts.get, UNSENT_NULLS: nulls.count})(connection, applied)
 
     whole = with_nulls(net, plan.window, accepted)
@@ -141,7 +141,7 @@ def _accepted(plan: WindowPlan) -> dict[int, Lsn]:
     """By target, up to which commit a row may enter with NULL for a value that nobody has."""
     if plan.opened.subscription.unchanged_toast is UnchangedToast.NATIVE:
         return {table.index: plan.window.upto for table in plan.routes.tables}
-    accepted = state.null_accepted(plan.opened.connection, plan.name)
+    accepted = null_acceptance.read_null_acceptance(plan.opened.connection, plan.name)
     return {table.index: accepted[table.name] for table in plan.routes.tables if table.name in accepted}
 
 

@@ -7,7 +7,7 @@ import sys
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
 from cdc_replay.spark.session import spark_session
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_tables
 from integration.replay.apply.windows import Changes, Target
 
 TABLES = """
@@ -34,7 +34,7 @@ def run_once(target: Target) -> bool:
     changes = target.window()
     fill(changes)
     with connect(target.dsn, purpose="test") as connection:
-        states = state.table_states(connection, "nsw")
+        states = subscription_tables.table_states(connection, "nsw")
     if any(isinstance(found, Ready) and found.applied_lsn.value >= changes.lsn for found in states.values()):
         return False
     target.apply(changes)

@@ -14,7 +14,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import recorded_results, subscription_tables
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Changes, Target
 
@@ -340,16 +340,18 @@ def test_progress_and_the_callers_record_are_part_of_the_window(make: Make) -> N
         target.apply(changes, before_commit=lambda _connection, _applied: refuse())
     assert target.rows("select * from t order by id") == UNTOUCHED
     with connect(target.dsn, purpose="test") as connection:
-        assert state.table_states(connection, "nsw") == {}
+        assert subscription_tables.table_states(connection, "nsw") == {}
     target.apply(
         changes,
-        before_commit=lambda connection, applied: state.record_result(
+        before_commit=lambda connection, applied: recorded_results.record_result(
             connection, "nsw", "replay", {"insert": applied.insert}
         ),
     )
     with connect(target.dsn, purpose="test") as connection:
-        assert state.table_states(connection, "nsw") == {QualifiedName("public", "t"): Ready(Lsn(100))}
-        result = state.last_result(connection, "nsw", "replay")
+        assert subscription_tables.table_states(connection, "nsw") == {
+            QualifiedName("public", "t"): Ready(Lsn(100))
+        }
+        result = recorded_results.last_result(connection, "nsw", "replay")
     assert result is not None
     assert result.result == {"insert": 1}
 

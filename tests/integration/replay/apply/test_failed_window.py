@@ -15,7 +15,7 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import connect
 from cdc_replay.replay.apply import session as window
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, advance_only
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import state_schema, subscription_records, subscription_tables
 from fixtures.postgres import Database
 from integration.replay.apply.one_window import EXPECTED, PUBLISHED, TABLES, run_once
 from integration.replay.apply.windows import Target
@@ -54,7 +54,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
             subscriber.run("alter table t rename to was_t; create table t (like was_t including all)")
 
     monkeypatch.setattr(window, "failpoint", replace)
-    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or made anew'):
+    with pytest.raises(TargetMismatch, match=r'table "public"\."t" .* was renamed, dropped or recreated'):
         run_once(target)
     assert subscriber.rows("select * from t") == []
     assert subscriber.rows("select * from was_t order by id") == before
@@ -67,11 +67,11 @@ def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
     request = ApplyRequest(target.subscription, subscriber.dsn, tables, Lsn(500))
     recorded: list[Applied] = []
     with connect(subscriber.dsn, purpose="test") as connection:
-        state.install(connection)
-        state.remember_subscription(connection, "nsw", "1", ["p"])
+        state_schema.install(connection)
+        subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
         assert advance_only(request, before_commit=lambda _, applied: recorded.append(applied)) == Applied()
         ready = Ready(Lsn(500))
-        assert state.table_states(connection, "nsw") == {
+        assert subscription_tables.table_states(connection, "nsw") == {
             QualifiedName("public", "t"): ready,
             QualifiedName("public", "u"): ready,
         }

@@ -53,7 +53,7 @@ def test_who_does_not_own_a_table_is_told_that_they_fire(
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
         [warning] = [each.getMessage() for each in caplog.records if each.name == triggers.__name__]
-        assert warning.startswith("table public.t: triggers for each statement fire, other than in a native")
+        assert warning.startswith("table public.t: statement-level triggers fire, unlike in a native")
         assert "must be owner of table t" in warning
     finally:
         subscriber.run(f"drop owned by {role} cascade; drop role {role}")

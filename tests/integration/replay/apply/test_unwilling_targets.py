@@ -18,7 +18,7 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
 from cdc_replay.replay.apply.staging import stage
 from cdc_replay.replay.compact import fold_frame, scan_window
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_lock
 from fixtures.postgres import Database
 from integration.replay.apply.windows import Changes, Target
 
@@ -63,7 +63,7 @@ def test_a_target_that_is_read_only(target: Target, subscriber: Database) -> Non
     subscriber.run(f"alter database {subscriber.name} set default_transaction_read_only = on")
     with (
         connect(subscriber.dsn, purpose="test") as connection,
-        state.lock(connection, "nsw"),
+        subscription_lock.lock(connection, "nsw"),
         pytest.raises(SubscriberNotWritable, match="read-only transaction") as raised,
     ):
         target.apply_locked(moved(target), None)
@@ -141,7 +141,7 @@ def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayErro
     request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,
-        state.lock(connection, "nsw"),
+        subscription_lock.lock(connection, "nsw"),
         open_apply_session(request) as window,
     ):
         staged = stage(net, window.tables, target.dsn)

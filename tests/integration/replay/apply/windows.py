@@ -13,8 +13,8 @@ from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subsc
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
 from cdc_replay.replay.compact import fold_frame, scan_window
-from cdc_replay.subscriber import state
-from cdc_replay.subscriber.tables import read_target_tables
+from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
+from cdc_replay.subscriber.target_tables import read_target_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,9 +148,9 @@ class Target:
         self, changes: Changes, *, before_commit: Callable[[Connection, Applied], None] | None = None
     ) -> Applied:
         with connect(self.dsn, purpose="test") as connection:
-            state.install(connection)
-            state.remember_subscription(connection, "nsw", "1", ["p"])
-            with state.lock(connection, "nsw"):
+            state_schema.install(connection)
+            subscription_records.bind_subscription(connection, "nsw", "1", ["p"])
+            with subscription_lock.lock(connection, "nsw"):
                 return self.apply_locked(changes, before_commit)
 
     def apply_locked(

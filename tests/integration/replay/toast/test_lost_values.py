@@ -22,7 +22,7 @@ from cdc_replay.errors import CdcReplayError, NotParked
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Parked, Ready
-from cdc_replay.subscriber import state
+from cdc_replay.subscriber import subscription_records
 from fixtures.twin import Twin
 
 pytestmark = pytest.mark.spark
@@ -77,9 +77,9 @@ def on_both(twin: Twin, statement: str) -> None:
         database.run(statement)
 
 
-def record(twin: Twin, name: str = "s") -> state.SubscriptionRecord:
+def record(twin: Twin, name: str = "s") -> subscription_records.SubscriptionRecord:
     with twin.pairs[name].ours.connect() as connection:
-        found = state.subscription_record(connection, name)
+        found = subscription_records.subscription_record(connection, name)
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""One table of the log: commits that fit together are all there, others are refused, and it stays short."""
+"""One table of the log: compatible commits all succeed, others are refused, and the log stays short."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ SCHEMA = pa.schema([("commit_lsn", pa.int64())])
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Location:
-    return Location.of(str(tmp_path / "table"))
+def location(tmp_path: Path) -> Location:
+    return Location.parse(str(tmp_path / "table"))
 
 
 @pytest.fixture
-def table(place: Location) -> DurableTable:
-    return DurableTable.create(place, SCHEMA, configuration={"a": "1"}, position=AppTransaction("slot", 100))
+def table(location: Location) -> DurableTable:
+    return DurableTable.create(
+        location, SCHEMA, configuration={"a": "1"}, position=AppTransaction("slot", 100)
+    )
 
 
 def segment(table: DurableTable, name: str, first: int, last: int) -> Segment:
@@ -41,8 +43,8 @@ def names(table: DurableTable) -> list[str]:
     return [one.name for one in DurableTable.open(table.location).segments()]
 
 
-def test_a_commit_adds_to_one_that_is_about_something_else(table: DurableTable) -> None:
-    """Whichever comes first; both are there, and each writer sees both."""
+def test_concurrent_commits_about_different_things_both_succeed(table: DurableTable) -> None:
+    """In either order; each writer sees both."""
     other = DurableTable.open(table.location)
     other.replace((), [segment(table, "b", 120, 130)], AppTransaction("slot/start", 100))
     table.commit([segment(table, "a", 105, 110)], AppTransaction("slot", 110))
@@ -62,13 +64,13 @@ def test_a_second_writer_of_one_position_is_refused_even_for_the_same_position(t
     assert names(table) == ["a"]
 
 
-def test_files_are_taken_out_once(table: DurableTable) -> None:
-    one, two = segment(table, "a", 105, 110), segment(table, "b", 105, 110)
-    table.commit([one])
+def test_a_file_is_removed_from_a_table_only_once(table: DurableTable) -> None:
+    segment_a, two = segment(table, "a", 105, 110), segment(table, "b", 105, 110)
+    table.commit([segment_a])
     other = DurableTable.open(table.location)
-    table.replace([one], [two], AppTransaction("first", 1))
+    table.replace([segment_a], [two], AppTransaction("first", 1))
     with pytest.raises(ChangeLogConflict, match="another writer") as refused:
-        other.replace([one], [], AppTransaction("second", 1))
+        other.replace([segment_a], [], AppTransaction("second", 1))
     assert "files a" in str(refused.value.detail)
     assert names(table) == ["b"]
     assert DurableTable.open(table.location).removed_files(older_than_hours=0) == ("a",)
@@ -81,15 +83,15 @@ def test_properties_are_set_by_one_writer_at_a_time(table: DurableTable) -> None
         other.configure({"a": "3"})
 
 
-def test_a_file_that_is_gone_is_not_committed(table: DurableTable) -> None:
-    one = segment(table, "a", 105, 110)
+def test_a_missing_file_is_not_committed(table: DurableTable) -> None:
+    segment_a = segment(table, "a", 105, 110)
     Path(table.location.path, "a").unlink()
-    with pytest.raises(ChangeLogConflict, match="gone"):
-        table.commit([one], AppTransaction("slot", 110))
+    with pytest.raises(ChangeLogConflict, match="missing before their commit"):
+        table.commit([segment_a], AppTransaction("slot", 110))
     assert DurableTable.open(table.location).position("slot") == 100
 
 
-def test_nothing_is_committed_to_a_table_that_was_made_anew(table: DurableTable) -> None:
+def test_a_recreated_table_refuses_commits_of_its_predecessor(table: DurableTable) -> None:
     for value in (110, 120):
         table.commit([], AppTransaction("slot", value))
     delete_folder(table.location)
@@ -99,20 +101,20 @@ def test_nothing_is_committed_to_a_table_that_was_made_anew(table: DurableTable)
     assert DurableTable.open(table.location).position("slot") == 500
 
 
-def test_a_creation_that_died_is_no_table_and_the_next_one_works(place: Location) -> None:
-    folder = Path(place.path, "_delta_log")
+def test_an_interrupted_creation_is_no_table_and_can_be_repeated(location: Location) -> None:
+    folder = Path(location.path, "_delta_log")
     folder.mkdir(parents=True)
     (folder / f"{PARTIAL}1.json").write_bytes(b'{"proto')
-    assert not DurableTable.exists(place)
+    assert not DurableTable.exists(location)
     with pytest.raises(ChangeLogMissing):
-        DurableTable.open(place)
-    DurableTable.create(place, SCHEMA)
-    assert DurableTable.exists(place)
-    with pytest.raises(ChangeLogConflict, match="there is one"):
-        DurableTable.create(place, SCHEMA)
+        DurableTable.open(location)
+    DurableTable.create(location, SCHEMA)
+    assert DurableTable.exists(location)
+    with pytest.raises(ChangeLogConflict, match="already exists"):
+        DurableTable.create(location, SCHEMA)
 
 
-def test_partial_files_are_nothing_to_readers(table: DurableTable) -> None:
+def test_readers_ignore_partial_files(table: DurableTable) -> None:
     table.commit([segment(table, "a.parquet", 105, 110)])
     for name in (
         f"{PARTIAL}b.parquet",
@@ -134,38 +136,38 @@ def test_segments_are_those_of_a_window_in_order(table: DurableTable) -> None:
     assert table.segments(Window(Lsn(130), Lsn(200))) == ()
 
 
-def test_neither_the_commits_to_read_nor_those_that_are_kept_grow(
+def test_numbers_of_read_and_kept_commits_are_bounded(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a checkpoint every 5 commits, and 12 kept: those of the last checkpoint before, at most."""
+    """With a checkpoint every 5 commits and 12 kept ones."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 5)
     monkeypatch.setattr("cdc_replay.changelog.delta.checkpoints.KEPT_COMMITS", 12)
     for value in range(101, 161):
         # Each commit by a process of its own.
         writer = DurableTable.open(table.location)
         writer.commit([], AppTransaction("slot", value))
-        folder = LogFolder.of(table.location)
+        folder = LogFolder.read(table.location)
         assert writer.version - max(folder.checkpoints, default=0) < 5
         assert len(folder.commits) <= 12 + 2 * 5
         assert not set(range(folder.commits[0], writer.version + 1)) - set(folder.commits)
         assert DeltaTable(table.location.uri).transaction_version("slot") == value
-    folder = LogFolder.of(table.location)
+    folder = LogFolder.read(table.location)
     assert (folder.checkpoints, folder.commits[0]) == ((45, 50, 55, 60), 45)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_made_up_for(
+def test_a_failed_checkpoint_is_written_by_a_later_commit(
     table: DurableTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit is done all the same."""
+    """The commit itself succeeds."""
     monkeypatch.setattr("cdc_replay.changelog.delta.table.CHECKPOINT_EVERY", 3)
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
         broken.setattr("tempfile.tempdir", "/nowhere")
         for value in (101, 102, 103):
             table.commit([], AppTransaction("slot", value))
-    assert "no checkpoint" in caplog.text
-    assert LogFolder.of(table.location).checkpoints == ()
+    assert "cannot write a checkpoint" in caplog.text
+    assert LogFolder.read(table.location).checkpoints == ()
     table.commit([], AppTransaction("slot", 104))
-    assert LogFolder.of(table.location).checkpoints == (4,)
+    assert LogFolder.read(table.location).checkpoints == (4,)
 
 
 def test_a_damaged_pointer_to_the_last_checkpoint_is_replaced(

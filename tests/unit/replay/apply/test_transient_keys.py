@@ -14,7 +14,7 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.replay.apply.staging import StageTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
 from cdc_replay.replay.compact.fold import OUTPUT
-from cdc_replay.subscriber.tables import Operator, TargetColumn
+from cdc_replay.subscriber.target_tables import Operator, TargetColumn
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))
 

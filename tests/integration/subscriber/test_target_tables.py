@@ -1,4 +1,4 @@
-"""Targets: by which columns rows are found (R8.6), and what is missing (R8.1, R6.10)."""
+"""Targets: columns that identify rows (R8.6), and what is missing (R8.1, R6.10)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import connect
-from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables
+from cdc_replay.subscriber.target_checks import check_targets
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 
 NUMBERING_DOMAIN = "create sequence s; create domain d as int default nextval('s')"
@@ -15,8 +16,8 @@ NUMBERING_DOMAIN = "create sequence s; create domain d as int default nextval('s
 
 def read(database: Database, *names: str) -> dict[str, TargetTable]:
     with connect(database.dsn, purpose="test") as connection:
-        found = read_target_tables(connection, [QualifiedName("public", name) for name in names])
-    return {name.name: table for name, table in found.items()}
+        targets = read_target_tables(connection, [QualifiedName("public", name) for name in names])
+    return {name.name: table for name, table in targets.items()}
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,14 @@ def read(database: Database, *names: str) -> dict[str, TargetTable]:
         ("create table t (a int, b int, primary key (a)) partition by hash (a)", ("a",)),
     ],
 )
-def test_rows_are_found_by_replica_identity_index_or_primary_key(
+def test_identity_is_the_replica_identity_index_or_primary_key(
     subscriber: Database, definition: str, identity: tuple[str, ...]
 ) -> None:
     subscriber.run(definition)
     assert read(subscriber, "t")["t"].identity == identity
 
 
-def test_columns_say_what_the_table_says(subscriber: Database) -> None:
+def test_columns_are_read_with_types_defaults_and_collations(subscriber: Database) -> None:
     subscriber.run(
         """
         create domain public.short as varchar(5) not null;
@@ -63,17 +64,17 @@ def test_columns_say_what_the_table_says(subscriber: Database) -> None:
     )
     table = read(subscriber, "t")["t"]
     assert [column.name for column in table.columns] == ["id", "d", "n", "c", "g"]
-    key, domain, number, text, generated = table.columns
+    key, domain, numeric, text, generated = table.columns
     assert (key.identity, key.equality) != ("", None)
     assert key.identity == "a"
     assert (domain.type_sql, domain.base_type_sql) == ("public.shorter", "character varying(5)")
-    assert (number.type_sql, number.default_sql, number.not_null) == ("numeric(10,2)", "1.5", False)
+    assert (numeric.type_sql, numeric.default_sql, numeric.not_null) == ("numeric(10,2)", "1.5", False)
     assert (text.collation, text.not_null) == (("pg_catalog", "C"), True)
     assert generated.is_generated
     assert not key.is_generated
 
 
-def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
+def test_all_missing_tables_and_columns_are_listed(subscriber: Database) -> None:
     subscriber.run(
         """
         create table t (id int primary key, g int generated always as (id) stored);
@@ -81,16 +82,16 @@ def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
         create view v as select 1 as id
         """
     )
-    wanted = {
+    required_columns = {
         QualifiedName("public", "t"): ("id", "g", "x", "Y"),
         QualifiedName("public", "v"): ("id",),
         QualifiedName("public", "gone"): ("id",),
         QualifiedName("public", 'We"ird'): ("a",),
     }
     with connect(subscriber.dsn, purpose="test") as connection:
-        found = read_target_tables(connection, wanted)
+        targets = read_target_tables(connection, required_columns)
     with pytest.raises(SubscriberNotReady) as raised:
-        check_targets(wanted, found)
+        check_targets(required_columns, targets)
     assert raised.value.message == "the subscriber cannot receive 3 of the published tables"
     assert raised.value.detail is not None
     assert raised.value.detail.splitlines() == [
@@ -104,7 +105,7 @@ def test_everything_missing_is_listed_at_once(subscriber: Database) -> None:
         assert remedy in str(raised.value.hint)
 
 
-def test_row_security_of_the_role_is_refused_with_a_remedy_that_fits(subscriber: Database) -> None:
+def test_row_level_security_is_refused_with_the_matching_remedy(subscriber: Database) -> None:
     """R8.21: until the role bypasses it, or owns the table."""
     role = f"poor_{subscriber.name}"
     subscriber.run(f"""
@@ -113,20 +114,24 @@ def test_row_security_of_the_role_is_refused_with_a_remedy_that_fits(subscriber:
         create role {role} login;
         grant all on t to {role}
     """)
-    wanted = {QualifiedName("public", "t"): ("id",)}
+    required_columns = {QualifiedName("public", "t"): ("id",)}
     dsn = subscriber.cluster.dsn(subscriber.name, role)
     try:
         with connect(dsn, purpose="test") as connection:
             with pytest.raises(SubscriberNotReady, match="the role does not bypass it") as raised:
-                check_targets(wanted, read_target_tables(connection, wanted, run_as_owner=True))
+                check_targets(
+                    required_columns, read_target_tables(connection, required_columns, run_as_owner=True)
+                )
             assert raised.value.rule == "R8.21"
             assert "BYPASSRLS, or make it the owner" in str(raised.value.hint)
             assert "Create what is missing" not in str(raised.value.hint)
 
             subscriber.run(f"alter role {role} bypassrls")
-            check_targets(wanted, read_target_tables(connection, wanted, run_as_owner=True))
+            check_targets(
+                required_columns, read_target_tables(connection, required_columns, run_as_owner=True)
+            )
             subscriber.run(f"alter role {role} nobypassrls; alter table t owner to {role}")
-            check_targets(wanted, read_target_tables(connection, wanted))
+            check_targets(required_columns, read_target_tables(connection, required_columns))
     finally:
         subscriber.run(f"drop owned by {role}; drop role {role}")
 
@@ -145,7 +150,7 @@ def test_row_security_of_the_role_is_refused_with_a_remedy_that_fits(subscriber:
         ("create table t (id int primary key, own int generated always as (id + 1) stored)", False),
     ],
 )
-def test_unpublished_defaults_that_differ_from_row_to_row_show_the_order_of_inserts(
+def test_volatile_unpublished_defaults_show_the_order_of_inserts(
     subscriber: Database, definition: str, shows_order: bool
 ) -> None:
     """R8.2: they are evaluated when a row is applied."""
@@ -164,10 +169,10 @@ def test_unpublished_defaults_that_differ_from_row_to_row_show_the_order_of_inse
         ("after insert on leaf for each row", "enable always trigger x", True),
     ],
 )
-def test_triggers_that_see_rows_come_show_the_order_of_inserts(
+def test_row_level_insert_triggers_show_the_order_of_inserts(
     subscriber: Database, trigger: str, enabled: str, shows_order: bool
 ) -> None:
-    """R8.13: such as fire in sessions that replicate, in whatever partition."""
+    """R8.13: triggers that fire in replicating sessions, in any partition."""
     table = "leaf" if " leaf " in trigger else "t"
     subscriber.run(
         f"""

@@ -1,21 +1,20 @@
-"""The subscriber's tables as targets: columns, identity, and what is missing.
+"""The subscriber's tables as targets: columns, identity, and what their triggers and rights require.
 
-A target is the plain or partitioned table with the published relation's schema and name (R8.1). Rows are
-found by its own identity (R8.6): the replica identity index where the table names one, else the primary key
-unless it is deferrable, else nothing. Equality is that of the index's operator class, by qualified operator:
-with an empty search path (R8.13) a plain `=` would compare a type of an extension, such as citext, as text.
+A target is the plain or partitioned table with the published relation's schema and name (R8.1). Its rows are
+identified by its own key (R8.6): the replica identity index if the table names one, else the primary key
+unless it is deferrable, else none. Equality is that of the index's operator class, by qualified operator:
+with an empty search path (R8.13) a plain `=` would compare an extension's type, such as citext, as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cdc_replay.errors import TargetMismatch
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.owners import CANNOT_BECOME, Acting, Rights, read_acting
+from cdc_replay.subscriber.owners import ActingRole, read_acting_roles
 
 _TABLES: Final = """
     select wanted.schema_name, wanted.table_name, class.oid, class.relkind = 'p',
@@ -48,6 +47,7 @@ _TABLES: Final = """
     join pg_class as class on class.relnamespace = namespace.oid and class.relname = wanted.table_name
     where class.relkind in ('r', 'p')
 """
+
 
 _COLUMNS: Final = """
     with recursive base_type (attrelid, attnum, type_oid, typmod) as (
@@ -101,9 +101,10 @@ _COLUMNS: Final = """
     order by attribute.attrelid, attribute.attnum
 """
 
-# A replica identity index and a primary key are btree, whose strategy 3 is equality, and 1 less than; but a
-# key WITHOUT OVERLAPS is GiST, where these mean something else. There equality is that of the type's own
-# class for btree, and no order is known.
+
+# A replica identity index or primary key is a btree, with strategy 3 for equality and 1 for less than. A key
+# WITHOUT OVERLAPS is GiST, whose strategies differ: equality is that of the type's default btree class, and
+# there is no order.
 _IDENTITIES: Final = """
     with operators as not materialized (
         select pg_amop.amopfamily as family, pg_amop.amoplefttype as type, pg_amop.amopstrategy as strategy,
@@ -134,8 +135,7 @@ _IDENTITIES: Final = """
     order by pg_index.indexrelid, part.position
 """
 
-
-# Of partitioned tables without a key of their own: their leaves, as an apply worker sees each (R8.6, R8.12).
+# The leaves of partitioned tables without a key, as an apply worker sees each of them (R8.6, R8.12).
 _LEAVES: Final = """
     select root.oid, namespace.nspname, leaf.relname, leaf.oid,
         coalesce(pg_get_partition_constraintdef(leaf.oid), 'true'),
@@ -153,6 +153,7 @@ _LEAVES: Final = """
     order by root.oid, leaf.oid
 """
 
+
 _ROUTING_COLUMNS: Final = """
     select root.oid, array_agg(distinct attribute.attname::text)
     from unnest(%s::oid[]) as root (oid)
@@ -168,43 +169,29 @@ _ROUTING_COLUMNS: Final = """
     group by root.oid
 """
 
-_OIDS: Final = """
-    select wanted.schema_name, wanted.table_name
-    from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
-    where not exists (
-        select from pg_class as class
-        join pg_namespace as namespace on namespace.oid = class.relnamespace
-        where class.oid = wanted.relation and namespace.nspname = wanted.schema_name
-            and class.relname = wanted.table_name
-    )
-"""
-"""Those that have another name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A qualified operator of two values of a key column, from the class of operators of the index."""
+    """A qualified operator for two values of a key column, from the index's operator class."""
 
     schema: str
     name: str
 
 
 _Operators: TypeAlias = tuple[Operator, Operator | None]
-"""What is equal, and what is less."""
+"""The operators for equality and for less than."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
     """A column of a target.
 
-    `type_sql` is as DDL wants it, schema-qualified; `base_type_sql` is the type below all domains, which
-    takes NULL whatever the domain says. `is_opaque` says that reading a value of it may run code of the
-    type's owner, such as constraints of domains within a composite type. `collation` is (schema, name), None
-    for types without one.
-    `identity` is `pg_attribute.attidentity`. `equality` tells whether two values are the same key, and `less`
-    which one is first in the index; they are set for the columns of the table's identity, `less` only where
-    the index has an order. `is_volatile` says that its default may be another one for each row: it calls a
-    volatile function, such as `nextval`, or the column is an identity.
+    `type_sql` is schema-qualified, for DDL; `base_type_sql` is the type below all domains, which accepts
+    NULL. `is_opaque`: reading a value may run code of the type's owner, such as constraints of domains within
+    a composite type. `collation` is (schema, name), None for types without one. `identity` is
+    `pg_attribute.attidentity`. `equality` and `less` are set for columns of the table's identity, `less` only
+    if the index has an order. `is_volatile`: its default can differ per row, because it calls a volatile
+    function such as `nextval` or the column is an identity.
     """
 
     name: str
@@ -233,8 +220,8 @@ class StatementTrigger:
 class Leaf:
     """A leaf partition of a table that has no key.
 
-    A row belongs to it where `constraint_sql` holds, in which columns have their bare names. `key` are the
-    columns of its own replica identity index or primary key, with what is equal; empty if it has neither.
+    It holds the rows for which `constraint_sql`, with bare column names, is true. `key` has the columns of
+    its own replica identity index or primary key, with their equality; empty if it has neither.
     """
 
     name: QualifiedName
@@ -245,15 +232,15 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The leaf partitions of a table that has no key; `routing` are the columns that lead to them."""
+    """The leaf partitions of a table that has no key; `routing` has the columns of the partition keys."""
 
     routing: frozenset[str] = frozenset()
     leaves: tuple[Leaf, ...] = ()
 
     def with_key(self, published: Iterable[str]) -> list[Leaf]:
-        """The leaves in which a row is found by the leaf's own key (R8.6, R8.12).
+        """The leaves in which rows are identified by the leaf's own key (R8.6, R8.12).
 
-        What is published must lead to the leaf, and have all of its key.
+        The published columns must include the partition keys and the leaf's whole key.
         """
         sent = frozenset(published)
         if not self.routing <= sent:
@@ -263,7 +250,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table that receives changes; by `identity` its rows are found, () where it has none."""
+    """A table that receives changes; `identity`, perhaps empty, are the columns that identify its rows."""
 
     name: QualifiedName
     oid: int
@@ -271,19 +258,19 @@ class TargetTable:
     row_security: bool
     """Row-level security restricts this session on the table (R8.21)."""
     rules: tuple[str, ...]
-    """The names of its rewrite rules that are in force for sessions that replicate."""
+    """The names of the rewrite rules that are enabled in replicating sessions."""
     statement_triggers: tuple[StatementTrigger, ...]
-    """Those that fire in sessions that replicate, at INSERT, UPDATE or DELETE."""
+    """Triggers that fire in replicating sessions on INSERT, UPDATE or DELETE."""
     has_insert_triggers: bool
-    """Triggers FOR EACH ROW fire in sessions that replicate, at INSERT into it or one of its partitions."""
+    """Row-level triggers fire in replicating sessions on INSERT into it or one of its partitions."""
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]
     identity_index: str | None
-    """Name of the index that `identity` comes from."""
-    acting: Acting
+    """Name of the index of `identity`."""
+    acting: ActingRole
     """With whose rights statements run (R8.21)."""
     leaves: Leaves = Leaves()
-    """Set where it is partitioned and has no `identity`."""
+    """Set if the table is partitioned and has no `identity`."""
 
     def column(self, name: str) -> TargetColumn:
         """The column of that name.
@@ -297,10 +284,10 @@ class TargetTable:
         raise KeyError(name)
 
     def shows_order_of_inserts(self, published: Collection[str]) -> bool:
-        """Whether what the table holds depends on the order in which rows are inserted (R8.2, R8.13).
+        """Whether the table's content depends on the order in which rows are inserted (R8.2, R8.13).
 
-        So it is where triggers see them, or a column that is not `published` gets a default that is another
-        one for each row. That of a published column counts only for rows whose version did not have it.
+        It does if triggers see the rows, or if a column that is not `published` has a volatile default. The
+        default of a published column applies only to rows whose relation version did not have the column.
         """
         return self.has_insert_triggers or any(
             column.is_volatile for column in self.columns if column.name not in published
@@ -310,27 +297,27 @@ class TargetTable:
 def read_target_tables(
     connection: Connection, names: Iterable[QualifiedName], *, run_as_owner: bool = False
 ) -> dict[QualifiedName, TargetTable]:
-    """Those of `names` that exist as plain or partitioned tables, by name, as of now.
+    """The tables of `names` that exist as plain or partitioned tables, by name, as of now.
 
-    `run_as_owner` is that of the subscription: statements run as our role, whoever owns the table.
+    `run_as_owner` is the subscription's option: statements run as our role, whoever owns the table.
     """
-    wanted = list(names)
-    values = ([name.schema for name in wanted], [name.name for name in wanted])
+    names = list(names)
+    values = ([name.schema for name in names], [name.name for name in names])
     tables = connection.execute(_TABLES, values).fetchall()
     identities = _read_identities(connection, [index for *_, index in tables if index is not None])
     columns = _read_columns(connection, [oid for _, _, oid, *_ in tables])
-    acting = read_acting(connection, [oid for _, _, oid, *_ in tables], run_as_owner=run_as_owner)
+    acting = read_acting_roles(connection, [oid for _, _, oid, *_ in tables], run_as_owner=run_as_owner)
     leaves = _read_leaves(
         connection,
         [oid for _, _, oid, is_partitioned, *_, index in tables if is_partitioned and index is None],
     )
-    found = {}
+    targets = {}
     for schema, table, oid, is_partitioned, row_security, rules, triggers, *more in tables:
         if oid not in acting:
-            continue  # it was dropped meanwhile
+            continue  # dropped by another session
         has_insert_triggers, index = more
         index_name, identity = identities.get(index, (None, {}))
-        found[QualifiedName(schema, table)] = TargetTable(
+        targets[QualifiedName(schema, table)] = TargetTable(
             QualifiedName(schema, table),
             oid,
             is_partitioned,
@@ -344,132 +331,7 @@ def read_target_tables(
             acting[oid],
             leaves.get(oid, Leaves()),
         )
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _TargetProblem:
-    """Why a table cannot take what is published, what to do about it, and the rule."""
-
-    table: QualifiedName
-    text: str
-    remedy: str = "Create what is missing with the publisher's names (case-sensitive)."
-    rule: str = "R8.1"
-
-
-def check_targets(
-    wanted: Mapping[QualifiedName, tuple[str, ...]], found: Mapping[QualifiedName, TargetTable]
-) -> None:
-    """Every wanted table can take the published columns `wanted` gives for it (R8.1, R6.10, R8.21).
-
-    Raises:
-        TargetMismatch: otherwise, with everything that is missing or in the way.
-    """
-    faults = [fault for name, columns in wanted.items() for fault in _faults(name, columns, found.get(name))]
-    if faults:
-        names = sorted({fault.table for fault in faults})
-        rules = {fault.rule for fault in faults}
-        remedies = dict.fromkeys(fault.remedy for fault in faults)
-        raise TargetMismatch(
-            f"the subscriber cannot receive {len(names)} of the published tables",
-            detail="\n".join(f"{_quoted(fault.table)}: {fault.text}" for fault in faults),
-            hint=" ".join([*remedies, "Then run it again."]),
-            rule=rules.pop() if len(rules) == 1 else "R8.1",
-            table=(names[0].schema, names[0].name) if len(names) == 1 else None,
-        )
-
-
-def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) -> None:
-    """Each name still leads to the table with this oid: what the caller has done by name was done to it.
-
-    For tables that the transaction has written to, and so locked. Nobody renames them before its end, but
-    somebody may have before its first statement.
-
-    Raises:
-        TargetMismatch: naming one that does not.
-    """
-    names = ([name.schema for name in relations], [name.name for name in relations])
-    for schema, name in connection.execute(_OIDS, (*names, list(relations.values()))).fetchall():
-        raise renamed_meanwhile(QualifiedName(schema, name))
-
-
-def renamed_meanwhile(name: QualifiedName) -> TargetMismatch:
-    """The error of work that was planned for a table which does not have that name any more."""
-    return TargetMismatch(
-        f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or made anew meanwhile',
-        hint="Run the command again: nothing of it was done.",
-        rule="R7.12",
-        table=(name.schema, name.name),
-    )
-
-
-def _faults(
-    name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
-) -> Iterator[_TargetProblem]:
-    if table is None:
-        yield _TargetProblem(name, "the table does not exist as a plain or partitioned table")
-        return
-    by_name = {column.name: column for column in table.columns}
-    yield from _faults_of_rights(name, table)
-    if table.rules:
-        # A native worker does not rewrite what it does, so it does not see them (R8.13).
-        names = ", ".join(f'"{rule}"' for rule in table.rules)
-        yield _TargetProblem(
-            name,
-            f"rules would rewrite what is applied; disable them, or ENABLE RULE: {names}",
-            "Let no rule be in force for replicated changes.",
-            "R8.13",
-        )
-    if missing := missing_columns(columns, table):
-        yield _TargetProblem(name, f"missing {missing}")
-    if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
-        yield _TargetProblem(
-            name,
-            "published, but generated on the subscriber: " + _listed(generated),
-            "Do not publish a column that is generated on the subscriber, or make it a plain one there.",
-        )
-
-
-def _faults_of_rights(name: QualifiedName, table: TargetTable) -> Iterator[_TargetProblem]:
-    """As a native worker refuses, which runs as the owner of the table."""
-    owner = table.acting.owner
-    if table.acting.rights is Rights.REFUSED:
-        yield _TargetProblem(
-            name,
-            f'it is owned by "{owner}", and the role of the subscription cannot SET ROLE to "{owner}"',
-            CANNOT_BECOME.format(owner=owner),
-            "R8.21",
-        )
-    elif table.acting.rights.is_owners and table.acting.forces_row_security:
-        yield _TargetProblem(
-            name,
-            f'row-level security is forced on its owner "{owner}"',
-            "Give the owner BYPASSRLS, or let it be NO FORCE ROW LEVEL SECURITY.",
-            "R8.21",
-        )
-    elif table.row_security and not table.acting.rights.is_owners:
-        yield _TargetProblem(
-            name,
-            "row-level security is enabled and the role does not bypass it",
-            "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",
-            "R8.21",
-        )
-
-
-def missing_columns(columns: Iterable[str], table: TargetTable) -> str:
-    """Those of `columns` that the table lacks, as people read them; empty if it lacks none."""
-    there = {column.name for column in table.columns}
-    missing = [column for column in columns if column not in there]
-    return _listed(missing) if missing else ""
-
-
-def _listed(columns: list[str]) -> str:
-    word = "column" if len(columns) == 1 else "columns"
-    return f"{word} " + ", ".join(f'"{column}"' for column in columns)
-
-
-def _quoted(name: QualifiedName) -> str:
-    return f'table "{name.schema}"."{name.name}"'
+    return targets
 
 
 def _read_identities(
@@ -495,13 +357,15 @@ def _read_leaves(connection: Connection, oids: list[int]) -> dict[int, Leaves]:
         equalities = {column: equality for column, (equality, _) in key.items()}
         leaves.setdefault(root, []).append(Leaf(QualifiedName(schema, name), oid, constraint, equalities))
     routing = {root: frozenset(names) for root, names in connection.execute(_ROUTING_COLUMNS, (oids,))}
-    return {root: Leaves(routing.get(root, frozenset()), tuple(found)) for root, found in leaves.items()}
+    return {
+        root: Leaves(routing.get(root, frozenset()), tuple(partitions)) for root, partitions in leaves.items()
+    }
 
 
 def _read_columns(connection: Connection, oids: list[int]) -> dict[int, list[tuple[object, ...]]]:
     columns: dict[int, list[tuple[object, ...]]] = {}
-    for oid, *rest in connection.execute(_COLUMNS, (oids,)):
-        columns.setdefault(oid, []).append(tuple(rest))
+    for oid, *column in connection.execute(_COLUMNS, (oids,)):
+        columns.setdefault(oid, []).append(tuple(column))
     return columns
 
 

@@ -1,8 +1,8 @@
-"""How far a running copy is, where everybody can see it: `cdc_replay.copy_progress` of the subscriber.
+"""Progress of a running copy, visible to everybody in `cdc_replay.copy_progress` of the subscriber.
 
-The rows are for people. The process that copies writes them every second on a connection of its own, so that
-they are visible while the copy's transactions are open, and removes them at its end. A process that was
-killed leaves them, with the time at which it last wrote; the next copy of the subscription removes them.
+The copying process writes its rows every second on a separate connection, so that they are visible while the
+copy's transactions are open, and deletes them at the end. A killed process leaves them, with the time of the
+last update; the next copy of the subscription deletes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.state import is_installed
+from cdc_replay.subscriber.state_schema import is_installed
 
 _REPORT: Final = """
     insert into cdc_replay.copy_progress
@@ -34,10 +34,10 @@ _READ: Final = """
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far the copy of one table is.
+    """Progress of the copy of one table.
 
-    `bytes` are COPY text; `expected_bytes` is what the table takes on the publisher's disk, a guess of what
-    `bytes` will be in the end.
+    `bytes` are COPY text; `expected_bytes`, the table's size on the publisher's disk, is an estimate of the
+    final `bytes`.
     """
 
     table: QualifiedName
@@ -48,7 +48,7 @@ class CopyProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """A guess; None while nothing moves."""
+        """An estimate; None while nothing is copied."""
         if self.bytes_per_second <= 0:
             return None
         return max(0.0, (self.expected_bytes - self.bytes) / self.bytes_per_second)
@@ -56,7 +56,7 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgress:
-    """What a copy has reported, when it began, and how many seconds ago that was reported."""
+    """Reported progress, when the copy started, and the age of the report in seconds."""
 
     progress: CopyProgress
     started: datetime
@@ -64,29 +64,19 @@ class ReportedProgress:
 
 
 def report_progress(connection: Connection, subscription: str, progress: Iterable[CopyProgress]) -> None:
-    """Let others see how far these tables are."""
-    for each in progress:
-        connection.execute(
-            _REPORT,
-            (
-                subscription,
-                each.table.schema,
-                each.table.name,
-                each.rows,
-                each.bytes,
-                each.expected_bytes,
-                each.bytes_per_second,
-            ),
-        )
+    """Publish the progress of these tables."""
+    for copy in progress:
+        counts = (copy.rows, copy.bytes, copy.expected_bytes, copy.bytes_per_second)
+        connection.execute(_REPORT, (subscription, copy.table.schema, copy.table.name, *counts))
 
 
-def forget_progress(connection: Connection, subscription: str) -> None:
-    """No copy of the subscription runs any more."""
+def clear_progress(connection: Connection, subscription: str) -> None:
+    """Delete the progress of the subscription."""
     connection.execute("delete from cdc_replay.copy_progress where subscription = %s", (subscription,))
 
 
-def reported_progress(connection: Connection, subscription: str) -> tuple[ReportedProgress, ...]:
-    """What the copies that run now, or were killed, have reported of their tables."""
+def read_progress(connection: Connection, subscription: str) -> tuple[ReportedProgress, ...]:
+    """The progress of copies that are running or were killed."""
     if not is_installed(connection):
         return ()
     return tuple(

@@ -1,0 +1,232 @@
+"""The subscriber's state: schema `cdc_replay` in its database, and its installation.
+
+Progress is stored in the subscriber, because only there one transaction can contain both rows and progress
+(R8.17). Every transaction that changes rows also changes the state, so a crash never separates them.
+
+| table              | a row is                                                                       |
+|--------------------|--------------------------------------------------------------------------------|
+| subscription       | a subscription, its publisher, and why it is parked (`subscription_records`)   |
+| subscription_table | the state of one of its tables, keyed by oid (`subscription_tables`)           |
+| brought            | the definition that one table was copied with (`copy_definitions`)             |
+| result             | the result of one command (`recorded_results`)                                 |
+| copy_progress      | the progress of the running copy of one table (`copy_progress`)                |
+
+A subscribed table is identified by its oid, as in `pg_subscription_rel`: a renamed table keeps its state, and
+a new table of the same name is not subscribed to (R7.12). Functions return the current names. `schema_name`
+and `table_name` record the name under which a change last reached the table.
+
+All functions work on an open connection and never commit a transaction of the caller. Functions that only
+read return nothing if the schema does not exist.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Final
+
+from cdc_replay.model.publication import STATE_SCHEMA
+from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.subscriber.ownership import check_state_ownership
+from cdc_replay.subscriber.subscription_lock import advisory_key
+
+SCHEMA: Final = STATE_SCHEMA
+
+
+_INSTALL: Final = (
+    # Even with `if not exists` the role would need CREATE on the database.
+    """
+    do $$ begin
+        if pg_catalog.to_regnamespace('cdc_replay') is null then create schema cdc_replay; end if;
+    end $$
+    """,
+    """
+    create table if not exists cdc_replay.subscription (
+        name text primary key,
+        publisher_system_identifier text not null,
+        publications text[] not null,
+        parked_at pg_lsn,
+        parked_reason text,
+        parked_transaction pg_lsn,
+        has_tables_listed boolean not null default false,
+        created timestamptz not null default pg_catalog.now(),
+        check ((parked_at is null) = (parked_reason is null))
+    )
+    """,
+    """
+    create table if not exists cdc_replay.subscription_table (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        schema_name text not null,
+        table_name text not null,
+        state text not null check (state in ('pending', 'copying', 'ready', 'parked')),
+        lsn pg_lsn,
+        reason text,
+        transaction pg_lsn,
+        check ((state = 'pending') = (lsn is null)),
+        check ((state = 'parked') = (reason is not null))
+    )
+    """,
+    """
+    create table if not exists cdc_replay.brought (
+        subscription text not null,
+        schema_name text not null,
+        table_name text not null,
+        lsn pg_lsn not null,
+        filters text[],
+        columns text[] not null,
+        relation oid
+    )
+    """,
+    """
+    create table if not exists cdc_replay.result (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        command text not null,
+        number bigint generated always as identity,
+        finished timestamptz not null default pg_catalog.clock_timestamp(),
+        result jsonb not null,
+        primary key (subscription, command, number)
+    )
+    """,
+    """
+    create table if not exists cdc_replay.copy_progress (
+        subscription text not null references cdc_replay.subscription on delete cascade,
+        schema_name text not null,
+        table_name text not null,
+        rows bigint not null,
+        bytes bigint not null,
+        expected_bytes bigint not null,
+        bytes_per_second float8 not null,
+        started timestamptz not null default pg_catalog.clock_timestamp(),
+        updated timestamptz not null default pg_catalog.clock_timestamp(),
+        primary key (subscription, schema_name, table_name)
+    )
+    """,
+    # Upgrades from earlier versions, by the first writer.
+    """
+    alter table cdc_replay.subscription
+        add column if not exists publisher_database_oid oid,
+        add column if not exists publisher_database_name text,
+        add column if not exists null_accepted_at pg_lsn
+    """,
+    """
+    alter table cdc_replay.subscription_table
+        add column if not exists relation oid,
+        add column if not exists rewritten_at pg_lsn,
+        add column if not exists null_accepted_at pg_lsn
+    """,
+    # Tables were identified by name, and by oid in `brought`. If a publication FOR ALL TABLES of this
+    # database exists, updates need a replica identity.
+    "alter table cdc_replay.subscription_table replica identity full",
+    "alter table cdc_replay.brought replica identity full",
+    """
+    alter table cdc_replay.brought
+        drop constraint if exists brought_subscription_schema_name_table_name_fkey,
+        drop constraint if exists brought_relation_fkey,
+        drop constraint if exists brought_pkey
+    """,
+    "alter table cdc_replay.subscription_table drop constraint if exists subscription_table_pkey",
+    """
+    update cdc_replay.subscription_table as known
+    set relation = coalesce(
+        (select brought.relation from cdc_replay.brought
+         where brought.subscription = known.subscription and brought.schema_name = known.schema_name
+             and brought.table_name = known.table_name),
+        pg_catalog.to_regclass(pg_catalog.format('%I.%I', schema_name, table_name))::oid)
+    where relation is null
+    """,
+    """
+    delete from cdc_replay.subscription_table
+    where ctid in (
+        select ctid
+        from (
+            select ctid, relation, pg_catalog.row_number() over (
+                partition by subscription, relation
+                order by relation = pg_catalog.to_regclass(
+                    pg_catalog.format('%I.%I', schema_name, table_name))::oid desc nulls last
+            ) as place
+            from cdc_replay.subscription_table
+        ) as placed
+        where relation is null or place > 1
+    )
+    """,
+    """
+    update cdc_replay.brought
+    set relation = known.relation
+    from cdc_replay.subscription_table as known
+    where brought.relation is null and brought.subscription = known.subscription
+        and brought.schema_name = known.schema_name and brought.table_name = known.table_name
+    """,
+    """
+    delete from cdc_replay.brought
+    where not exists (
+        select from cdc_replay.subscription_table as known
+        where known.subscription = brought.subscription and known.schema_name = brought.schema_name
+            and known.table_name = brought.table_name and known.relation = brought.relation
+    )
+    """,
+    # A dump contains the name of a regclass; the restore resolves it to the new oid.
+    "alter table cdc_replay.subscription_table alter column relation type regclass",
+    "alter table cdc_replay.brought alter column relation type regclass",
+    "alter table cdc_replay.subscription_table add primary key (subscription, relation)",
+    """
+    alter table cdc_replay.brought
+        add primary key (subscription, relation),
+        add constraint brought_relation_fkey foreign key (subscription, relation)
+            references cdc_replay.subscription_table on delete cascade
+    """,
+    "alter table cdc_replay.subscription_table replica identity default",
+    "alter table cdc_replay.brought replica identity default",
+)
+
+
+_IS_INSTALLED: Final = """
+    select exists (
+        select from pg_catalog.pg_constraint
+        where conrelid = pg_catalog.to_regclass('cdc_replay.brought') and conname = 'brought_relation_fkey'
+    )
+"""
+"""The last statements of `_INSTALL` have run."""
+
+
+_CHECKED: Final[weakref.WeakSet[Connection]] = weakref.WeakSet()
+"""Connections that have checked the schema's ownership; nobody else can take an existing schema."""
+
+
+def install(connection: Connection) -> None:
+    """Create or upgrade the schema; concurrent calls are safe.
+
+    Raises:
+        MissingPrivilege: if the role may not create a schema in this database.
+    """
+    if is_installed(connection):
+        return
+    with translated_errors(f'cannot create schema "{SCHEMA}" on the subscriber'), connection.transaction():
+        # `if not exists` alone fails if another session is creating the same schema.
+        connection.execute("select pg_advisory_xact_lock(%s)", (advisory_key("install", ""),))
+        if is_installed(connection):
+            return  # by another session
+        for statement in _INSTALL:
+            connection.execute(statement)
+
+
+def upgrade(connection: Connection) -> None:
+    """Upgrade the schema of an earlier release, if there is one.
+
+    Raises:
+        MissingPrivilege: if the role may not.
+    """
+    ((exists,),) = connection.execute("select pg_catalog.to_regclass('cdc_replay.subscription') is not null")
+    if exists:
+        install(connection)
+
+
+def is_installed(connection: Connection) -> bool:
+    """Whether this database has the schema with all tables of this version.
+
+    Raises:
+        SubscriberNotReady: if another role controls the schema.
+    """
+    if connection not in _CHECKED:
+        check_state_ownership(connection)
+        _CHECKED.add(connection)
+    row = connection.execute(_IS_INSTALLED).fetchone()
+    return row is not None and bool(row[0])

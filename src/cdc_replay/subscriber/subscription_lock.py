@@ -1,0 +1,79 @@
+"""The lock of a subscription: one process at a time changes its rows and its state."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+
+from cdc_replay.errors import SubscriptionInUse
+from cdc_replay.postgres.connection import Connection, translated_errors
+
+_LOCK_HOLDER: Final = """
+    select activity.pid, activity.application_name
+    from pg_locks
+    join pg_stat_activity as activity using (pid)
+    where locktype = 'advisory' and granted and objsubid = 1
+        and pg_locks.database = (select oid from pg_database where datname = current_database())
+        and classid::bigint = (%(key)s::bigint >> 32) & 4294967295
+        and objid::bigint = %(key)s::bigint & 4294967295
+"""
+
+
+@contextlib.contextmanager
+def lock(connection: Connection, subscription: str) -> Iterator[None]:
+    """Hold the subscription's advisory lock for the duration.
+
+    The lock belongs to the session, so the server releases it when the process ends.
+
+    Raises:
+        SubscriptionInUse: if another session holds it.
+    """
+    key = advisory_key("subscription", subscription)
+    row = connection.execute("select pg_try_advisory_lock(%s)", (key,)).fetchone()
+    if row is None or not row[0]:
+        raise SubscriptionInUse(
+            f'another process is working on subscription "{subscription}"',
+            detail=_lock_holder(connection, key),
+            hint="Wait until it has finished; runs of one subscription never overlap.",
+        )
+    try:
+        yield
+    finally:
+        # If the connection is lost or in a failed transaction, the end of the session releases the lock.
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("select pg_advisory_unlock(%s)", (key,))
+
+
+@contextlib.contextmanager
+def release(connection: Connection, subscription: str) -> Iterator[None]:
+    """Within `lock`: release the lock; on exit, wait to acquire it again."""
+    key = advisory_key("subscription", subscription)
+    connection.execute("select pg_advisory_unlock(%s)", (key,))
+    yield
+    with translated_errors(f'cannot lock subscription "{subscription}" again'):
+        connection.execute("select pg_advisory_lock(%s)", (key,))
+
+
+def stable_hash(subscription: str) -> int:
+    """A signed 64-bit hash of the name, the same in every process and release."""
+    return advisory_key("subscription", subscription)
+
+
+def advisory_key(purpose: str, name: str) -> int:
+    """The key of the advisory lock for `purpose` and `name`."""
+    digest = hashlib.sha256(f"cdc_replay {purpose} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def lock_holder(connection: Connection, subscription: str) -> str | None:
+    """A sentence that names the session which holds the lock; None if it is free."""
+    return _lock_holder(connection, advisory_key("subscription", subscription))
+
+
+def _lock_holder(connection: Connection, key: int) -> str | None:
+    row = connection.execute(_LOCK_HOLDER, {"key": key}).fetchone()
+    return None if row is None else f'It is server process {row[0]} ("{row[1]}") of the subscriber.'

@@ -1,0 +1,153 @@
+"""Checks that the subscriber's tables can receive the published changes, and still have their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.errors import TargetMismatch
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.subscriber.owners import CANNOT_BECOME, Rights
+from cdc_replay.subscriber.target_tables import TargetTable
+
+_RENAMED: Final = """
+    select wanted.schema_name, wanted.table_name
+    from unnest(%s::text[], %s::text[], %s::oid[]) as wanted (schema_name, table_name, relation)
+    where not exists (
+        select from pg_class as class
+        join pg_namespace as namespace on namespace.oid = class.relnamespace
+        where class.oid = wanted.relation and namespace.nspname = wanted.schema_name
+            and class.relname = wanted.table_name
+    )
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetProblem:
+    """Why a table cannot receive what is published, the remedy, and the rule."""
+
+    table: QualifiedName
+    text: str
+    remedy: str = "Create what is missing with the publisher's names (case-sensitive)."
+    rule: str = "R8.1"
+
+
+def check_targets(
+    required_columns: Mapping[QualifiedName, tuple[str, ...]], targets: Mapping[QualifiedName, TargetTable]
+) -> None:
+    """Check that every table can receive its published columns (R8.1, R6.10, R8.21).
+
+    Raises:
+        TargetMismatch: listing all problems.
+    """
+    problems = [
+        problem
+        for name, columns in required_columns.items()
+        for problem in _problems(name, columns, targets.get(name))
+    ]
+    if problems:
+        names = sorted({problem.table for problem in problems})
+        rules = {problem.rule for problem in problems}
+        remedies = dict.fromkeys(problem.remedy for problem in problems)
+        raise TargetMismatch(
+            f"the subscriber cannot receive {len(names)} of the published tables",
+            detail="\n".join(f"{_quoted(problem.table)}: {problem.text}" for problem in problems),
+            hint=" ".join([*remedies, "Then run the command again."]),
+            rule=rules.pop() if len(rules) == 1 else "R8.1",
+            table=(names[0].schema, names[0].name) if len(names) == 1 else None,
+        )
+
+
+def check_names(connection: Connection, relations: Mapping[QualifiedName, int]) -> None:
+    """Check that each name still refers to the table with this oid, so that work by name reached it.
+
+    For tables that the transaction has written to, and so locked: they cannot be renamed any more, but may
+    have been renamed before the transaction's first statement.
+
+    Raises:
+        TargetMismatch: naming a table that was renamed.
+    """
+    names = ([name.schema for name in relations], [name.name for name in relations])
+    for schema, name in connection.execute(_RENAMED, (*names, list(relations.values()))).fetchall():
+        raise renamed_target(QualifiedName(schema, name))
+
+
+def renamed_target(name: QualifiedName) -> TargetMismatch:
+    """The error for a table that no longer has the name under which work on it was planned."""
+    return TargetMismatch(
+        f'table "{name.schema}"."{name.name}" of the subscriber was renamed, dropped or recreated meanwhile',
+        hint="Run the command again: this transaction was rolled back.",
+        rule="R7.12",
+        table=(name.schema, name.name),
+    )
+
+
+def _problems(
+    name: QualifiedName, columns: tuple[str, ...], table: TargetTable | None
+) -> Iterator[_TargetProblem]:
+    if table is None:
+        yield _TargetProblem(name, "the table does not exist as a plain or partitioned table")
+        return
+    by_name = {column.name: column for column in table.columns}
+    yield from _rights_problems(name, table)
+    if table.rules:
+        # A native worker ignores rewrite rules (R8.13).
+        names = ", ".join(f'"{rule}"' for rule in table.rules)
+        yield _TargetProblem(
+            name,
+            f"rules would rewrite applied changes; disable them, or ENABLE RULE: {names}",
+            "No rule may be enabled for replicated changes.",
+            "R8.13",
+        )
+    if missing := missing_columns(columns, table):
+        yield _TargetProblem(name, f"missing {missing}")
+    if generated := [column for column in columns if column in by_name and by_name[column].is_generated]:
+        yield _TargetProblem(
+            name,
+            "published, but generated on the subscriber: " + _column_list(generated),
+            "Do not publish a column that is generated on the subscriber, or make it a plain column there.",
+        )
+
+
+def _rights_problems(name: QualifiedName, table: TargetTable) -> Iterator[_TargetProblem]:
+    """As a native worker that runs as the table's owner refuses."""
+    owner = table.acting.owner
+    if table.acting.rights is Rights.REFUSED:
+        yield _TargetProblem(
+            name,
+            f'it is owned by "{owner}", and the role of the subscription cannot SET ROLE to "{owner}"',
+            CANNOT_BECOME.format(owner=owner),
+            "R8.21",
+        )
+    elif table.acting.rights.runs_as_owner and table.acting.forces_row_security:
+        yield _TargetProblem(
+            name,
+            f'row-level security is forced on its owner "{owner}"',
+            "Give the owner BYPASSRLS, or set the table to NO FORCE ROW LEVEL SECURITY.",
+            "R8.21",
+        )
+    elif table.row_security and not table.acting.rights.runs_as_owner:
+        yield _TargetProblem(
+            name,
+            "row-level security is enabled and the role does not bypass it",
+            "Give the role BYPASSRLS, or make it the owner of the table without FORCE ROW LEVEL SECURITY.",
+            "R8.21",
+        )
+
+
+def missing_columns(columns: Iterable[str], table: TargetTable) -> str:
+    """The columns that the table lacks, as text; empty if it has all."""
+    available = {column.name for column in table.columns}
+    missing = [column for column in columns if column not in available]
+    return _column_list(missing) if missing else ""
+
+
+def _column_list(columns: list[str]) -> str:
+    word = "column" if len(columns) == 1 else "columns"
+    return f"{word} " + ", ".join(f'"{column}"' for column in columns)
+
+
+def _quoted(name: QualifiedName) -> str:
+    return f'table "{name.schema}"."{name.name}"'
