@@ -242,7 +242,7 @@ class _Puller:
             if end <= after:
                 return None
             defined = self._definitions.catalogs_for_pull(
-                Window(after, end), assembler.catalog_messages, assembler.described
+                Window(after, end), assembler.catalog_messages, assembler.described_relations
             )
             pull = PullRange(after, end, defined.before, defined.now, defined.between)
             roots = self._second_peeks.roots(pull, assembler)

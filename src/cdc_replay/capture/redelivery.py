@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from cdc_replay.capture.message_batch import buffers, kinds_table
+from cdc_replay.capture.message_batch import buffers, kind_mask
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import CommittedTransaction
@@ -42,8 +42,8 @@ from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 MESSAGES_PER_STEP: Final = 1_000_000
 
 _CHANGES: Final = frozenset({Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE})
-_ARE_CHANGES: Final = kinds_table(_CHANGES)
-_ARE_ENDS: Final = kinds_table(
+_ARE_CHANGES: Final = kind_mask(_CHANGES)
+_ARE_ENDS: Final = kind_mask(
     frozenset({Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED})
 )
 

@@ -32,7 +32,12 @@ from dataclasses import dataclass
 from cdc_replay.capture.change_origins import read_local_changes
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
-from cdc_replay.capture.truncate_rows import RootsAdded, RootTruncate, truncates_in, union_truncates
+from cdc_replay.capture.truncate_rows import (
+    RootTruncate,
+    RootTruncateMerger,
+    parse_truncates,
+    union_truncates,
+)
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import Segment
@@ -98,12 +103,12 @@ class RootPeeks:
         Raises:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
-        may_name_roots = names_a_partition(pull, first.truncated) or has_unseen_root(pull)
+        may_name_roots = names_a_partition(pull, first.truncated_in_peek) or has_unseen_root(pull)
         found = [
-            self._peek(name, pull, first.truncated)
+            self._peek(name, pull, first.truncated_in_peek)
             for name in ROOT_PUBLICATIONS
             if (may_name_roots and any(_members(catalog, name) for catalog in pull.ends))
-            or self._waits(name, first.decided)
+            or self._waits(name, first.decided_xids)
         ]
         return RootTruncates(
             union_truncates(one for each in found for one in each.truncates),
@@ -133,7 +138,7 @@ class RootPeeks:
                 dataclasses.replace(one, relations=new)
                 for raw in batches
                 for rows in assembler.feed(raw)
-                for one in truncates_in(rows)
+                for one in parse_truncates(rows)
                 # A publication of all tables also shows those that the first peek has shown.
                 if (new := tuple(relation for relation in one.relations if relation not in known))
             )
@@ -154,7 +159,7 @@ def merge_root_truncates(
     """
     if not roots.truncates:
         return segments, CaptureCounts()
-    rows = RootsAdded(log.read(segments), roots.truncates)
+    rows = RootTruncateMerger(log.read(segments), roots.truncates)
     merged = log.write(rows)
     log.discard(segments)
     return merged, CaptureCounts(rows.transactions, rows.messages)

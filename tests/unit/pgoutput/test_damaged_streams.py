@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_replay.capture.plain_transactions import SHORTEST
+from cdc_replay.capture.plain_transactions import MIN_TRANSACTIONS
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
@@ -109,7 +109,7 @@ def stream() -> list[m.Message]:
     writer = Writer()
     first = writer.ordinary(relation(), m.TypeMessage(None, 20000, QualifiedName("s", "y")), insert("a"))
     message = m.LogicalMessage(None, is_transactional=False, lsn=Lsn(1), prefix="p", content=b"c")
-    small = [writer.ordinary(insert(str(number)), insert("")) for number in range(SHORTEST + 2)]
+    small = [writer.ordinary(insert(str(number)), insert("")) for number in range(MIN_TRANSACTIONS + 2)]
     both = [
         first, *small, writer.ordinary(m.Origin(Lsn(0), "elsewhere"), insert("o")),
         writer.streamed(is_prepared=False), writer.prepared(is_committed=True), [message],
@@ -249,12 +249,12 @@ def places() -> list[int]:
 POSITION: Final = {"commit_lsn", "prepare_lsn", "end_lsn", "prepare_end_lsn", "xid", "gid"}
 
 
-@pytest.mark.parametrize("count", [1, SHORTEST])
+@pytest.mark.parametrize("count", [1, MIN_TRANSACTIONS])
 @pytest.mark.parametrize(
     ("end_lsn", "time", "problem"),
     [
-        (Lsn(2**63), TIME, "a transaction ends at 80000000/0, where no WAL can be"),
-        (Lsn(2**64 - 1), TIME, "a transaction ends at FFFFFFFF/FFFFFFFF, where no WAL can be"),
+        (Lsn(2**63), TIME, "a transaction ends at 80000000/0, beyond the largest WAL position"),
+        (Lsn(2**64 - 1), TIME, "a transaction ends at FFFFFFFF/FFFFFFFF, beyond the largest WAL position"),
         (Lsn(10**6), LAST_TIME + 1, "time out of range at offset 18"),
     ],
 )
@@ -272,7 +272,7 @@ def test_positions_and_times_that_the_log_cannot_hold_are_refused(
 
 def test_the_last_time_that_the_log_can_hold_is_kept(tmp_path: Path) -> None:
     writer = Writer()
-    small = [writer.ordinary(insert("a")) for _ in range(SHORTEST)]
+    small = [writer.ordinary(insert("a")) for _ in range(MIN_TRANSACTIONS)]
     last: list[m.Message] = [
         m.Begin(Lsn(1), LAST_TIME, 9),
         insert("b"),

@@ -60,15 +60,15 @@ class MessageFilter:
     """How many messages with our prefix had not its code, by the xid of their transaction."""
     _last_ordinals: dict[int, int] = field(default_factory=dict)
 
-    def filtered(self, chunk: MessageBatch) -> MessageBatch:
+    def drop_foreign(self, batch: MessageBatch) -> MessageBatch:
         """The chunk without messages of others."""
-        messages = np.flatnonzero(chunk.kinds == _MESSAGE)
+        messages = np.flatnonzero(batch.kinds == _MESSAGE)
         if not len(messages):
-            return chunk
-        kept: npt.NDArray[np.bool_] = np.ones(len(chunk.kinds), dtype=np.bool_)
+            return batch
+        is_kept: npt.NDArray[np.bool_] = np.ones(len(batch.kinds), dtype=np.bool_)
         for position in messages.tolist():
-            kept[position] = self._accepts(chunk.message(position), int(chunk.xid[position]))
-        return chunk if kept.all() else chunk.where(kept)
+            is_kept[position] = self._accepts(batch.message(position), int(batch.xid[position]))
+        return batch if is_kept.all() else batch.filter(is_kept)
 
     def _accepts(self, data: bytes, xid: int) -> bool:
         if not data.startswith(OUR_PREFIXES, _PREFIX_OFFSET):
