@@ -36,7 +36,7 @@ from cdc_replay.capture.ddl.event_triggers import (
     remove_event_triggers,
 )
 from cdc_replay.capture.grants import plan_grants
-from cdc_replay.capture.log_start import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
+from cdc_replay.capture.log_start import check_unread, execute_marks, plan_mark, plan_unmark, read_mark
 from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
@@ -268,7 +268,7 @@ def _plan_slot_and_mark(connection: Connection, request: SetupRequest, *, has_sl
             create_slot_statement(connection, request.slot, two_phase=request.two_phase),
             (plan_mark(request.slot),),
         )
-    if log_mark(connection, request.slot) is not None:
+    if read_mark(connection, request.slot) is not None:
         return _SetupPlan()
     # A setup died before the mark, or an earlier release created the log.
     has_log = ChangeLog.exists(request.change_log)
@@ -306,7 +306,9 @@ def _create_slot_and_log(
     return start, warnings
 
 
-def _setup_warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> tuple[str, ...]:
+def _setup_warnings(
+    connection: Connection, catalog: PublisherCatalog, request: SetupRequest
+) -> tuple[str, ...]:
     return (
         *_two_phase_warnings(connection, request),
         *_identity_warnings(catalog, request.publications),
@@ -318,11 +320,11 @@ def _setup_warnings(connection: Connection, catalog: PublisherCatalog, request: 
 def _two_phase_warnings(connection: Connection, request: SetupRequest) -> Iterator[str]:
     if not slot_exists(connection, request.slot):
         return
-    has_two_phase = slot_status(connection, request.slot).two_phase
-    if has_two_phase != request.two_phase:
+    two_phase = slot_status(connection, request.slot).two_phase
+    if two_phase != request.two_phase:
         yield (
-            f'replication slot "{request.slot}" has two_phase = {str(has_two_phase).lower()}; the configuration says'
-            f" {str(request.two_phase).lower()}, which requires a new slot"
+            f'replication slot "{request.slot}" has two_phase = {str(two_phase).lower()}; the configuration'
+            f" has {str(request.two_phase).lower()}, which requires a new slot"
         )
 
 
@@ -371,4 +373,6 @@ def _covers(catalog: PublisherCatalog, members: CaptureMembers, table: Table) ->
     family = (table, *catalog.ancestors(table.id))
     if members.all_tables:
         return not any(relative.name in members.exceptions for relative in family)
-    return any(relative.name in members.tables or relative.name.schema in members.schemas for relative in family)
+    return any(
+        relative.name in members.tables or relative.name.schema in members.schemas for relative in family
+    )

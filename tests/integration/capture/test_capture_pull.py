@@ -302,7 +302,7 @@ def test_a_log_of_another_slot_is_refused(publisher: Database, set_up: SetUp) ->
     publisher.run(TABLE)
     captured = set_up()
     publisher.run("select pg_create_logical_replication_slot('another_slot', 'pgoutput')")
-    with pytest.raises(ChangeLogMismatch, match="not of this publisher") as refused:
+    with pytest.raises(ChangeLogMismatch, match="belongs to another publisher") as refused:
         captured.capture(slot="another_slot")
     assert "another_slot" in str(refused.value.detail)
 

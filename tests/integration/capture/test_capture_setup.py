@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_replay.capture.log_start import log_mark
+from cdc_replay.capture.log_start import read_mark
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
@@ -133,7 +133,7 @@ def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database,
         # Run before the slot is there, it does no harm.
         connection.execute("select pg_drop_replication_slot('dry_run')")
         connection.execute(mark.encode())
-        assert log_mark(connection, "dry_run") is None
+        assert read_mark(connection, "dry_run") is None
         connection.execute(creation.encode())
         connection.execute(mark.encode())
     assert [len(tables) for tables in members(publisher).values()] == [1, 1, 1, 1]
@@ -283,7 +283,7 @@ def test_a_setup_that_dies_between_slot_and_log_is_completed(
 
 def mark_of(captured: Captured) -> Lsn | None:
     with captured.database.connect() as connection:
-        return log_mark(connection, captured.request.slot)
+        return read_mark(connection, captured.request.slot)
 
 
 @pytest.fixture
@@ -384,7 +384,7 @@ def test_a_log_whose_slot_is_gone_is_not_continued_by_a_new_slot(publisher: Data
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     publisher.run(f"select pg_drop_replication_slot('{captured.request.slot}')")
-    with pytest.raises(SlotMissing, match="does not exist any more") as refused:
+    with pytest.raises(SlotMissing, match="no longer exists") as refused:
         setup_publisher(captured.request)
     assert str(captured.log.end_lsn) in str(refused.value.detail)
     publisher.run(f"select pg_create_logical_replication_slot('{captured.request.slot}', 'pgoutput')")

@@ -169,7 +169,7 @@ def test_a_log_of_another_publisher_is_refused_with_all_that_differs(
     disturbed: Disturbed,
 ) -> None:
     captured = disturbed.captured
-    with pytest.raises(ChangeLogMismatch, match="is not of this publisher") as refused:
+    with pytest.raises(ChangeLogMismatch, match="belongs to another publisher") as refused:
         captured.capture(change_log=disturbed.undisturbed.source.change_log)
     assert disturbed.undisturbed.source.slot in str(refused.value.detail)
     assert "Correct `dsn`, `slot` or `change_log`" in str(refused.value.hint)

@@ -199,7 +199,7 @@ def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_name
     assert not slot_exists(publisher)
     log = ChangeLog.open(config.publisher("pub").change_log)
     assert content(log).num_rows == 1
-    with pytest.raises(SlotMissing, match="does not exist any more"):
+    with pytest.raises(SlotMissing, match="no longer exists"):
         capture(config, "pub")
 
 

@@ -147,9 +147,14 @@ def test_a_promoted_standby_that_has_the_slot_is_captured_on(
     assert captured.log.header.timeline == 3
 
     primary.cluster.start()
-    said = refusal(captured, primary.dsn, ChangeLogMismatch, "is of timeline 3, from which timeline 1")
-    assert "a primary that was replaced" in said
-    assert "Let `dsn` lead to the server that took over" in said
+    said = refusal(
+        captured,
+        primary.dsn,
+        ChangeLogMismatch,
+        "timeline 1 of the publisher does not descend from timeline 3",
+    )
+    assert "a replaced primary" in said
+    assert "Point `dsn` at the server that took over" in said
 
 
 def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_cluster: NewCluster) -> None:
@@ -189,9 +194,11 @@ def test_a_promoted_standby_that_was_behind_the_log_is_refused(
     standby.cluster.promote()
     insert(standby, *range(10, 30))
 
-    said = refusal(captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at")
+    said = refusal(
+        captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
+    )
 
-    assert f"goes up to {captured.log.end_lsn}" in said
+    assert f"ends at {captured.log.end_lsn}" in said
     assert "holds 2 transactions that the publisher never had" in said
     assert all(word in said for word in COPY_ALL_AGAIN)
 
@@ -245,9 +252,9 @@ def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot
     said = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
 
     assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in said
-    assert "on timeline 2, the log on 1: the standby that was promoted" in said
+    assert "on timeline 2, the log on 1: the promoted standby" in said
     assert "cdc-replay snapshot" in said
-    with pytest.raises(SlotMissing, match="does not exist any more"):
+    with pytest.raises(SlotMissing, match="no longer exists"):
         setup_publisher(dataclasses.replace(captured.request, dsn=standby.dsn))
 
 
@@ -268,7 +275,7 @@ def test_a_publisher_that_was_restored_to_a_time_before_the_log_is_refused(
     insert(restored, *range(10, 30))
 
     said = refusal(
-        captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at"
+        captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
     )
 
     assert "holds 1 transactions that the publisher never had" in said
@@ -294,7 +301,7 @@ def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
     captured.capture()
     copy.cluster.start()
 
-    said = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher only to")
+    said = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher at")
     assert "restored from an older copy" in said
 
     insert(copy, *range(10, 30))
@@ -338,7 +345,7 @@ def test_another_cluster_behind_the_same_address_is_refused(
     setup_publisher(request)
     insert(database, *range(10, 30))
 
-    said = refusal(captured, database.dsn, ChangeLogMismatch, "is not of this publisher")
+    said = refusal(captured, database.dsn, ChangeLogMismatch, "belongs to another publisher")
 
     assert "system identifier" in said
     assert "Correct `dsn`, `slot` or `change_log`" in said

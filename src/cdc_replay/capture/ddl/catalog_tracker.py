@@ -143,7 +143,7 @@ class CatalogTracker:
             return to_lsn
         return max(to_lsn, self._check.lsn)
 
-    def read_again(self) -> None:
+    def refresh(self) -> None:
         """Read the catalog for the next pull, if messages do not tell what changes.
 
         Raises:
