@@ -174,7 +174,7 @@ def check_no_gap(connection: Connection, log: ChangeLog, slot: str) -> SlotStatu
             detail=f"The slot is at {status.confirmed_flush}, the log ends at {log.end_lsn}:"
             " the changes in between are not in the log and cannot be read again. Another reader has"
             " consumed them: another deployment with the same slot, a copy of this log, or another program.",
-            hint="Stop the other reader; if the slot belongs to another deployment, choose another one. Then: "
+            hint="Stop the other reader, or choose another slot if this one is another deployment's. Then: "
             + RESYNCHRONIZE,
             rule="R1.29",
         )
@@ -197,13 +197,13 @@ def slot_missing(log: ChangeLog, slot: str, identity: SystemIdentity) -> SlotMis
 
 
 def _check_timeline(connection: Connection, log: ChangeLog, timeline: int) -> None:
-    """Check that the server's timeline descends from the log's, and branched off at or after the log's end."""
+    """Check that the server's timeline descends from the log's, and did not leave it before the log's end."""
     log_timeline = log.header.timeline
     switch_lsn = timeline_history(connection, timeline).left(log_timeline)
     if switch_lsn is None:
         raise ChangeLogMismatch(
-            f"timeline {timeline} of the publisher does not descend from timeline {log_timeline} of change log"
-            f' "{log.uri}"',
+            f"timeline {timeline} of the publisher does not descend from timeline {log_timeline} of"
+            f' change log "{log.uri}"',
             detail="The server is a replaced primary, or a standby of another branch.",
             hint="Point `dsn` at the server that took over. To capture from this server instead: "
             + RESYNCHRONIZE_ALL,

@@ -2,12 +2,12 @@
 
 The best remedy is to capture, so the limit is checked after a capture:
 
-| the capture | the slot still retains more because              | effect                                       |
-|-------------|--------------------------------------------------|----------------------------------------------|
-| failed      | the changes are not captured                     | it is dropped; the error says so             |
-| succeeded   | the server has not yet logged which transactions | one more capture after the server has logged |
-|             | are running (R1.31)                              | them                                         |
-| succeeded   | a transaction is open or prepared                | it is dropped; the error names it            |
+| the capture | the slot still retains more because          | effect                               |
+|-------------|----------------------------------------------|--------------------------------------|
+| failed      | the changes are not captured                 | it is dropped; the error says so     |
+| succeeded   | the server has not yet logged which          | one more capture, after the server   |
+|             | transactions are running (R1.31)             | has logged them                      |
+| succeeded   | a transaction is open or prepared            | it is dropped; the error names it    |
 
 A slot is only dropped if it is certainly ours and nobody reads it: not while another capture runs, and not if
 the log belongs to another server or slot. After a drop everything must be copied again, so set the limit far

@@ -36,7 +36,7 @@ BATCH_BYTES: Final = 16 << 20
 OUR_PREFIXES: Final = b"cdc_replay."
 """How the prefixes of all logical messages of this software begin."""
 
-MOST_MESSAGE_BYTES: Final = 32 << 20
+MAX_MESSAGE_BYTES: Final = 32 << 20
 """A logical message that is longer is not of this software: the catalogs of 50,000 tables take less."""
 
 # Any role can write logical messages (77 is M), as large as it likes: of those that are not wanted only the
@@ -125,7 +125,7 @@ def peek(
         upto_lsn=sql.Literal(str(upto_lsn)),
         upto_nchanges=sql.Literal(upto_nchanges),
         options=sql.Literal(list(options.arguments)),
-        most_bytes=sql.Literal(MOST_MESSAGE_BYTES),
+        most_bytes=sql.Literal(MAX_MESSAGE_BYTES),
         prefix=sql.Literal(OUR_PREFIXES),
         prefix_bytes=sql.Literal(len(OUR_PREFIXES)),
     )

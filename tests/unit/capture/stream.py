@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.capture.ddl.message_code import MessageFilter, code_of
+from cdc_replay.capture.ddl.message_code import MessageFilter, message_code
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.model.lsn import ZERO, Lsn
@@ -69,7 +69,7 @@ def logical_message(content: str, *, transactional: bool = True, prefix: str = "
 def signed_message(content: str, *, transactional: bool = True, prefix: str = "cdc_replay.test") -> bytes:
     """A message of the event triggers, in the transaction with the xid of `raw`."""
     ordinal = next(ORDINALS)
-    code = code_of(SECRET, prefix, 0, ordinal, content.encode())
+    code = message_code(SECRET, prefix, 0, ordinal, content.encode())
     return logical_message(f"{ordinal} {code}\n{content}", transactional=transactional, prefix=prefix)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.ddl_change import apply_delta, parse_delta, parse_rewrite
-from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES
+from cdc_replay.catalog.ddl_change import apply_ddl_change, parse_ddl_change, parse_rewrite
+from cdc_replay.catalog.schema import MAX_MESSAGE_BYTES
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog, Table
@@ -56,7 +56,7 @@ def publication_row(oid: int, name: str, publish: str = "iudt", schemas: tuple[s
 
 
 def after(**content: Any) -> PublisherCatalog:
-    return apply_delta(known(), parse_delta(message(**content)))
+    return apply_ddl_change(known(), parse_ddl_change(message(**content)))
 
 
 def tables_after(**content: Any) -> dict[int, Table]:
@@ -262,7 +262,7 @@ def test_a_membership_of_a_table_that_is_not_known_is_left_out() -> None:
 def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
     """R9.11: two transactions with open DDL do not undo each other."""
     deltas = [
-        parse_delta(text)
+        parse_ddl_change(text)
         for text in (
             message(touched_tables=[PLAIN], tables=[table_row(PLAIN, "x")], columns=column_rows(PLAIN)),
             message(touched_tables=[LEAF]),
@@ -276,7 +276,7 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
     def applied(order: tuple[int, ...]) -> PublisherCatalog:
         found = known()
         for number in order:
-            found = apply_delta(found, deltas[number])
+            found = apply_ddl_change(found, deltas[number])
         return found
 
     results = [applied(order) for order in itertools.permutations(range(6))]
@@ -286,7 +286,7 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
 def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> None:
     before = dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
-    found = apply_delta(before, parse_delta(message(touched_tables=[PLAIN])))
+    found = apply_ddl_change(before, parse_ddl_change(message(touched_tables=[PLAIN])))
 
     assert (found.lsn, found.server_version) == (Lsn(5), 150018)
     assert before == dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
@@ -341,13 +341,13 @@ def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> No
         b"[" * 100_000,
         b'{"format": 1, "format": true}',
         "\ud800",
-        " " * MOST_MESSAGE_BYTES + message(),
+        " " * MAX_MESSAGE_BYTES + message(),
     ],
 )
 def test_another_text_is_refused(content: bytes | str) -> None:
     """Anybody may write a message with our prefix."""
     with pytest.raises(InvalidMessage, match="publisher's event triggers"):
-        parse_delta(content)
+        parse_ddl_change(content)
 
 
 def test_a_rewrite_names_relations() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.ddl_change import apply_delta, parse_delta
+from cdc_replay.catalog.ddl_change import apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.diff import differences
 from cdc_replay.catalog.json_form import catalog_from_json, catalog_to_json
-from cdc_replay.catalog.reader import memberships_of, publication_of, tables_of
+from cdc_replay.catalog.reader import parse_memberships, parse_publication, parse_tables
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, RelationId
@@ -31,9 +31,9 @@ def publication_row(*, all_tables: bool) -> list[Any]:
 
 
 def catalog_of(*memberships: list[Any], all_tables: bool = True) -> PublisherCatalog:
-    tables = tables_of(TABLES, COLUMNS)
-    members = memberships_of(memberships, tables)
-    found = publication_of(publication_row(all_tables=all_tables), members.get(90, {}))
+    tables = parse_tables(TABLES, COLUMNS)
+    members = parse_memberships(memberships, tables)
+    found = parse_publication(publication_row(all_tables=all_tables), members.get(90, {}))
     return catalog(*tables.values(), publications=[found], server_version=190000)
 
 
@@ -57,7 +57,7 @@ def message(**content: Any) -> str:
 
 
 def after(known: PublisherCatalog, **content: Any) -> PublisherCatalog:
-    return apply_delta(known, parse_delta(message(**content)))
+    return apply_ddl_change(known, parse_ddl_change(message(**content)))
 
 
 def test_a_message_brings_and_removes_an_exception() -> None:
@@ -70,7 +70,7 @@ def test_a_message_brings_and_removes_an_exception() -> None:
 
 def test_a_new_publication_and_a_whole_message_have_theirs() -> None:
     told = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
-    nothing = catalog(*tables_of(TABLES, COLUMNS).values())
+    nothing = catalog(*parse_tables(TABLES, COLUMNS).values())
     assert published(after(nothing, touched_publications=[90], **told)) == [KEPT]
     assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **told)) == [KEPT]
 

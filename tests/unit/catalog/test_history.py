@@ -68,7 +68,7 @@ def seen(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
     """What the history and the decoder's choice of a version give for a change."""
     history = CatalogHistory(known)
     [number] = CatalogVersions.of(history.positions).numbers(np.array([commit_lsn]), np.array([lsn])).tolist()
-    return content(history.numbered([number])[number])
+    return content(history.catalogs_of([number])[number])
 
 
 def expected(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
@@ -167,7 +167,7 @@ def test_a_window_has_the_version_of_every_change_in_it(known: list[Known], afte
         lsns = np.arange(after, commit)
         assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= found.keys()
     assert list(found) == sorted(found)
-    assert found == history.numbered(found)
+    assert found == history.catalogs_of(found)
     for number, each in found.items():
         assert each.lsn == history.versions[number].from_lsn
 
@@ -195,7 +195,7 @@ def test_whole_catalogs_are_found_backwards() -> None:
     history = CatalogHistory([whole(0, p="a"), command(5, 10, p="b"), whole(20, p="c"), whole(30, p="d")])
     last = len(history.versions) - 1
 
-    assert [content(each)["p"] for each in history.whole_catalogs(last)] == ["c", "a"]
+    assert [content(each)["p"] for each in history.full_catalogs(last)] == ["c", "a"]
 
 
 @pytest.mark.parametrize("known", [[], [command(1, 2, p="a")]])
@@ -212,5 +212,5 @@ def test_a_delta_that_cannot_be_read_is_damage() -> None:
             return super().text[:-1]
 
     history = CatalogHistory([whole(0, p="a"), Torn(Lsn(1), {"p": "b"}, Lsn(2))])
-    with pytest.raises(ChangeLogDamaged, match="what a command changed at 0/1"):
+    with pytest.raises(ChangeLogDamaged, match="the DDL change at 0/1"):
         history.at(Lsn(3))

@@ -16,7 +16,7 @@ from cdc_replay.capture.setup import (
     setup_publisher,
     teardown_publisher,
 )
-from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_delta, parse_delta
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
@@ -81,7 +81,7 @@ def test_setup_installs_them_and_writes_all_definitions(publisher: Database, req
     with publisher.connect() as connection:
         now = read_catalog(connection)
     unlike = some_catalog(table(7, "s.gone"), server_version=now.server_version)
-    assert same_definitions(apply_delta(unlike, parse_delta(whole.content)), now)
+    assert same_definitions(apply_ddl_change(unlike, parse_ddl_change(whole.content)), now)
 
 
 def test_setup_again_leaves_them_alone(publisher: Database, request_for: RequestFor) -> None:
@@ -103,7 +103,10 @@ def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
 
     setup_publisher(request)
 
-    assert [parse_delta(each.content).whole for each in messages(publisher, request.slot)] == [True, True]
+    assert [parse_ddl_change(each.content).whole for each in messages(publisher, request.slot)] == [
+        True,
+        True,
+    ]
 
 
 def test_teardown_by_a_role_that_may_not_remove_them_says_so(

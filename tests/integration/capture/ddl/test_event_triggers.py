@@ -15,9 +15,9 @@ from cdc_replay.capture.ddl.event_triggers import apply_plan, plan_event_trigger
 from cdc_replay.catalog.ddl_change import (
     CATALOG_PREFIX,
     REWRITE_PREFIX,
-    CatalogDelta,
-    apply_delta,
-    parse_delta,
+    DdlChange,
+    apply_ddl_change,
+    parse_ddl_change,
     parse_rewrite,
 )
 from cdc_replay.catalog.reader import read_catalog
@@ -223,8 +223,8 @@ class Source:
         found = [decode(message) for (message,) in read]
         return [each for each in found if isinstance(each, LogicalMessage)]
 
-    def deltas(self) -> list[CatalogDelta]:
-        return [parse_delta(each.content) for each in self.messages() if each.prefix == CATALOG_PREFIX]
+    def deltas(self) -> list[DdlChange]:
+        return [parse_ddl_change(each.content) for each in self.messages() if each.prefix == CATALOG_PREFIX]
 
 
 def install(connection: Connection, slot: str) -> None:
@@ -268,8 +268,8 @@ def copied(template: Database) -> Iterator[Source]:
         drop_database(source.database)
 
 
-def after(catalog: PublisherCatalog, deltas: Sequence[CatalogDelta]) -> PublisherCatalog:
-    return functools.reduce(apply_delta, deltas, catalog)
+def after(catalog: PublisherCatalog, deltas: Sequence[DdlChange]) -> PublisherCatalog:
+    return functools.reduce(apply_ddl_change, deltas, catalog)
 
 
 @pytest.mark.parametrize("command", lines(COMMANDS))
@@ -340,7 +340,7 @@ def test_the_commands_of_a_transaction_are_told_one_by_one_in_order(source: Sour
 
     told = [before]
     for delta in source.deltas():
-        told.append(apply_delta(told[-1], delta))
+        told.append(apply_ddl_change(told[-1], delta))
 
     # Every state that the transaction saw was told, in that order; some commands have several messages.
     places = [told.index(each) for each in seen]
