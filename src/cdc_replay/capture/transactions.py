@@ -52,7 +52,7 @@ from cdc_replay.errors import DecodingFailed, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.pgoutput import messages as m
-from cdc_replay.pgoutput.reader import decode, relation_of
+from cdc_replay.pgoutput.reader import decode, parse_relation
 from cdc_replay.postgres.peek import RawMessages
 
 _LONG_STREAM_ABORT: Final = 1 + 4 + 4 + 8 + 8
@@ -199,7 +199,7 @@ class TransactionAssembler:
             yield self._finish_rows(log_rows(new.body(self._batch, self._global), new.stamps(), new.counts))
 
     def _relation(self, data: bytes) -> None:
-        relation = relation_of(data)
+        relation = parse_relation(data)
         self.relations.setdefault(relation.version, relation)
         if self._open is not None:
             self._open.relations = self._open.relations.with_version(relation.id, relation.version)

@@ -53,7 +53,7 @@ class RowReader:
     @classmethod
     def of(cls, relations: Mapping[int, Relation]) -> RowReader:
         """A reader that knows these relations by version."""
-        return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
+        return cls(ChangeDecoder.from_relations(EVERYTHING, relations, [(0, 0)]))
 
     def read(self, group: RowGroup) -> RowGroupSummary:
         """What is in the row group, once every message of it has been decoded.
@@ -67,7 +67,7 @@ class RowReader:
                 row = pc.index(pc.is_null(batch[name]), value=True).as_py()
                 raise row_fault(group, row, f"It has no {name}.")
         try:
-            self.decoder.changes(batch)
+            self.decoder.decode(batch)
             _decode_logical(batch)
         except InvalidMessage as error:
             raise ChangeLogDamaged(

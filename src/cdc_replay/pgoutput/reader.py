@@ -1,11 +1,10 @@
-"""Bytes → message: the readable reference, one function per message (R1.2).
+"""The reference reader of pgoutput messages, one function per message type (R1.2).
 
-A message is read from its first byte to its last; every item is checked before it is used, and nothing may be
-left at the end. What does not fit is refused with the offset of the item that is wrong: a reader that guesses
-would apply something that nobody wrote.
+Every item is checked before it is used, and nothing may be left at the end. Errors name the offset of the
+faulty item.
 
-Some messages have another layout inside a streamed block (R1.9) or with the option `streaming = parallel`
-(R1.3). The bytes do not tell: the caller of `decode` says so, `decode_stream` keeps track of the
+The layout of some messages depends on being inside a streamed block (R1.9) or on the option `streaming =
+parallel` (R1.3), which the bytes do not show: the caller of `decode` passes it; `decode_stream` tracks the
 blocks.
 """
 
@@ -54,7 +53,7 @@ from cdc_replay.pgoutput.messages import (
 )
 
 POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000
-"""2000-01-01 00:00:00 UTC, from which PostgreSQL counts, in microseconds since 1970 (R1.1)."""
+"""PostgreSQL's epoch, 2000-01-01 00:00:00 UTC, in microseconds since 1970 (R1.1)."""
 
 _LAST_TIME: Final = 2**63 - 1
 
@@ -71,13 +70,13 @@ _Value = TypeVar("_Value")
 
 
 def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = False) -> Message:
-    """The message that `data` is, which is one row of the slot functions.
+    """Decode one row of a slot function.
 
-    `in_stream` says that a StreamStart without its StreamStop came before it; `streaming_parallel` that the
-    stream was read with the option `streaming = parallel`.
+    `in_stream`: the message is inside a streamed block. `streaming_parallel`: the stream was read with the
+    option `streaming = parallel`.
 
     Raises:
-        InvalidMessage: if `data` is anything but one well-formed message. The text names the offset.
+        InvalidMessage: if `data` is not one well-formed message. The text names the offset.
     """
     cursor = _Cursor(data)
     kind = cursor.one_of(_TYPES, "message type")
@@ -89,7 +88,7 @@ def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = F
 
 
 def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) -> Iterator[Message]:
-    """The messages of one call of a slot function, from its first row on: blocks never outlive it (R1.9).
+    """Decode all rows of one call of a slot function; blocks never span calls (R1.9).
 
     Raises:
         InvalidMessage: as `decode`.
@@ -102,11 +101,11 @@ def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) 
         yield message
 
 
-def without_stream_xid(data: bytes) -> tuple[int, bytes]:
-    """The transaction id of a message of a streamed block, and the message as it is outside of one (R1.9).
+def split_stream_xid(data: bytes) -> tuple[int, bytes]:
+    """Split a message of a streamed block into its transaction id and the message without it (R1.9).
 
     Raises:
-        InvalidMessage: if `data` is not a message that carries a transaction id there.
+        InvalidMessage: if messages of this type carry no transaction id.
     """
     cursor = _Cursor(data)
     if cursor.one_of(_TYPES, "message type") not in IN_STREAM:
@@ -115,15 +114,15 @@ def without_stream_xid(data: bytes) -> tuple[int, bytes]:
 
 
 def relation_version(data: bytes) -> int:
-    """`Relation.version` of a Relation message, given without a streamed message's transaction id.
+    """`Relation.version` of a Relation message (without a streamed message's transaction id).
 
-    It is a hash of the bytes, signed 64 bit: the same shape has the same version in every pull.
+    It is a signed 64-bit hash of the bytes: equal descriptions have the same version in every pull.
     """
     return int.from_bytes(hashlib.blake2b(data).digest()[:8], "big", signed=True)
 
 
-def relation_of(data: bytes) -> Relation:
-    """The relation that a Relation message describes; `data` is without a streamed message's transaction id.
+def parse_relation(data: bytes) -> Relation:
+    """Parse a Relation message (without a streamed message's transaction id).
 
     Raises:
         InvalidMessage: if `data` is not a well-formed Relation message.
@@ -141,7 +140,7 @@ def relation_of(data: bytes) -> Relation:
 
 
 class _Cursor:
-    """A position in a message. Every method reads one item and moves behind it, or refuses the message."""
+    """A position in a message. Each method reads one item and advances, or rejects the message."""
 
     __slots__ = ("data", "position")
 
@@ -199,10 +198,10 @@ class _Cursor:
         schema = self.string()
         return QualifiedName(schema or "pg_catalog", self.string())
 
-    def count(self, number: int, start: int) -> range:
-        if number < 0:
-            self.refuse(f"negative count {number}", start)
-        return range(number)
+    def count(self, count: int, start: int) -> range:
+        if count < 0:
+            self.refuse(f"negative count {count}", start)
+        return range(count)
 
     def counted_bytes(self) -> bytes:
         start = self.position
@@ -227,7 +226,7 @@ class _Cursor:
 
     def finish(self) -> None:
         if self.position != len(self.data):
-            self.refuse("bytes behind the end of the message", self.position)
+            self.refuse("bytes after the end of the message", self.position)
 
 
 def _invalid(data: bytes, problem: str, offset: int) -> InvalidMessage:

@@ -87,9 +87,7 @@ def second_peeks(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return messages
 
 
-def test_a_truncate_names_the_published_root_only_if_the_root_was_truncated(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_truncate_row_has_root_only_if_root_was_truncated(publisher: Database, set_up: SetUp) -> None:
     """R2.13, R2.14: of a leaf alone, of all leaves, of a middle table that is not published, of the root."""
     publisher.run(ROOT)
     captured = set_up()
@@ -114,7 +112,7 @@ def test_a_truncate_names_the_published_root_only_if_the_root_was_truncated(
     assert [int(flag) for flag in flags] == [0, 0, 0, 0, 2, 0]
 
 
-def test_ancestors_at_several_depths_do_not_hide_each_other(publisher: Database, set_up: SetUp) -> None:
+def test_truncate_row_has_ancestors_of_several_depths(publisher: Database, set_up: SetUp) -> None:
     """R2.5, R2.13: root and middle are the published relations of two subscriptions."""
     publisher.run(ROOT + f"create publication q for table north {VIA_ROOT}")
     captured = set_up("p", "q")
@@ -133,9 +131,7 @@ def test_ancestors_at_several_depths_do_not_hide_each_other(publisher: Database,
     assert {"root", "north"} <= names
 
 
-def test_a_truncate_has_its_place_among_the_changes_of_its_transaction(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_truncate_keeps_its_position_in_transaction(publisher: Database, set_up: SetUp) -> None:
     """R9.2: also where no leaf shows it; before the first, between, and behind the last change."""
     publisher.run(ROOT)
     captured = set_up()
@@ -162,7 +158,7 @@ def test_a_truncate_has_its_place_among_the_changes_of_its_transaction(
     assert (outcome.transactions, outcome.messages) == (5, 11)
 
 
-def test_a_segment_of_many_row_groups_keeps_its_order(
+def test_segment_of_many_row_groups_keeps_order(
     publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction over several row groups, with TRUNCATEs in the first, in middle ones and in the last."""
@@ -185,7 +181,7 @@ def test_a_segment_of_many_row_groups_keeps_its_order(
     check_order(captured)
 
 
-def test_nothing_is_peeked_twice_without_a_truncate_of_a_partition(
+def test_no_root_peek_without_truncate_of_partition(
     publisher: Database, set_up: SetUp, second_peeks: Callable[[], list[str]]
 ) -> None:
     """Changes of partitions, and TRUNCATE of other tables, are complete in leaf identity."""
@@ -208,7 +204,7 @@ def test_nothing_is_peeked_twice_without_a_truncate_of_a_partition(
     assert second_peeks() == []
 
 
-def test_without_a_publication_via_root_nothing_is_peeked_twice(
+def test_no_root_peek_without_publication_via_root(
     publisher: Database, set_up: SetUp, second_peeks: Callable[[], list[str]]
 ) -> None:
     """R2.11; R2.10: via root, but without TRUNCATE, beside another one that is not via root."""
@@ -226,7 +222,7 @@ def test_without_a_publication_via_root_nothing_is_peeked_twice(
     assert second_peeks() == []
 
 
-def test_a_root_that_had_no_partition_for_a_while_is_not_missed(publisher: Database, set_up: SetUp) -> None:
+def test_truncate_of_root_without_partitions_is_captured(publisher: Database, set_up: SetUp) -> None:
     """The catalogs of before and after the range both have a leaf, but not the same."""
     publisher.run(TREE + f"create publication p for table empty {VIA_ROOT}")
     publisher.run("create table first partition of empty for values from (0) to (10)")
@@ -242,9 +238,7 @@ def test_a_root_that_had_no_partition_for_a_while_is_not_missed(publisher: Datab
     assert content(captured)[-1] == ("T", {"empty"})
 
 
-def test_tables_that_appear_later_are_captured_where_all_tables_are_published(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_new_tables_of_all_tables_publication_are_captured(publisher: Database, set_up: SetUp) -> None:
     """R2.4: FOR ALL TABLES and TABLES IN SCHEMA via root mean roots that do not exist yet."""
     publisher.run("create schema s; create publication p for all tables " + VIA_ROOT)
     publisher.run(f"create publication q for tables in schema s {VIA_ROOT}")
@@ -258,9 +252,7 @@ def test_tables_that_appear_later_are_captured_where_all_tables_are_published(
         captured.log.remove(captured.source.change_log)
 
 
-def test_a_truncated_root_does_not_bring_back_columns_that_were_dropped(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, set_up: SetUp) -> None:
     """R9.10: a root's shape is known from its TRUNCATEs, perhaps from one that is long ago."""
     publisher.run(
         "create table shrinks (id int, gone int) partition by range (id);"
@@ -289,9 +281,7 @@ def test_a_truncated_root_does_not_bring_back_columns_that_were_dropped(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_rolled_back_truncates_leave_nothing_streamed_or_not(
-    streaming: bool, publisher: Database, set_up: SetUp
-) -> None:
+def test_rolled_back_truncates_are_dropped(streaming: bool, publisher: Database, set_up: SetUp) -> None:
     """R9.2, R9.5: the second peek is never streamed; both leave out what was rolled back."""
     publisher.run(f"{ROOT}; alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
     captured = set_up(streaming=streaming)
@@ -317,7 +307,7 @@ def test_rolled_back_truncates_leave_nothing_streamed_or_not(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_truncates_of_a_prepared_transaction_wait_with_it(
+def test_truncates_of_prepared_transaction_are_stored_with_it(
     streaming: bool, publisher: Database, set_up: SetUp
 ) -> None:
     """R9.8: kept at PREPARE; out at COMMIT PREPARED, pulls and processes later, and only then."""
@@ -352,7 +342,7 @@ def test_truncates_of_a_prepared_transaction_wait_with_it(
     "failpoint",
     [f"capture.after_{step}" for step in ("peek", "segment", "roots", "commit", "advance")],
 )
-def test_a_capture_that_is_killed_among_its_peeks_gives_the_same_log(
+def test_capture_killed_between_peeks_gives_same_log(
     failpoint: str, publisher: Database, set_up: SetUp
 ) -> None:
     """The rows of the second peeks are in the log together with those of the first, or none is."""
@@ -373,9 +363,7 @@ def test_a_capture_that_is_killed_among_its_peeks_gives_the_same_log(
     check_order(captured)
 
 
-def test_a_publisher_that_was_set_up_without_root_publications_gets_them(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_setup_adds_missing_root_publications(publisher: Database, set_up: SetUp) -> None:
     """R1.19: what was truncated before they existed stops the capture, it is not read as something else."""
     publisher.run(ROOT)
     captured = set_up()
@@ -442,7 +430,7 @@ def expected_origins(origin: str, count: int) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_changes_with_an_origin_in_a_local_transaction_are_marked(
+def test_changes_with_origin_in_local_transaction_are_marked(
     streaming: bool, publisher: Database, set_up: SetUp, origin: str
 ) -> None:
     """R8.19, R8.20: NULL where `origin = none` sends the change; the name where the wire says it."""
@@ -466,7 +454,7 @@ def test_changes_with_an_origin_in_a_local_transaction_are_marked(
     assert found[8:] == large
 
 
-def test_the_rows_of_one_copy_share_their_origin(publisher: Database, set_up: SetUp, origin: str) -> None:
+def test_rows_of_one_copy_share_origin(publisher: Database, set_up: SetUp, origin: str) -> None:
     """R1.22: a multi-insert is one record."""
     publisher.run(ROOT)
     captured = set_up(origin_none=True)
@@ -488,7 +476,7 @@ def test_the_rows_of_one_copy_share_their_origin(publisher: Database, set_up: Se
     assert len({row["lsn"] for row in captured.rows()}) < 100
 
 
-def test_bounded_pulls_are_marked_and_do_not_read_the_backlog_again_and_again(
+def test_bounded_pulls_read_origins_of_backlog_once(
     publisher: Database, set_up: SetUp, origin: str, second_peeks: Callable[[], list[str]]
 ) -> None:
     """R1.24: the peek ahead is bounded too; one of remote changes only covers all of the backlog."""
@@ -512,7 +500,7 @@ def test_bounded_pulls_are_marked_and_do_not_read_the_backlog_again_and_again(
     assert 1 < len(ahead) < outcome.pulls / 2
 
 
-def test_the_origins_of_a_prepared_transaction_wait_with_it(
+def test_origins_of_prepared_transaction_are_stored_with_it(
     publisher: Database, set_up: SetUp, origin: str
 ) -> None:
     """R8.19 (b), R9.8: of its changes, known at PREPARE; of COMMIT PREPARED, for all of them."""
@@ -536,7 +524,7 @@ def test_the_origins_of_a_prepared_transaction_wait_with_it(
     ]  # fmt: skip
 
 
-def test_truncates_of_roots_have_origins_too(publisher: Database, set_up: SetUp, origin: str) -> None:
+def test_truncates_of_roots_have_origins(publisher: Database, set_up: SetUp, origin: str) -> None:
     """R8.19: shown by a leaf, and by the second peek alone."""
     publisher.run(ROOT)
     captured = set_up(origin_none=True)
@@ -553,9 +541,7 @@ def test_truncates_of_roots_have_origins_too(publisher: Database, set_up: SetUp,
     ]  # fmt: skip
 
 
-def test_an_origin_that_was_dropped_since_still_counts(
-    publisher: Database, set_up: SetUp, origin: str
-) -> None:
+def test_dropped_origin_still_counts(publisher: Database, set_up: SetUp, origin: str) -> None:
     """R8.20: whether there are origins now does not say whether there were any."""
     publisher.run(ROOT)
     captured = set_up(origin_none=True)
@@ -567,7 +553,7 @@ def test_an_origin_that_was_dropped_since_still_counts(
     assert origins(captured) == expected_origins(origin, 8)
 
 
-def test_origins_are_not_looked_for_unless_a_subscription_asks(
+def test_origins_are_read_only_for_origin_none(
     publisher: Database, set_up: SetUp, origin: str, second_peeks: Callable[[], list[str]]
 ) -> None:
     publisher.run(ROOT)
@@ -580,7 +566,7 @@ def test_origins_are_not_looked_for_unless_a_subscription_asks(
     assert [line for line in second_peeks() if "origin = none" in line] == []
 
 
-def test_a_15_publisher_is_warned_about(publisher: Database, set_up: SetUp) -> None:
+def test_setup_warns_of_origin_none_on_15(publisher: Database, set_up: SetUp) -> None:
     """R8.20: there the origin of single changes cannot be had."""
     publisher.run(ROOT)
     captured = set_up()

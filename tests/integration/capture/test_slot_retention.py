@@ -45,7 +45,7 @@ def write_wal(database: Database, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["unlogged", "another database", "rolled back"])
-def test_a_slot_follows_what_is_not_captured(what: str, publisher: Database, set_up: SetUp) -> None:
+def test_slot_advances_over_uncaptured_wal(what: str, publisher: Database, set_up: SetUp) -> None:
     """R1.29: an empty pull moves the log's end and the slot to where the server writes."""
     publisher.run(TABLE + "create unlogged table u (id int)")
     captured = set_up()
@@ -69,7 +69,7 @@ def test_a_slot_follows_what_is_not_captured(what: str, publisher: Database, set
     assert content(captured.log).equals(commits)
 
 
-def test_an_idle_publisher_is_left_alone(publisher: Database, set_up: SetUp) -> None:
+def test_idle_publisher_gets_no_wal(publisher: Database, set_up: SetUp) -> None:
     """Nothing was written: no commit of the log, no position moves."""
     publisher.run(TABLE)
     captured = set_up()
@@ -82,9 +82,7 @@ def test_an_idle_publisher_is_left_alone(publisher: Database, set_up: SetUp) -> 
     assert captured.position == end
 
 
-def test_an_open_transaction_is_passed_and_comes_whole_when_it_commits(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_open_transaction_is_captured_completely_at_commit(publisher: Database, set_up: SetUp) -> None:
     """R1.21, R1.31: three pulls pass its changes; the slot confirms them, and can still send them."""
     publisher.run(TABLE)
     captured = set_up()
@@ -152,7 +150,7 @@ def test_status_shows_what_the_slot_retains_from_its_restart_lsn(
     assert found.safe_wal_size_bytes is None
 
 
-def test_a_backlog_beyond_the_limit_is_captured_not_given_up(
+def test_backlog_beyond_limit_is_captured_and_slot_kept(
     publisher: Database, configured: Callable[..., Config]
 ) -> None:
     """To capture is the best remedy; what was retained for the capture alone is let go by it."""
@@ -169,7 +167,7 @@ def test_a_backlog_beyond_the_limit_is_captured_not_given_up(
 
 
 @pytest.mark.parametrize("kind", ["open", "prepared"])
-def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_named(
+def test_slot_is_dropped_for_open_transaction_and_error_names_it(
     kind: str, publisher: Database, configured: Callable[..., Config]
 ) -> None:
     """R1.31: the log is complete, but the server cannot remove WAL; the error says what was done and why."""
@@ -203,7 +201,7 @@ def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_name
         capture(config, "pub")
 
 
-def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_are_told(
+def test_slot_is_dropped_after_failed_capture_and_error_has_both_reasons(
     publisher: Database, configured: Callable[..., Config], tmp_path: Path
 ) -> None:
     """The folder of the log is gone; WAL gathers, and the server's disk comes first."""
@@ -224,7 +222,7 @@ def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_a
     assert not slot_exists(publisher)
 
 
-def test_a_slot_is_not_given_up_while_another_capture_is_at_work(
+def test_slot_is_kept_while_another_capture_runs(
     publisher: Database, configured: Callable[..., Config]
 ) -> None:
     config = configured("1MB")
@@ -235,7 +233,7 @@ def test_a_slot_is_not_given_up_while_another_capture_is_at_work(
         assert slot_exists(publisher)
 
 
-def test_a_slot_that_is_not_ours_is_not_dropped(
+def test_foreign_slot_is_not_dropped(
     publisher: Database, configured: Callable[..., Config], tmp_path: Path
 ) -> None:
     """Its publications carry the name of the slot that they were made for."""

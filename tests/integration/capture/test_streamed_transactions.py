@@ -40,7 +40,7 @@ def server_version(database: Database) -> int:
         return connection.info.server_version
 
 
-def test_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path: Path) -> None:
+def test_stream_without_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path: Path) -> None:
     """R9.2, R9.5: rolled back ones vanish with what is below them, released ones stay at their place."""
     publisher.run(TABLE + "alter table t replica identity full")
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -69,7 +69,7 @@ def test_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path:
     assert len(rows) == inserted(rows) == 2 * LARGE
 
 
-def test_a_savepoint_name_used_again_and_again(publisher: Database, tmp_path: Path) -> None:
+def test_reused_savepoint_name_is_captured(publisher: Database, tmp_path: Path) -> None:
     """R9.5: each use is a subtransaction of its own; some are large enough to be streamed, some are not."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -87,7 +87,9 @@ def test_a_savepoint_name_used_again_and_again(publisher: Database, tmp_path: Pa
     assert inserted(rows) == len(rows) == 2 + 2 * LARGE
 
 
-def test_a_rolled_back_savepoint_that_was_never_streamed(publisher: Database, tmp_path: Path) -> None:
+def test_rolled_back_savepoint_that_was_never_streamed_is_dropped(
+    publisher: Database, tmp_path: Path
+) -> None:
     """R9.5: no A names it, and nothing of it is sent."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -104,7 +106,7 @@ def test_a_rolled_back_savepoint_that_was_never_streamed(publisher: Database, tm
     assert inserted(rows) == len(rows) == 2 * LARGE
 
 
-def test_transactions_rolled_back_after_they_were_streamed(publisher: Database, tmp_path: Path) -> None:
+def test_transactions_rolled_back_after_streaming_are_dropped(publisher: Database, tmp_path: Path) -> None:
     """R9.2, R9.5, R1.26: while it is open, and once it is not."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -123,7 +125,9 @@ def test_transactions_rolled_back_after_they_were_streamed(publisher: Database, 
     assert inserted(rows) == len(rows) == 2
 
 
-def test_streamed_transactions_of_which_nothing_is_published(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transactions_without_published_changes_are_empty(
+    publisher: Database, tmp_path: Path
+) -> None:
     """R9.4, R1.27: S, E and c come for them; they are no transactions of the log."""
     publisher.run(TABLE + "create table other (id int, a text)")
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -141,7 +145,7 @@ def test_streamed_transactions_of_which_nothing_is_published(publisher: Database
     assert twins.settle() == []
 
 
-def test_streamed_transactions_side_by_side(publisher: Database, tmp_path: Path) -> None:
+def test_interleaved_streamed_transactions_are_captured(publisher: Database, tmp_path: Path) -> None:
     """R9.1, R1.28: their blocks alternate, with small ones in between; the order is that of the commits."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -162,7 +166,9 @@ def test_streamed_transactions_side_by_side(publisher: Database, tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit", [500, 1_000_000])
-def test_a_streamed_transaction_open_over_many_pulls(publisher: Database, tmp_path: Path, limit: int) -> None:
+def test_streamed_transaction_open_over_many_pulls_is_captured(
+    publisher: Database, tmp_path: Path, limit: int
+) -> None:
     """R1.24, R1.26: each pull gets it from its beginning again and keeps nothing; its end brings it whole.
 
     Pulls of any size, in processes that are killed, too.
@@ -186,7 +192,7 @@ def test_a_streamed_transaction_open_over_many_pulls(publisher: Database, tmp_pa
     assert inserted(twins.settle()) == 2 + 2 * LARGE
 
 
-def test_a_transaction_streamed_in_one_pull_and_ordinary_in_the_next(
+def test_transaction_streamed_in_one_pull_and_plain_in_next_is_captured_once(
     publisher: Database, tmp_path: Path
 ) -> None:
     """R1.26: here because the server has more memory for it when it is sent again."""
@@ -205,7 +211,7 @@ def test_a_transaction_streamed_in_one_pull_and_ordinary_in_the_next(
     assert inserted(twins.settle()) == 1 + 2 * LARGE
 
 
-def test_shapes_change_inside_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_relation_versions_change_inside_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
     """R1.16, R9.10: also in a savepoint that is rolled back; ordinary transactions are between and behind."""
     publisher.run(TABLE + "create table u (id int primary key, a text); alter publication p add table u")
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -233,9 +239,7 @@ def test_shapes_change_inside_a_streamed_transaction(publisher: Database, tmp_pa
     assert inserted(rows) == len(rows) == 2 + LARGE + LARGE + 2 + 2000 + 2
 
 
-def test_a_stream_that_the_server_cannot_decode_is_read_without_streaming(
-    publisher: Database, tmp_path: Path
-) -> None:
+def test_undecodable_stream_is_read_without_streaming(publisher: Database, tmp_path: Path) -> None:
     """R1.36: changed in a savepoint, rolled back, changed again: it can be decoded once it is complete."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -263,7 +267,7 @@ def test_a_stream_that_the_server_cannot_decode_is_read_without_streaming(
     assert shapes == [("id", "a")] * 2 * LARGE + [("id", "a", "b")] * 2000
 
 
-def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transaction_has_every_kind_of_change(publisher: Database, tmp_path: Path) -> None:
     """TRUNCATE, values stored out of line, ON CONFLICT, updates with and without keys; others' messages."""
     publisher.run(
         TABLE
@@ -299,7 +303,7 @@ def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database,
     assert len(toasted) == sum(isinstance(one, Insert) for one in toasted) == 20
 
 
-def test_logical_messages_of_rolled_back_savepoints(publisher: Database, tmp_path: Path) -> None:
+def test_logical_messages_of_rolled_back_savepoints_are_dropped(publisher: Database, tmp_path: Path) -> None:
     """R1.9: streamed, they cannot be told from others; those of other programs are kept in neither form."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -322,7 +326,7 @@ def test_logical_messages_of_rolled_back_savepoints(publisher: Database, tmp_pat
     assert streamed == plain
 
 
-def test_the_origin_of_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transaction_has_its_origin(publisher: Database, tmp_path: Path) -> None:
     """R9.6: known from its first block on; a logical message in front hides it, as DDL there does."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -353,7 +357,7 @@ def test_the_origin_of_a_streamed_transaction(publisher: Database, tmp_path: Pat
     publisher.run(f"select pg_replication_origin_drop('{name}')")
 
 
-def test_commits_that_are_not_flushed_yet(publisher: Database, tmp_path: Path) -> None:
+def test_unflushed_commits_are_captured(publisher: Database, tmp_path: Path) -> None:
     """R1.21: a streamed transaction that committed with synchronous_commit = off is waited for."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
@@ -367,9 +371,7 @@ def test_commits_that_are_not_flushed_yet(publisher: Database, tmp_path: Path) -
     twins.settle()
 
 
-def test_a_crash_of_the_publisher_ends_open_streams(
-    new_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
+def test_publisher_crash_ends_open_streams(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """R9.16, R1.30: what was open is gone; what was captured is not captured again."""
     cluster = new_cluster("crashing", logical_decoding_work_mem=WORK_MEMORY)
     cluster.create()
@@ -399,7 +401,9 @@ def test_a_crash_of_the_publisher_ends_open_streams(
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_any_workload(seed: int, publisher: Database, subscriber: Database, tmp_path: Path) -> None:
+def test_any_workload_equals_plain_capture(
+    seed: int, publisher: Database, subscriber: Database, tmp_path: Path
+) -> None:
     """R9.1-R9.5: three sessions at random, and PostgreSQL's own streaming subscription beside them."""
     publisher.run(TABLE + "alter table t replica identity full")
     subscriber.run("create table t (id int primary key, a text)")

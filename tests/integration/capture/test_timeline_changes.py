@@ -113,9 +113,7 @@ def refusal(captured: Captured, dsn: str, error: type[Exception], message: str) 
     return str(refused.value)
 
 
-def test_a_promoted_standby_that_has_the_slot_is_captured_on(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_promoted_standby_with_slot_continues_capture(captured: Captured, new_cluster: NewCluster) -> None:
     """The slot of the standby is behind the log; what comes again is known, what comes next is not lost."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -157,7 +155,7 @@ def test_a_promoted_standby_that_has_the_slot_is_captured_on(
     assert "Point `dsn` at the server that took over" in said
 
 
-def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_cluster: NewCluster) -> None:
+def test_log_continues_over_two_promotions(captured: Captured, new_cluster: NewCluster) -> None:
     """Nobody captured while timeline 2 was written; it is read on timeline 3, which comes from it."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -179,9 +177,7 @@ def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_
     assert captured.log.header.timeline == 3
 
 
-def test_a_promoted_standby_that_was_behind_the_log_is_refused(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_promoted_standby_that_lagged_log_is_refused(captured: Captured, new_cluster: NewCluster) -> None:
     """The log holds what the new timeline never had, and subscribers may have applied it."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -203,9 +199,7 @@ def test_a_promoted_standby_that_was_behind_the_log_is_refused(
     assert all(word in said for word in COPY_ALL_AGAIN)
 
 
-def test_a_capture_waits_for_the_standby_that_is_to_take_over(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_capture_waits_for_failover_standby(captured: Captured, new_cluster: NewCluster) -> None:
     """R1.32: with synchronized_standby_slots the log is never ahead of that standby."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -235,7 +229,7 @@ def waits_for_standby(primary: Database) -> bool:
     return primary.rows(f"select from pg_stat_activity where {waiting}") != []
 
 
-def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot(
+def test_standby_is_refused_and_after_promotion_its_missing_slot(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
     """R1.33: a slot that is made after the promotion would start behind changes that nobody has."""
@@ -259,7 +253,7 @@ def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot
 
 
 @pytest.mark.parametrize("has_slot", [False, True], ids=["backup", "files"])
-def test_a_publisher_that_was_restored_to_a_time_before_the_log_is_refused(
+def test_publisher_restored_to_before_log_end_is_refused(
     has_slot: bool, captured: Captured, new_cluster: NewCluster
 ) -> None:
     """Recovery ends at an earlier position and begins a timeline there. A base backup brings no slots."""
@@ -290,7 +284,7 @@ def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
     return Database(cluster, database.name)
 
 
-def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
+def test_older_copy_of_publisher_is_refused_even_after_growth(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
     """Same identifier, same timeline, and a slot that is behind the log as after any crash (R1.30)."""
@@ -314,9 +308,7 @@ def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
     assert numbers(captured) == [1, 2, 3]
 
 
-def test_a_copy_as_of_the_end_of_the_log_takes_the_place_of_the_original(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_copy_at_log_end_replaces_original(captured: Captured, new_cluster: NewCluster) -> None:
     """The copy has all that the log holds. What the original does later is another history."""
     insert(captured.database, 1)
     captured.capture()
@@ -330,9 +322,7 @@ def test_a_copy_as_of_the_end_of_the_log_takes_the_place_of_the_original(
     refusal(captured, captured.database.dsn, ChangeLogMismatch, "sends other transactions than change log")
 
 
-def test_another_cluster_behind_the_same_address_is_refused(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_another_cluster_at_same_address_is_refused(captured: Captured, new_cluster: NewCluster) -> None:
     """Its slot has the name, its publications are the same; its system identifier is another."""
     other = new_cluster("other")
     other.create()

@@ -123,7 +123,7 @@ def wire(make_cluster: Callable[..., Cluster]) -> Iterator[Wire]:
     drop_database(database)
 
 
-def test_every_type_of_message_was_sent(wire: Wire) -> None:
+def test_server_sends_every_message_type(wire: Wire) -> None:
     """R1.2: nothing below passes for want of an example."""
     sent = {
         message.type
@@ -146,7 +146,7 @@ def read(request: pytest.FixtureRequest, wire: Wire) -> Read:
     return Read(request.param, wire.assembly(request.param))
 
 
-def test_the_transactions_are_those_that_committed_in_commit_order(wire: Wire, read: Read) -> None:
+def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: Read) -> None:
     """R9.1, R9.2: by transaction id and commit time (R1.1); what rolled back is in no form."""
     expected = [
         (one.xid, one.commit_time, one.origin)
@@ -161,7 +161,7 @@ def test_the_transactions_are_those_that_committed_in_commit_order(wire: Wire, r
     assert found == expected
 
 
-def test_the_rows_are_those_that_sql_sees(wire: Wire, read: Read) -> None:
+def test_rows_equal_those_of_sql(wire: Wire, read: Read) -> None:
     """R1.4 to R1.6: replayed into empty tables; texts, or with `binary` what the types send."""
     assembly = read.assembly
     replica = Replica(assembly.relations)
@@ -223,7 +223,7 @@ def filled(new: m.TupleData, old: tuple[bytes | None, ...]) -> tuple[bytes | Non
     )
 
 
-def test_all_forms_are_of_the_same_transactions(wire: Wire, read: Read) -> None:
+def test_all_stream_forms_have_same_transactions(wire: Wire, read: Read) -> None:
     """Message by message, once transaction ids of blocks are cut out and rolled back parts left out."""
     plain = wire.assembly(Form(1, binary=read.form.binary, messages=read.form.messages))
     assert sent(read.assembly) == sent(plain)
@@ -233,16 +233,16 @@ def sent(assembly: Assembly) -> list[tuple[int, list[bytes]]]:
     return [(one.xid, [change.data for change in one.changes]) for one in assembly.committed]
 
 
-def test_the_columnar_decoder_gives_what_the_reference_reader_gives(read: Read) -> None:
+def test_columnar_decoder_equals_reference_reader(read: Read) -> None:
     """The log is captured without the option `binary`: with it, values are refused (R1.4)."""
     log = read.assembly.log()
     catalogs = [(0, 0), (0, log.column("lsn")[log.num_rows // 2].as_py())]
-    decoder = ChangeDecoder.of(EVERYTHING, read.assembly.relations, catalogs)
+    decoder = ChangeDecoder.from_relations(EVERYTHING, read.assembly.relations, catalogs)
     if read.form.binary:
         with pytest.raises(InvalidMessage, match=r"value in binary format, .* at offset 8, row 0"):
-            decoder.changes(log)
+            decoder.decode(log)
         return
-    changes = decoder.changes(log)
+    changes = decoder.decode(log)
     changes.validate(full=True)
     assert changes.num_rows > 6 * BIG
     assert changes.to_pylist() == reference_changes(log, EVERYTHING, catalogs)
@@ -271,7 +271,7 @@ def sides(message: m.Message) -> Sides:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_each_change_has_the_tuples_of_its_replica_identity(wire: Wire, binary: bool) -> None:
+def test_changes_have_tuples_of_replica_identity(wire: Wire, binary: bool) -> None:
     """R1.4 to R1.6. A type without send function stays text: `acl`, the fourteenth column of `things`."""
     expected: dict[str, list[Sides]] = {
         # All columns; NULL is n, the empty text is t.
@@ -323,7 +323,7 @@ def binary_kinds(kinds: str | None, acl: str) -> str | None:
     )
 
 
-def test_relations_are_described_as_the_catalog_has_them(wire: Wire) -> None:
+def test_relation_messages_equal_catalog(wire: Wire) -> None:
     """R1.2, R1.8, R1.13: names, oids, modifiers, key columns; in the order of the tuples' values."""
     identities = {
         "logged": ReplicaIdentity.FULL,
@@ -354,7 +354,7 @@ def test_relations_are_described_as_the_catalog_has_them(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [PLAIN, STREAMED], ids=str)
-def test_types_that_are_not_built_in_are_named_before_their_relation(wire: Wire, form: Form) -> None:
+def test_type_messages_precede_their_relation(wire: Wire, form: Form) -> None:
     """R1.10: a domain under the name of its base type."""
     [(mood, score)] = wire.database.rows("select 'mood'::regtype::oid::bigint, 'score'::regtype::oid::bigint")
     messages = wire.messages(form)
@@ -369,7 +369,7 @@ def test_types_that_are_not_built_in_are_named_before_their_relation(wire: Wire,
     ]
 
 
-def test_a_truncate_names_all_relations_and_its_flags(wire: Wire) -> None:
+def test_truncate_message_has_all_relations_and_flags(wire: Wire) -> None:
     """R1.2: one message per statement, CASCADE is 1, RESTART IDENTITY is 2."""
     cascade, restart = m.TruncateFlag.CASCADE, m.TruncateFlag.RESTART_IDENTITY
     expected = {
@@ -384,7 +384,7 @@ def test_a_truncate_names_all_relations_and_its_flags(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [Form(1), Form(2, "on"), Form(3, two_phase=True)], ids=str)
-def test_logical_messages_arrive_byte_for_byte(wire: Wire, form: Form) -> None:
+def test_logical_messages_are_unchanged(wire: Wire, form: Form) -> None:
     """R1.2, R9.4, R9.13: in a transaction, alone in one, and outside of any, although it was rolled back."""
     found = [
         (one.xid, message.is_transactional, message.prefix, message.content)
@@ -400,7 +400,7 @@ def test_logical_messages_arrive_byte_for_byte(wire: Wire, form: Form) -> None:
     ]
 
 
-def test_an_origin_follows_the_begin_of_its_transaction(wire: Wire) -> None:
+def test_origin_follows_begin_of_its_transaction(wire: Wire) -> None:
     """R1.12: with the LSN and the time that it had there."""
     messages = wire.messages(PLAIN)
     origins = [number for number, message in enumerate(messages) if isinstance(message, m.Origin)]
@@ -414,7 +414,7 @@ def test_an_origin_follows_the_begin_of_its_transaction(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.streaming == "off"], ids=str)
-def test_a_commit_is_where_its_begin_says(wire: Wire, form: Form) -> None:
+def test_commit_has_lsn_announced_by_begin(wire: Wire, form: Form) -> None:
     """R1.22: and the slot function says where it ends."""
     begins: list[m.Begin] = []
     for lsn, _, data in wire.rows(form):
@@ -432,7 +432,7 @@ STREAMING = [form for form in FORMS if form.streaming != "off" and form.messages
 
 
 @pytest.mark.parametrize("form", STREAMING, ids=str)
-def test_large_transactions_are_streamed_in_blocks_between_each_other(wire: Wire, form: Form) -> None:
+def test_large_transactions_are_streamed_in_interleaved_blocks(wire: Wire, form: Form) -> None:
     """R1.9, R1.16: messages of a block name the (sub)transaction that made them; R comes in each stream."""
     facts = wire.traffic.facts
     blocks: list[int] = []
@@ -455,7 +455,7 @@ def test_large_transactions_are_streamed_in_blocks_between_each_other(wire: Wire
 
 
 @pytest.mark.parametrize("form", STREAMING, ids=str)
-def test_an_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire, form: Form) -> None:
+def test_stream_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire, form: Form) -> None:
     """R1.3: protocol version 4 alone does not lengthen it."""
     parts = wire.traffic.facts.rolled_back_parts
     aborts = [message for message in wire.messages(form) if isinstance(message, m.StreamAbort)]
@@ -467,7 +467,9 @@ def test_an_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire,
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.two_phase and form.messages], ids=str)
-def test_prepared_transactions_arrive_when_prepared_and_their_outcome_alone(wire: Wire, form: Form) -> None:
+def test_prepared_transactions_are_sent_at_prepare_and_their_outcome_separately(
+    wire: Wire, form: Form
+) -> None:
     """R9.8: an outcome names the transaction, its gid, and where and when it was prepared."""
     messages = wire.messages(form)
     prepares = {
@@ -497,7 +499,7 @@ def test_prepared_transactions_arrive_when_prepared_and_their_outcome_alone(wire
 
 
 @pytest.mark.parametrize("form", [PLAIN, STREAMED], ids=str)
-def test_each_call_describes_everything_again(wire: Wire, form: Form) -> None:
+def test_each_call_sends_relations_again(wire: Wire, form: Form) -> None:
     """R1.14: two calls return the same bytes; one that begins later describes its relations itself."""
     rows = wire.rows(form)
     assert peek(wire.database, wire.slots[form.two_phase], form.options) == rows
@@ -521,7 +523,7 @@ def test_pgoutput_has_no_text_form(wire: Wire) -> None:
     ],
     ids=" ".join,
 )
-def test_options_that_the_server_does_not_know_are_its_error(wire: Wire, options: list[str]) -> None:
+def test_unknown_options_are_a_server_error(wire: Wire, options: list[str]) -> None:
     """R1.18: nothing is left out in silence."""
     with pytest.raises(psycopg.Error):
         peek(wire.database, wire.slots[False], options)

@@ -296,7 +296,7 @@ def test_run_ends_at_any_other_message() -> None:
     ("index", "message", "complaint"),
     [
         pytest.param(2, commit(20)[:-1], "ends too early", id="short C"),
-        pytest.param(0, begin(20) + b"\0", "bytes behind the end", id="long B"),
+        pytest.param(0, begin(20) + b"\0", "bytes after the end", id="long B"),
         pytest.param(2, b"C\1" + commit(20)[2:], "unknown flags", id="flags"),
         pytest.param(5, commit(20), "after one that ends at", id="falling"),
         pytest.param(0, stream_start(8, first=True), "did not start", id="in a block"),

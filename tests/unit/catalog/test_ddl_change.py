@@ -63,7 +63,7 @@ def tables_after(**content: Any) -> dict[int, Table]:
     return {int(oid): each for oid, each in after(**content).tables.items()}
 
 
-def test_a_row_has_the_meaning_that_it_has_for_the_reader() -> None:
+def test_message_rows_parse_like_reader_rows() -> None:
     row = [7, "S x", "Größe", False, True, None, "i", [2], [1], 4]
     columns = [
         [7, 1, "id", 23, -1, "integer", None, "", None],
@@ -84,11 +84,11 @@ def test_a_row_has_the_meaning_that_it_has_for_the_reader() -> None:
     assert column.collation_sql == 'pg_catalog."C"'
 
 
-def test_nothing_touched_changes_nothing() -> None:
+def test_empty_change_keeps_catalog() -> None:
     assert after() == known()
 
 
-def test_a_touched_table_is_replaced_and_keeps_nothing_of_before() -> None:
+def test_touched_table_is_replaced_completely() -> None:
     found = after(
         touched_tables=[PLAIN],
         tables=[table_row(PLAIN, "renamed")],
@@ -104,14 +104,14 @@ def test_a_touched_table_is_replaced_and_keeps_nothing_of_before() -> None:
     assert not found.publication("q").memberships
 
 
-def test_a_touched_table_without_a_row_is_gone_with_its_memberships() -> None:
+def test_touched_table_without_row_is_removed_with_memberships() -> None:
     found = after(touched_tables=[PLAIN])
 
     assert PLAIN not in found.tables
     assert list(found.publication("p").memberships) == [ROOT]
 
 
-def test_a_child_that_is_not_told_of_any_more_was_detached() -> None:
+def test_child_missing_from_partitions_was_detached() -> None:
     """An unlogged one is known as a partition only (R2.1)."""
     found = tables_after(
         touched_tables=[ROOT],
@@ -125,11 +125,11 @@ def test_a_child_that_is_not_told_of_any_more_was_detached() -> None:
     assert UNLOGGED not in found
 
 
-def test_a_child_of_a_dropped_table_is_not_a_child_any_more() -> None:
+def test_child_of_dropped_table_has_no_parent() -> None:
     assert tables_after(touched_tables=[ROOT])[LEAF].parent is None
 
 
-def test_an_attached_table_has_its_parent() -> None:
+def test_attached_table_has_its_parent() -> None:
     found = tables_after(
         touched_tables=[ROOT, PLAIN],
         partitions=[LEAF, OTHER_LEAF, UNLOGGED],
@@ -140,7 +140,7 @@ def test_an_attached_table_has_its_parent() -> None:
     assert [found[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
 
 
-def test_a_renamed_publication_is_the_same_one() -> None:
+def test_renamed_publication_keeps_its_memberships() -> None:
     """It is known by its oid, and what it lists is told for itself."""
     found = after(
         touched_publications=[91],
@@ -159,7 +159,7 @@ def test_a_renamed_publication_is_the_same_one() -> None:
     }
 
 
-def test_two_publications_can_exchange_their_names() -> None:
+def test_two_publications_can_exchange_names() -> None:
     found = after(
         touched_publications=[91, 92],
         publications=[publication_row(91, "q"), publication_row(92, "p")],
@@ -168,11 +168,11 @@ def test_two_publications_can_exchange_their_names() -> None:
     assert {name: each.oid for name, each in found.publications.items()} == {"p": 92, "q": 91}
 
 
-def test_a_touched_publication_without_a_row_is_gone() -> None:
+def test_touched_publication_without_row_is_removed() -> None:
     assert set(after(touched_publications=[91]).publications) == {"q"}
 
 
-def test_a_new_publication_lists_what_it_is_told_to_list() -> None:
+def test_new_publication_has_its_members_and_schemas() -> None:
     found = after(
         touched_publications=[93],
         publications=[publication_row(93, "new", schemas=("s",))],
@@ -184,7 +184,7 @@ def test_a_new_publication_lists_what_it_is_told_to_list() -> None:
     assert list(new.memberships) == [PLAIN]
 
 
-def test_schemas_are_told_without_the_rest_of_the_publication() -> None:
+def test_schema_changes_keep_rest_of_publication() -> None:
     found = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
 
     assert found.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
@@ -192,7 +192,7 @@ def test_schemas_are_told_without_the_rest_of_the_publication() -> None:
     assert after(added_schemas=[[92, "u"], [91, "x"]]).publication("q").schemas == {"s", "u"}
 
 
-def test_lists_of_a_publication_that_is_not_known_add_nothing() -> None:
+def test_members_of_unknown_publication_are_ignored() -> None:
     """Another transaction has dropped it, and has committed first."""
     found = after(
         schemas_of=[93],
@@ -204,7 +204,7 @@ def test_lists_of_a_publication_that_is_not_known_add_nothing() -> None:
     assert found == known()
 
 
-def test_a_column_that_was_not_written_stays_as_it_is_spelled() -> None:
+def test_unwritten_column_keeps_its_type_text() -> None:
     """Another transaction may have renamed its type, and have committed first."""
     columns = [[*each[:5], "was this once", *each[6:]] for each in column_rows(PLAIN, "id a b new")]
     columns[2][3] = 25
@@ -218,7 +218,7 @@ def test_a_column_that_was_not_written_stays_as_it_is_spelled() -> None:
     assert [each.type_sql for each in found[PLAIN].columns] == ["integer", *["was this once"] * 3]
 
 
-def test_a_respelled_table_has_the_names_of_what_it_is_made_of() -> None:
+def test_respelled_table_gets_new_schema_and_type_names() -> None:
     """What somebody else has changed since stays; the text of a filter is that of the same filter."""
     columns = column_rows(PLAIN)
     columns[1][5] = "renamed.type"
@@ -241,7 +241,7 @@ def test_a_respelled_table_has_the_names_of_what_it_is_made_of() -> None:
     assert found.tables.keys() == known().tables.keys()
 
 
-def test_what_is_not_in_a_whole_message_is_gone() -> None:
+def test_full_catalog_removes_other_objects() -> None:
     found = after(
         whole=True,
         tables=[table_row(PLAIN, "plain")],
@@ -255,11 +255,11 @@ def test_what_is_not_in_a_whole_message_is_gone() -> None:
     assert found.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
 
 
-def test_a_membership_of_a_table_that_is_not_known_is_left_out() -> None:
+def test_membership_of_unknown_table_is_skipped() -> None:
     assert after(memberships=[[91, 777, "{a}", "a", [1]]]) == known()
 
 
-def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
+def test_changes_of_different_objects_commute() -> None:
     """R9.11: two transactions with open DDL do not undo each other."""
     deltas = [
         parse_ddl_change(text)
@@ -283,7 +283,7 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
     assert all(each == results[0] for each in results)
 
 
-def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> None:
+def test_change_keeps_position_version_and_previous_catalog() -> None:
     before = dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
     found = apply_ddl_change(before, parse_ddl_change(message(touched_tables=[PLAIN])))
@@ -350,7 +350,7 @@ def test_another_text_is_refused(content: bytes | str) -> None:
         parse_ddl_change(content)
 
 
-def test_a_rewrite_names_relations() -> None:
+def test_rewrite_message_names_relations() -> None:
     """R11.9."""
     assert parse_rewrite(b'{"format": 1, "relations": [16385, 4294967295]}') == (16385, 4294967295)
 
@@ -370,6 +370,6 @@ def test_a_rewrite_names_relations() -> None:
         b'{"format": 1, "relations": ' + b"[" * 100_000,
     ],
 )
-def test_another_text_is_not_a_rewrite(content: bytes) -> None:
+def test_invalid_rewrite_message_is_rejected(content: bytes) -> None:
     with pytest.raises(InvalidMessage):
         parse_rewrite(content)

@@ -44,7 +44,7 @@ def published(found: PublisherCatalog) -> list[int]:
     return streamed
 
 
-def test_a_row_that_is_an_exception_is_no_member() -> None:
+def test_exception_row_is_no_member() -> None:
     assert published(catalog_of(EXCEPTION)) == [KEPT]
     assert published(catalog_of()) == [KEPT, SECRET]
     assert published(catalog_of([*LISTED_BEFORE_19, False], all_tables=False)) == [SECRET]
@@ -60,7 +60,7 @@ def after(known: PublisherCatalog, **content: Any) -> PublisherCatalog:
     return apply_ddl_change(known, parse_ddl_change(message(**content)))
 
 
-def test_a_message_brings_and_removes_an_exception() -> None:
+def test_message_adds_and_removes_exception() -> None:
     before = catalog_of()
     narrowed = after(before, memberships=[EXCEPTION])
     assert published(narrowed) == [KEPT]
@@ -68,14 +68,14 @@ def test_a_message_brings_and_removes_an_exception() -> None:
     assert published(after(narrowed, removed_memberships=[[90, SECRET]])) == [KEPT, SECRET]
 
 
-def test_a_new_publication_and_a_whole_message_have_theirs() -> None:
+def test_new_publication_and_full_catalog_have_exceptions() -> None:
     told = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
     nothing = catalog(*parse_tables(TABLES, COLUMNS).values())
     assert published(after(nothing, touched_publications=[90], **told)) == [KEPT]
     assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **told)) == [KEPT]
 
 
-def test_an_exception_follows_the_identity_of_its_table() -> None:
+def test_exception_follows_renamed_table() -> None:
     """Renamed, moved to another schema, or altered: it stays out. Made anew under the name it is in."""
     renamed = [SECRET, "other", "name", False, True, None, "d", [1], [1], 1]
     moved = after(
@@ -90,7 +90,7 @@ def test_an_exception_follows_the_identity_of_its_table() -> None:
     assert published(dropped) == [KEPT, 7]
 
 
-def test_the_messages_of_earlier_triggers_have_members_only() -> None:
+def test_messages_of_earlier_triggers_have_no_exceptions() -> None:
     """Their rows end before `prexcept`."""
     found = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
     assert published(found) == [SECRET]
@@ -98,7 +98,7 @@ def test_the_messages_of_earlier_triggers_have_members_only() -> None:
         after(catalog_of(), memberships=[[*EXCEPTION, True]])
 
 
-def test_the_json_form_keeps_exceptions_and_is_as_before_without() -> None:
+def test_json_form_has_exceptions_only_if_there_are_any() -> None:
     known = catalog(table(1, "a.t"), publications=[publication("p", excepted(1), all_tables=True)])
     assert catalog_from_json(catalog_to_json(known)) == known
     assert '"is_exception":true' in catalog_to_json(known)

@@ -86,7 +86,7 @@ def expected(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str
     return dict(sorted(found.items()))
 
 
-def test_a_command_is_in_force_at_once_for_its_transaction_and_at_its_commit_for_others() -> None:
+def test_change_applies_to_own_transaction_at_once_and_to_others_from_commit() -> None:
     """R9.10: T1 alters at 20 and commits at 60; T2 is open meanwhile and commits at 90."""
     known = [whole(0, p="old"), command(20, 60, p="new")]
 
@@ -94,14 +94,14 @@ def test_a_command_is_in_force_at_once_for_its_transaction_and_at_its_commit_for
     assert [seen(known, 90, lsn)["p"] for lsn in (10, 50, 59, 60, 80)] == ["old", "old", "old", "new", "new"]
 
 
-def test_the_definitions_of_the_middle_hold_for_the_middle() -> None:
+def test_catalog_between_two_changes_has_the_first_only() -> None:
     """R9.10's run: T1 inserts at 10, T2 alters and commits at 40, T1 inserts at 50 and commits at 60."""
     known = [whole(0, p="old"), command(30, 40, p="new")]
 
     assert [seen(known, 60, lsn)["p"] for lsn in (10, 50)] == ["old", "new"]
 
 
-def test_open_transactions_with_ddl_do_not_undo_each_other() -> None:
+def test_open_transactions_with_ddl_keep_each_others_changes() -> None:
     """T1 alters p at 10, T2 alters q at 20; T2 commits at 40, T1 at 60: each sees its own, then both."""
     known = [whole(0, p="old", q="old"), command(10, 60, p="new"), command(20, 40, q="new")]
 
@@ -112,7 +112,7 @@ def test_open_transactions_with_ddl_do_not_undo_each_other() -> None:
     assert seen(known, 90, 70) == {"p": "new", "q": "new"}
 
 
-def test_a_prepared_transaction_is_in_force_for_others_from_commit_prepared_on() -> None:
+def test_prepared_change_applies_to_others_from_commit_prepared() -> None:
     """Its changes keep the positions of before the PREPARE; its commit is the COMMIT PREPARED, at 80."""
     known = [whole(0, p="old"), command(20, 80, p="new")]
 
@@ -120,7 +120,7 @@ def test_a_prepared_transaction_is_in_force_for_others_from_commit_prepared_on()
     assert [seen(known, 90, lsn)["p"] for lsn in (70, 80)] == ["old", "new"]
 
 
-def test_a_whole_catalog_supersedes_what_was_committed_before_it_and_no_open_command() -> None:
+def test_full_catalog_supersedes_committed_changes_but_not_open_ones() -> None:
     known = [whole(0, p="old", q="old"), command(10, 20, p="new"), command(15, 50, q="own"), whole(30, p="x")]
 
     assert [seen(known, 90, lsn) for lsn in (20, 30, 50)] == [
@@ -148,7 +148,7 @@ def histories(draw: st.DrawFn) -> list[Known]:
 
 @given(histories(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_every_change_gets_the_catalog_of_the_rule(known: list[Known], data: st.DataObject) -> None:
+def test_every_change_has_catalog_of_the_rule(known: list[Known], data: st.DataObject) -> None:
     owners = [each.owner.value for each in known if each.owner]
     commit_lsn = data.draw(st.sampled_from(owners) if owners else st.just(41))
     for commit in (commit_lsn, 41):
@@ -158,7 +158,7 @@ def test_every_change_gets_the_catalog_of_the_rule(known: list[Known], data: st.
 
 @given(histories(), st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=200, deadline=None)
-def test_a_window_has_the_version_of_every_change_in_it(known: list[Known], after: int, upto: int) -> None:
+def test_window_has_version_of_every_change_in_it(known: list[Known], after: int, upto: int) -> None:
     """Of changes whose position is in it as well; and all its catalogs are those that their numbers mean."""
     history = CatalogHistory(known)
     found = history.within(Window(Lsn(after), Lsn(upto)))
@@ -174,7 +174,7 @@ def test_a_window_has_the_version_of_every_change_in_it(known: list[Known], afte
 
 @given(histories(), st.integers(6, 40))
 @settings(max_examples=200, deadline=None)
-def test_what_is_captured_later_changes_no_number(known: list[Known], end: int) -> None:
+def test_later_captures_keep_version_ids(known: list[Known], end: int) -> None:
     """A pull adds what committed behind the log's end: frames that were decoded before stay right."""
 
     def position(each: Known) -> int:
@@ -184,14 +184,14 @@ def test_what_is_captured_later_changes_no_number(known: list[Known], end: int) 
     assert CatalogHistory(known).versions[: len(before.versions)] == before.versions
 
 
-def test_before_all_versions_the_first_is_in_force() -> None:
+def test_position_before_all_versions_has_the_first() -> None:
     """Nothing older is known."""
     history = CatalogHistory([whole(100, p="first"), whole(200, p="second")])
 
     assert [content(history.at(Lsn(lsn)))["p"] for lsn in (0, 99, 199, 200)] == ["first"] * 3 + ["second"]
 
 
-def test_whole_catalogs_are_found_backwards() -> None:
+def test_full_catalogs_are_returned_backwards() -> None:
     history = CatalogHistory([whole(0, p="a"), command(5, 10, p="b"), whole(20, p="c"), whole(30, p="d")])
     last = len(history.versions) - 1
 
@@ -199,12 +199,12 @@ def test_whole_catalogs_are_found_backwards() -> None:
 
 
 @pytest.mark.parametrize("known", [[], [command(1, 2, p="a")]])
-def test_a_history_without_a_whole_catalog_says_so(known: list[Known]) -> None:
+def test_history_without_full_catalog_raises(known: list[Known]) -> None:
     with pytest.raises(ChangeLogDamaged, match="no version of the publisher's catalog"):
         CatalogHistory(known).at(Lsn(1))
 
 
-def test_a_delta_that_cannot_be_read_is_damage() -> None:
+def test_unreadable_change_raises_change_log_damaged() -> None:
     @dataclass(frozen=True)
     class Torn(Known):
         @property

@@ -14,7 +14,7 @@ from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation
 from cdc_replay.pgoutput import messages as m
-from cdc_replay.pgoutput.reader import decode, relation_of, without_stream_xid
+from cdc_replay.pgoutput.reader import decode, parse_relation, split_stream_xid
 from unit.pgoutput.wire import log_batch, log_row
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Assembly:
             self.messages.append(message)
             subxid = None
             if in_stream and isinstance(message, m.StreamedMessage):
-                subxid, data = without_stream_xid(data)  # noqa: PLW2901 - as it is outside of the block
+                subxid, data = split_stream_xid(data)  # noqa: PLW2901 - as it is outside of the block
             self._take(message, lsn, xid, Change(lsn, subxid, data, None))
 
     def log(self) -> pa.RecordBatch:
@@ -155,7 +155,7 @@ class Assembly:
             self._opened().changes.append(change)
 
     def _describe(self, message: m.RelationMessage, data: bytes) -> None:
-        relation = relation_of(data)
+        relation = parse_relation(data)
         self.relations[relation.version] = relation
         if self._open is not None:
             self._open.shapes[message.relation] = relation.version

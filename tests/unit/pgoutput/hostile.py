@@ -87,7 +87,7 @@ class Verdict:
 
 SAME: Final = {
     Fault.ENDS_EARLY: "message ends too early at offset",
-    Fault.BYTES_LEFT: "bytes behind the end of the message at offset",
+    Fault.BYTES_LEFT: "bytes after the end of the message at offset",
     Fault.UNKNOWN_TUPLE: "unknown tuple",
     Fault.UNKNOWN_KIND: "unknown kind of value",
     Fault.NEGATIVE_COUNT: "negative count",
@@ -237,7 +237,7 @@ class _Batch:
         assert list(zip(*columns, strict=True)) == list(values)
 
     def decoded(self, log: pa.RecordBatch) -> pa.RecordBatch:
-        return ChangeDecoder.of(EVERYTHING, tables(), [(0, 0)]).changes(log)
+        return ChangeDecoder.from_relations(EVERYTHING, tables(), [(0, 0)]).decode(log)
 
 
 _SIDES: Final = ("old_kinds", "old", "new_kinds", "new")

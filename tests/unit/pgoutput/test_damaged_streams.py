@@ -213,14 +213,14 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
     pytest.fail(f"stream {number}: capture accepts what is wrong: {refused}")
 
 
-def test_an_undamaged_stream_is_accepted_however_it_is_cut(tmp_path: Path) -> None:
+def test_undamaged_stream_is_accepted_in_any_batches(tmp_path: Path) -> None:
     for size in (1, 2, 3, 4, 5, 7, 11, 16, 32, len(WHOLE)):
         cuts = range(size, len(WHOLE), size)
         assert check_stream(WHOLE, cuts, tmp_path / str(size), size) == "accepted"
 
 
 @pytest.mark.parametrize("kind", m.MessageType)
-def test_a_message_of_another_type_is_refused_or_makes_another_stream(
+def test_message_of_another_type_is_rejected_or_gives_another_stream(
     kind: m.MessageType, tmp_path: Path
 ) -> None:
     """R9.1, R9.5: in each place; it has the position and transaction of the message whose place it takes."""
@@ -258,7 +258,7 @@ POSITION: Final = {"commit_lsn", "prepare_lsn", "end_lsn", "prepare_end_lsn", "x
         (Lsn(10**6), LAST_TIME + 1, "time out of range at offset 18"),
     ],
 )
-def test_positions_and_times_that_the_log_cannot_hold_are_refused(
+def test_position_or_time_out_of_range_is_rejected(
     end_lsn: Lsn, time: int, problem: str, count: int, tmp_path: Path
 ) -> None:
     """R1.1: the log keeps both as signed numbers of 64 bits; of the last transaction of a run, or of one."""
@@ -270,7 +270,7 @@ def test_positions_and_times_that_the_log_cannot_hold_are_refused(
         captured(rows, [], tmp_path)
 
 
-def test_the_last_time_that_the_log_can_hold_is_kept(tmp_path: Path) -> None:
+def test_largest_time_is_accepted(tmp_path: Path) -> None:
     writer = Writer()
     small = [writer.ordinary(insert("a")) for _ in range(MIN_TRANSACTIONS)]
     last: list[m.Message] = [
@@ -283,12 +283,12 @@ def test_the_last_time_that_the_log_can_hold_is_kept(tmp_path: Path) -> None:
     assert (row["commit_lsn"], row["commit_time"]) == (2**63 - 1, LAST_TIME)
 
 
-def test_damaged_streams_are_refused_or_are_another_stream(tmp_path: Path) -> None:
+def test_damaged_stream_is_rejected_or_gives_another_stream(tmp_path: Path) -> None:
     outcomes = check_streams(300, tmp_path)
     assert outcomes.total() == 300
     assert {"accepted", "refused"} <= set(outcomes)
 
 
 @pytest.mark.slow
-def test_many_damaged_streams_are_refused_or_are_another_stream(tmp_path: Path) -> None:
+def test_many_damaged_streams_are_rejected_or_give_another_stream(tmp_path: Path) -> None:
     assert check_streams(10_000, tmp_path, SEED + 1).total() == 10_000

@@ -67,7 +67,9 @@ def installed(database: Database, slot: str) -> bool:
         return is_installed(connection, slot)
 
 
-def test_setup_installs_them_and_writes_all_definitions(publisher: Database, request_for: RequestFor) -> None:
+def test_setup_installs_triggers_and_writes_full_catalog(
+    publisher: Database, request_for: RequestFor
+) -> None:
     """R9.11: the first message of the slot is the start state; what is not in it is gone."""
     publisher.run("create table t (id int primary key); create publication p for table t where (id > 5)")
     request = request_for()
@@ -84,7 +86,7 @@ def test_setup_installs_them_and_writes_all_definitions(publisher: Database, req
     assert same_definitions(apply_ddl_change(unlike, parse_ddl_change(whole.content)), now)
 
 
-def test_setup_again_leaves_them_alone(publisher: Database, request_for: RequestFor) -> None:
+def test_repeated_setup_keeps_triggers(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
 
@@ -92,7 +94,7 @@ def test_setup_again_leaves_them_alone(publisher: Database, request_for: Request
     assert len(messages(publisher, request_for().slot)) == 1
 
 
-def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
+def test_setup_that_died_before_log_rewrites_full_catalog(
     publisher: Database, request_for: RequestFor
 ) -> None:
     """Where the log begins, everything has been told."""
@@ -109,9 +111,7 @@ def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
     ]
 
 
-def test_teardown_by_a_role_that_may_not_remove_them_says_so(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_teardown_by_role_without_privilege_raises(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -141,7 +141,7 @@ OTHER_VERSION = "'created by cdc-replay for replication slot {slot}, definition 
         "drop event trigger cdc_replay_rewrite",
     ],
 )
-def test_another_version_of_them_is_replaced_and_all_is_told_again(
+def test_other_trigger_version_is_replaced_with_full_catalog(
     publisher: Database, request_for: RequestFor, meddling: str
 ) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
@@ -157,7 +157,9 @@ def test_another_version_of_them_is_replaced_and_all_is_told_again(
     assert setup_publisher(request).statements == ()
 
 
-def test_a_disabled_or_missing_one_counts_as_none(publisher: Database, request_for: RequestFor) -> None:
+def test_disabled_or_missing_trigger_counts_as_not_installed(
+    publisher: Database, request_for: RequestFor
+) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -170,9 +172,7 @@ def test_a_disabled_or_missing_one_counts_as_none(publisher: Database, request_f
     assert not installed(publisher, request.slot)
 
 
-def test_they_are_removed_where_they_are_not_wanted_any_more(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_setup_removes_unwanted_triggers(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -183,7 +183,7 @@ def test_they_are_removed_where_they_are_not_wanted_any_more(
     assert publisher.rows(TRACES) == []
 
 
-def test_a_dry_run_shows_what_a_superuser_can_run(publisher: Database, request_for: RequestFor) -> None:
+def test_dry_run_prints_statements_for_superuser(publisher: Database, request_for: RequestFor) -> None:
     """Names with quotes and dollars are data, in the comments and in the list of publications."""
     name = "p' $cdc_replay$ \"x"
     with publisher.connect() as connection:
@@ -204,7 +204,7 @@ def test_a_dry_run_shows_what_a_superuser_can_run(publisher: Database, request_f
     assert setup_publisher(request).statements == ()
 
 
-def test_a_role_that_may_not_create_them_is_warned_and_all_else_is_set_up(
+def test_role_without_privilege_is_warned_and_rest_is_set_up(
     publisher: Database, request_for: RequestFor
 ) -> None:
     """R9.11: without them definitions are as each pull finds them."""
@@ -232,7 +232,7 @@ def test_a_role_that_may_not_create_them_is_warned_and_all_else_is_set_up(
     publisher.run("drop owned by cdc_replay_plain")
 
 
-def test_teardown_leaves_nothing_of_them(publisher: Database, request_for: RequestFor) -> None:
+def test_teardown_removes_triggers_completely(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
 
@@ -244,9 +244,7 @@ def test_teardown_leaves_nothing_of_them(publisher: Database, request_for: Reque
     assert publisher.rows(TRACES) == []
 
 
-def test_teardown_keeps_what_others_have_put_into_the_schema(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_teardown_keeps_foreign_objects_in_schema(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
     publisher.run("create table cdc_replay_capture.notes (a int)")
@@ -256,7 +254,7 @@ def test_teardown_keeps_what_others_have_put_into_the_schema(
     assert publisher.rows(TRACES) == [("cdc_replay_capture",)]
 
 
-def test_those_of_another_slot_stay(publisher: Database, request_for: RequestFor) -> None:
+def test_triggers_of_another_slot_are_kept(publisher: Database, request_for: RequestFor) -> None:
     """One database has one slot: a second one can neither replace nor remove them."""
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
@@ -320,7 +318,7 @@ def covered(database: Database) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("command", FOLLOWED)
-def test_the_capture_publications_follow_in_the_same_transaction(
+def test_capture_publications_follow_in_same_transaction(
     publisher: Database, request_for: RequestFor, command: str
 ) -> None:
     """R9.10: what `refresh` would add is there already; R2.17: what it would remove may be left."""
@@ -354,7 +352,7 @@ def test_the_capture_publications_follow_in_the_same_transaction(
     assert not refresh_capture_publications(request)
 
 
-def test_the_values_of_generated_columns_are_captured(publisher: Database, request_for: RequestFor) -> None:
+def test_values_of_generated_columns_are_captured(publisher: Database, request_for: RequestFor) -> None:
     """R3.13: where a filter reads them, they decide; they are not computed again."""
     if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
         pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
@@ -368,7 +366,7 @@ def test_the_values_of_generated_columns_are_captured(publisher: Database, reque
         publisher.run(f"create table if not exists t2 (id int primary key); {command}")
 
 
-def test_what_follows_is_marked_as_ours(publisher: Database, request_for: RequestFor) -> None:
+def test_recreated_publication_keeps_comment(publisher: Database, request_for: RequestFor) -> None:
     """A capture publication that is made anew for all tables keeps its settings and its comment."""
     publisher.run("create table t (id int); create publication p for all tables with (publish = 'insert')")
     setup_publisher(request_for())
@@ -378,7 +376,7 @@ def test_what_follows_is_marked_as_ours(publisher: Database, request_for: Reques
     assert setup_publisher(request_for()).statements == ()
 
 
-def test_other_publications_are_not_followed(publisher: Database, request_for: RequestFor) -> None:
+def test_unsubscribed_publications_are_not_followed(publisher: Database, request_for: RequestFor) -> None:
     publisher.run(
         "create table t (id int primary key); create table u (id int); create publication p for table t"
     )

@@ -273,7 +273,7 @@ def after(catalog: PublisherCatalog, deltas: Sequence[DdlChange]) -> PublisherCa
 
 
 @pytest.mark.parametrize("command", lines(COMMANDS))
-def test_a_command_is_told_so_that_the_catalog_after_it_is_known(source: Source, command: str) -> None:
+def test_messages_of_command_lead_to_catalog_after_it(source: Source, command: str) -> None:
     """R9.11: the catalog before, and the messages of the transaction, give the catalog after."""
     before = source.catalog()
 
@@ -284,7 +284,7 @@ def test_a_command_is_told_so_that_the_catalog_after_it_is_known(source: Source,
     assert after(before, deltas) == source.catalog()
 
 
-def test_a_command_that_changes_no_definition_is_not_told(source: Source) -> None:
+def test_command_without_definition_change_writes_no_message(source: Source) -> None:
     before = source.catalog()
     told = {}
     for command in lines(SILENT_COMMANDS):
@@ -295,7 +295,7 @@ def test_a_command_that_changes_no_definition_is_not_told(source: Source) -> Non
     assert before == source.catalog()
 
 
-def test_a_rolled_back_savepoint_is_not_told(source: Source) -> None:
+def test_rolled_back_savepoint_writes_no_message(source: Source) -> None:
     """R9.10: what it altered has no effect."""
     before = source.catalog()
 
@@ -315,7 +315,7 @@ def test_a_rolled_back_savepoint_is_not_told(source: Source) -> None:
     assert after(before, deltas) == source.catalog()
 
 
-def test_the_commands_of_a_transaction_are_told_one_by_one_in_order(source: Source) -> None:
+def test_commands_of_transaction_write_messages_in_order(source: Source) -> None:
     """R9.10: each is in force for what follows in the same transaction."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
@@ -348,7 +348,7 @@ def test_the_commands_of_a_transaction_are_told_one_by_one_in_order(source: Sour
     assert told[-1] == seen[-1] == source.catalog()
 
 
-def test_two_open_transactions_do_not_undo_each_other(source: Source) -> None:
+def test_two_open_transactions_keep_each_others_changes(source: Source) -> None:
     """R9.11: whichever commits first."""
     before = source.catalog()
     with source.database.connect() as one, source.database.connect() as other, one.transaction():
@@ -397,7 +397,7 @@ MEETING = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", lines(MEETING))
-def test_commands_that_are_open_together_do_not_undo_each_other(template: Database, first: str) -> None:
+def test_concurrent_commands_keep_each_others_changes(template: Database, first: str) -> None:
     """R9.11: each with each that does not wait for it, whichever commits first."""
     undone = []
     met = 0
@@ -446,7 +446,7 @@ def at_once(connection: Connection, command: str) -> bool:
         ("alter index keyed_j rename to keyed_jay", "alter table keyed add column z int"),
     ],
 )
-def test_what_two_open_transactions_do_with_one_object_stays(source: Source, one: str, other: str) -> None:
+def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, one: str, other: str) -> None:
     """R9.11: a command tells only of what it did, and of what it has locked."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
@@ -457,7 +457,7 @@ def test_what_two_open_transactions_do_with_one_object_stays(source: Source, one
     assert after(before, source.deltas()) == source.catalog()
 
 
-def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> None:
+def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
     """R11.9: another type, or a default that is computed per row; leaves for a partitioned table."""
     numbers = dict(
         source.database.rows("select relname::text, oid::bigint from pg_class where relnamespace = 2200")
@@ -477,7 +477,7 @@ def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> No
     assert rewritten("create temp table t (a int); alter table t alter column a type bigint") == set()
 
 
-def test_a_failing_function_is_a_warning_and_the_command_succeeds(source: Source) -> None:
+def test_failing_function_warns_and_command_succeeds(source: Source) -> None:
     source.connection.execute("drop materialized view cdc_replay_capture.secret")
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     before = source.catalog()
@@ -495,7 +495,7 @@ def test_a_failing_function_is_a_warning_and_the_command_succeeds(source: Source
     assert len(source.catalog().tables) == len(before.tables) + 1
 
 
-def test_the_commands_of_an_ordinary_role_are_told(source: Source) -> None:
+def test_commands_of_ordinary_role_write_messages(source: Source) -> None:
     """It has no right on the schema of the functions, and a search path and settings of its own."""
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     source.connection.execute("alter table plain owner to cdc_replay_somebody")
@@ -520,7 +520,7 @@ def test_the_commands_of_an_ordinary_role_are_told(source: Source) -> None:
     assert after(before, source.deltas()) == source.catalog()
 
 
-def test_a_session_of_another_replication_role_is_heard(source: Source) -> None:
+def test_session_with_replication_role_replica_writes_messages(source: Source) -> None:
     before = source.catalog()
     with source.database.connect() as connection:
         connection.execute("set session_replication_role = replica; alter table plain rename to t")
@@ -528,7 +528,7 @@ def test_a_session_of_another_replication_role_is_heard(source: Source) -> None:
     assert after(before, source.deltas()) == source.catalog()
 
 
-def test_a_command_is_told_in_the_encoding_of_the_format(template: Database) -> None:
+def test_message_is_utf8_in_any_database_encoding(template: Database) -> None:
     """UTF-8, whatever the database's encoding is."""
     name = f"{template.name}_latin1"
     with connect(template.cluster.dsn(), purpose="test") as admin:
@@ -552,7 +552,7 @@ def test_a_command_is_told_in_the_encoding_of_the_format(template: Database) -> 
         drop_database(database)
 
 
-def test_what_a_partition_says_is_small_whatever_the_size_of_its_tree(source: Source) -> None:
+def test_partition_message_size_is_independent_of_tree_size(source: Source) -> None:
     """Only relatives that a command altered are told of; of the others it is said that they stay."""
     source.connection.execute(
         "do $$ begin for i in 1000..1019 loop execute format('create table many_%s"
