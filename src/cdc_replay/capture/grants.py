@@ -78,7 +78,6 @@ def _role(connection: Connection) -> tuple[str, bool, bool, bool, str]:
 
 
 def _published_oids(catalog: PublisherCatalog, publications: Sequence[str]) -> list[int]:
-    """The oids of published tables and of their partition ancestors."""
     existing = catalog.existing(publications)
     oids: set[int] = set()
     for table in catalog.tables.values():

@@ -304,8 +304,6 @@ def _warn_of_rejected(publisher: str, messages: MessageFilter) -> None:
 
 
 class _CountedBatches:
-    """Iterates over the batches of a peek and counts their messages."""
-
     def __init__(self, batches: Iterator[RawMessages]) -> None:
         self._batches = batches
         self.messages = 0

@@ -102,7 +102,6 @@ def _decisive_messages(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
 
 
 def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
-    """The commit, if this end of a transaction is one."""
     match decode(raw.data[position].as_py()):
         case Commit(commit_time=time) | CommitPrepared(commit_time=time):
             return CommittedTransaction(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
@@ -111,7 +110,6 @@ def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
 
 
 def _root_commits(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[CommittedTransaction]:
-    """The transactions that truncated partitioned tables."""
     return frozenset(
         commit
         for name in ROOT_PUBLICATIONS

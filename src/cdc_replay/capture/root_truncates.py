@@ -211,7 +211,6 @@ def _all_members(catalog: PublisherCatalog) -> Iterator[Table]:
 
 
 def _members(catalog: PublisherCatalog, name: str) -> tuple[Table, ...]:
-    """The partitioned tables that a root publication holds."""
     publication = catalog.publications.get(name)
     if publication is None or _is_empty(publication):
         return ()

@@ -236,7 +236,6 @@ def _apply_event_triggers(
 
 
 def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool) -> None:
-    """Check that existing slot and log belong together."""
     if not ChangeLog.exists(request.change_log):
         if has_slot:
             check_unread(connection, request.slot, request.change_log)
@@ -279,7 +278,6 @@ def _plan_slot_and_mark(connection: Connection, request: SetupRequest, *, has_sl
 def _create_slot_and_log(
     connection: Connection, request: SetupRequest, plan: _SetupPlan
 ) -> tuple[Lsn, tuple[str, ...]]:
-    """Create slot and log if they are missing; returns the start of the log, and warnings."""
     slot_created = not slot_exists(connection, request.slot)
     if slot_created:
         # First: with the old mark still set, a crash before the new mark would make the next setup regard the

@@ -161,7 +161,6 @@ class RootTruncateMerger:
         return truncate.to_row()
 
     def _renumber(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with recomputed `seq`."""
         commit_lsn = batch["commit_lsn"].to_numpy()
         seq = np.arange(len(commit_lsn)) - np.searchsorted(commit_lsn, commit_lsn)
         seq[commit_lsn == self._last_commit_lsn] += self._next_seq

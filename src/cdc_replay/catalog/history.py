@@ -214,7 +214,6 @@ class _TransactionReplay:
 
 
 def _list_versions(ordered: Sequence[CatalogEntry]) -> Iterator[CatalogVersion]:
-    """All versions in order of their ids; `ordered` by `_visible_from`."""
     commit_positions: list[Lsn] = []
     for position, group in itertools.groupby(ordered, key=_visible_from):
         own_positions = sorted(entry.from_lsn for entry in group if entry.owner is not None)
@@ -236,7 +235,6 @@ def _transaction_replays(entries: Iterable[CatalogEntry], owners: Set[Lsn]) -> d
 
 
 def _visible_from(entry: CatalogEntry) -> Lsn:
-    """The first position at which it applies to all transactions."""
     return entry.from_lsn if entry.owner is None else entry.owner
 
 

@@ -36,9 +36,7 @@ def _fits_into_name(text: str) -> str:
 
 _Ascii: TypeAlias = Annotated[str, StringConstraints(max_length=_MAX_NAME_BYTES, pattern=r"^[\x01-\x7f]+$")]
 _NonAscii: TypeAlias = Annotated[
-    str,
-    StringConstraints(max_length=_MAX_NAME_BYTES, pattern=r"^[^\x00]+$"),
-    AfterValidator(_fits_into_name),
+    str, StringConstraints(max_length=_MAX_NAME_BYTES, pattern=r"^[^\x00]+$"), AfterValidator(_fits_into_name)
 ]
 Name: TypeAlias = Annotated[_Ascii | _NonAscii, Field(union_mode="left_to_right")]
 """Nearly all names are ASCII, which pydantic validates without a call to Python."""

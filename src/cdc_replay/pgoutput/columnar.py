@@ -95,8 +95,8 @@ class ChangeDecoder:
         The order is kept; a TRUNCATE becomes one row per relation, logical messages are skipped.
 
         Raises:
-            InvalidMessage: if a message is not well-formed, or contradicts its row or its relation version. The
-                text names the row of `log` and the offset.
+            InvalidMessage: if a message is not well-formed, or contradicts its row or relation version; the
+                text names row and offset.
         """
         batch = _LogBatch.from_rows(log)
         is_in_window = self._in_window(batch)
@@ -111,7 +111,7 @@ class ChangeDecoder:
         return combined.sort_by([("commit_lsn", "ascending"), ("seq", "ascending")])
 
     def _in_window(self, batch: _LogBatch) -> Bools:
-        commit_lsns = batch.numbers("commit_lsn")
+        commit_lsns = batch.int_column("commit_lsn")
         return (commit_lsns > self.window.after.value) & (commit_lsns <= self.window.upto.value)
 
     def _row_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
@@ -140,9 +140,8 @@ class ChangeDecoder:
         return _batch(columns, len(rows))
 
     def _expected(self, batch: _LogBatch, rows: Int64s) -> Int64s:
-        """Message type, relation and number of columns of each row (R1.4)."""
-        relation_ids = batch.numbers("relation_id")[rows]
-        versions = batch.numbers("relation_version")[rows]
+        relation_ids = batch.int_column("relation_id")[rows]
+        versions = batch.int_column("relation_version")[rows]
         indexes = np.searchsorted(self.versions, versions)
         is_known = indexes < len(self.versions)
         indexes[~is_known] = 0
@@ -156,7 +155,9 @@ class ChangeDecoder:
         return np.stack([batch.kinds[rows].astype(np.int64), relation_ids, counts], axis=1)
 
     def _catalog_versions(self, batch: _LogBatch, rows: Int64s) -> pa.Array:
-        return pa.array(self.catalogs.numbers(batch.numbers("commit_lsn")[rows], batch.numbers("lsn")[rows]))
+        return pa.array(
+            self.catalogs.numbers(batch.int_column("commit_lsn")[rows], batch.int_column("lsn")[rows])
+        )
 
     def _truncate_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
         messages = [batch.truncate(row) for row in rows]
@@ -194,7 +195,7 @@ class _LogBatch:
             batch.refuse(row, 0, f'unknown kind "{kind[row]}" in the log', "R1.2")
         return batch
 
-    def numbers(self, name: str) -> Int64s:
+    def int_column(self, name: str) -> Int64s:
         """A column of integers, 0 for NULL."""
         return int_array(self.log.column(name))
 
@@ -232,7 +233,6 @@ class _LogBatch:
         )
 
     def _message(self, row: int) -> bytes:
-        """The bytes of a row, empty if NULL."""
         message: bytes | None = self.log.column("message")[row].as_py()
         return message or b""
 
@@ -316,7 +316,6 @@ def _is_utf8(value: pa.StringScalar) -> bool:
 
 
 def _batch(columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
-    """A batch of CHANGES; missing columns are NULL."""
     return pa.RecordBatch.from_arrays(
         [columns.get(field.name, pa.nulls(rows, field.type)) for field in CHANGES_SCHEMA],
         schema=CHANGES_SCHEMA,

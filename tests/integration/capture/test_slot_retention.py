@@ -69,7 +69,7 @@ def test_slot_advances_over_uncaptured_wal(what: str, publisher: Database, set_u
     assert content(captured.log).equals(commits)
 
 
-def test_idle_publisher_gets_no_wal(publisher: Database, set_up: SetUp) -> None:
+def test_capture_of_idle_publisher_moves_nothing(publisher: Database, set_up: SetUp) -> None:
     """Nothing was written: no commit of the log, no position moves."""
     publisher.run(TABLE)
     captured = set_up()

@@ -52,8 +52,6 @@ _MAX_NAMES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _DdlMessage:
-    """A message of the event triggers: its row in the log, and the parsed change."""
-
     xid: int
     row: CatalogRow
     change: DdlChange

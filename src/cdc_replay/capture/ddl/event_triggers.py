@@ -274,7 +274,6 @@ def _may_read_secret(connection: Connection) -> bool:
 
 
 def _statements(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """Schema, functions and event triggers, without comments."""
     return (
         sql.SQL("create schema if not exists {}").format(sql.Identifier(SCHEMA)),
         *create_functions(publications),
@@ -298,7 +297,6 @@ def _trigger_statements(trigger: _Trigger) -> tuple[sql.Composed, ...]:
 
 
 def _read_triggers(connection: Connection) -> tuple[_ExistingTrigger, ...]:
-    """The existing event triggers with our names, in order of name."""
     return tuple(
         _ExistingTrigger(*row)
         for row in connection.execute(_SELECT_TRIGGERS, (list(EVENT_TRIGGERS),)).fetchall()
