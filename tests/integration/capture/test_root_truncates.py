@@ -54,7 +54,9 @@ def content(captured: Captured) -> list[Row]:
     found: list[Row] = []
     for row, (kind, values) in zip(captured.rows(), captured.changes(), strict=True):
         message = decode(row["message"])
-        tables = {names[each] for each in message.relations} if isinstance(message, Truncate) else None
+        tables = (
+            {names[relation] for relation in message.relations} if isinstance(message, Truncate) else None
+        )
         found.append((kind, tables if tables is not None else values[0] if values else None))
     return found
 
@@ -272,7 +274,9 @@ def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, se
     publisher.run("truncate shrinks, grows")
     captured.capture()
 
-    found = [each.relation for each in definitions(captured.log, Window(after, captured.log.end_lsn))]
+    found = [
+        definition.relation for definition in definitions(captured.log, Window(after, captured.log.end_lsn))
+    ]
 
     assert {relation.name.name: relation.column_names for relation in found} == {
         "shrinks": ("id",),

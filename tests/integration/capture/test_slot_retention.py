@@ -186,14 +186,14 @@ def test_slot_is_dropped_for_open_transaction_and_error_names_it(
             capture(config, "pub")
 
         writer.rollback()
-    said = str(given_up.value)
-    assert f'replication slot "slot_{publisher.name}" retained ' in said
-    assert "of WAL and was dropped [R1.31]" in said
-    assert "`max_retained_wal` of publisher pub is 1024 kB" in said
+    text = str(given_up.value)
+    assert f'replication slot "slot_{publisher.name}" retained ' in text
+    assert "of WAL and was dropped [R1.31]" in text
+    assert "`max_retained_wal` of publisher pub is 1024 kB" in text
     named = f'prepared transaction "{gid}"' if kind == "prepared" else f"transaction of process {pid}"
-    assert f"but {named} (xid " in said
-    assert f'database "{publisher.name}"' in said
-    assert "cdc-replay setup" in said
+    assert f"but {named} (xid " in text
+    assert f'database "{publisher.name}"' in text
+    assert "cdc-replay setup" in text
     assert not slot_exists(publisher)
     log = ChangeLog.open(config.publisher("pub").change_log)
     assert content(log).num_rows == 1

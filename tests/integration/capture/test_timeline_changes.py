@@ -145,14 +145,14 @@ def test_promoted_standby_with_slot_continues_capture(captured: Captured, new_cl
     assert captured.log.header.timeline == 3
 
     primary.cluster.start()
-    said = refusal(
+    text = refusal(
         captured,
         primary.dsn,
         ChangeLogMismatch,
         "timeline 1 of the publisher does not descend from timeline 3",
     )
-    assert "a replaced primary" in said
-    assert "Point `dsn` at the server that took over" in said
+    assert "a replaced primary" in text
+    assert "Point `dsn` at the server that took over" in text
 
 
 def test_log_continues_over_two_promotions(captured: Captured, new_cluster: NewCluster) -> None:
@@ -190,13 +190,13 @@ def test_promoted_standby_that_lagged_log_is_refused(captured: Captured, new_clu
     standby.cluster.promote()
     insert(standby, *range(10, 30))
 
-    said = refusal(
+    text = refusal(
         captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
     )
 
-    assert f"ends at {captured.log.end_lsn}" in said
-    assert "holds 2 transactions that the publisher never had" in said
-    assert all(word in said for word in COPY_ALL_AGAIN)
+    assert f"ends at {captured.log.end_lsn}" in text
+    assert "holds 2 transactions that the publisher never had" in text
+    assert all(word in text for word in COPY_ALL_AGAIN)
 
 
 def test_capture_waits_for_failover_standby(captured: Captured, new_cluster: NewCluster) -> None:
@@ -243,11 +243,11 @@ def test_standby_is_refused_and_after_promotion_its_missing_slot(
     standby.cluster.promote()
     insert(standby, 2)
 
-    said = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
+    text = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
 
-    assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in said
-    assert "on timeline 2, the log on 1: the promoted standby" in said
-    assert "cdc-replay snapshot" in said
+    assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in text
+    assert "on timeline 2, the log on 1: the promoted standby" in text
+    assert "cdc-replay snapshot" in text
     with pytest.raises(SlotMissing, match="no longer exists"):
         setup_publisher(dataclasses.replace(captured.request, dsn=standby.dsn))
 
@@ -268,11 +268,11 @@ def test_publisher_restored_to_before_log_end_is_refused(
     wait_for(lambda: restored.rows("select pg_is_in_recovery()") == [(False,)], "the end of the recovery")
     insert(restored, *range(10, 30))
 
-    said = refusal(
+    text = refusal(
         captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
     )
 
-    assert "holds 1 transactions that the publisher never had" in said
+    assert "holds 1 transactions that the publisher never had" in text
 
 
 def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
@@ -295,13 +295,13 @@ def test_older_copy_of_publisher_is_refused_even_after_growth(
     captured.capture()
     copy.cluster.start()
 
-    said = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher at")
-    assert "restored from an older copy" in said
+    text = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher at")
+    assert "restored from an older copy" in text
 
     insert(copy, *range(10, 30))
-    said = refusal(captured, copy.dsn, ChangeLogMismatch, "sends other transactions than change log")
-    assert "only the log has transaction" in said or "only the server has transaction" in said
-    assert all(word in said for word in COPY_ALL_AGAIN)
+    text = refusal(captured, copy.dsn, ChangeLogMismatch, "sends other transactions than change log")
+    assert "only the log has transaction" in text or "only the server has transaction" in text
+    assert all(word in text for word in COPY_ALL_AGAIN)
 
     insert(captured.database, 3)
     captured.capture()
@@ -335,7 +335,7 @@ def test_another_cluster_at_same_address_is_refused(captured: Captured, new_clus
     setup_publisher(request)
     insert(database, *range(10, 30))
 
-    said = refusal(captured, database.dsn, ChangeLogMismatch, "belongs to another publisher")
+    text = refusal(captured, database.dsn, ChangeLogMismatch, "belongs to another publisher")
 
-    assert "system identifier" in said
-    assert "Correct `dsn`, `slot` or `change_log`" in said
+    assert "system identifier" in text
+    assert "Correct `dsn`, `slot` or `change_log`" in text

@@ -161,7 +161,7 @@ def test_initial_copy_equals_servers(connection: Connection) -> None:
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
         theirs = listed_by_server(connection, names)
-        refused = any(len({columns for columns, _ in said}) > 1 for said in theirs.values())
+        refused = any(len({columns for columns, _ in entries}) > 1 for entries in theirs.values())
         try:
             ours = synced_tables(read_catalog(connection), names)
         except PublicationRefused:
@@ -170,10 +170,10 @@ def test_initial_copy_equals_servers(connection: Connection) -> None:
         assert not refused, statements
         assert {synced.table.id for synced in ours} == set(theirs), statements
         for synced in ours:
-            said = theirs[synced.table.id]
-            conditions = {condition for _, condition in said}
+            entries = theirs[synced.table.id]
+            conditions = {condition for _, condition in entries}
             filters = {None} if synced.filters is None else {row_filter.sql for row_filter in synced.filters}
-            assert {columns for columns, _ in said} == {synced.columns}, statements
+            assert {columns for columns, _ in entries} == {synced.columns}, statements
             assert filters == ({None} if None in conditions else conditions), statements
 
 

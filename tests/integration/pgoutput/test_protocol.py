@@ -149,14 +149,14 @@ def read(request: pytest.FixtureRequest, wire: Wire) -> Read:
 def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: Read) -> None:
     """R9.1, R9.2: by transaction id and commit time (R1.1); what rolled back is in no form."""
     expected = [
-        (one.xid, one.commit_time, one.origin)
-        for one in wire.traffic.facts.committed
-        if read.form.messages or one.name != "message alone"  # it then has nothing to send (R9.4)
+        (transaction.xid, transaction.commit_time, transaction.origin)
+        for transaction in wire.traffic.facts.committed
+        if read.form.messages or transaction.name != "message alone"  # it then has nothing to send (R9.4)
     ]
     found = [
-        (one.xid, one.commit_time, one.origin)
-        for one in read.assembly.committed
-        if one.commit_time is not None
+        (committed_transaction.xid, committed_transaction.commit_time, committed_transaction.origin)
+        for committed_transaction in read.assembly.committed
+        if committed_transaction.commit_time is not None
     ]
     assert found == expected
 
@@ -230,7 +230,10 @@ def test_all_stream_forms_have_same_transactions(wire: Wire, read: Read) -> None
 
 
 def sent(assembly: Assembly) -> list[tuple[int, list[bytes]]]:
-    return [(one.xid, [change.data for change in one.changes]) for one in assembly.committed]
+    return [
+        (transaction.xid, [change.data for change in transaction.changes])
+        for transaction in assembly.committed
+    ]
 
 
 def test_columnar_decoder_equals_reference_reader(read: Read) -> None:
@@ -251,7 +254,7 @@ def test_columnar_decoder_equals_reference_reader(read: Read) -> None:
 def changes_of(wire: Wire, name: str, form: Form) -> list[m.Message]:
     """The row changes, TRUNCATEs and logical messages of a transaction."""
     xid = wire.traffic.facts.xid(name)
-    [found] = [one for one in wire.assembly(form).committed if one.xid == xid]
+    [found] = [transaction for transaction in wire.assembly(form).committed if transaction.xid == xid]
     return [decode(change.data) for change in found.changes]
 
 
@@ -387,9 +390,9 @@ def test_truncate_message_has_all_relations_and_flags(wire: Wire) -> None:
 def test_logical_messages_are_unchanged(wire: Wire, form: Form) -> None:
     """R1.2, R9.4, R9.13: in a transaction, alone in one, and outside of any, although it was rolled back."""
     found = [
-        (one.xid, message.is_transactional, message.prefix, message.content)
-        for one in wire.assembly(form).committed
-        for message in (decode(change.data) for change in one.changes)
+        (transaction.xid, message.is_transactional, message.prefix, message.content)
+        for transaction in wire.assembly(form).committed
+        for message in (decode(change.data) for change in transaction.changes)
         if isinstance(message, m.LogicalMessage)
     ]
     facts = wire.traffic.facts

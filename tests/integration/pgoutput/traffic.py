@@ -79,7 +79,7 @@ class Facts:
 
     def xid(self, name: str) -> int:
         """The transaction of that name."""
-        [found] = [one.xid for one in self.committed if one.name == name]
+        [found] = [transaction.xid for transaction in self.committed if transaction.name == name]
         return found
 
 

@@ -60,7 +60,7 @@ def after(**content: Any) -> PublisherCatalog:
 
 
 def tables_after(**content: Any) -> dict[int, Table]:
-    return {int(oid): each for oid, each in after(**content).tables.items()}
+    return {int(oid): new_table for oid, new_table in after(**content).tables.items()}
 
 
 def test_message_rows_parse_like_reader_rows() -> None:
@@ -69,8 +69,8 @@ def test_message_rows_parse_like_reader_rows() -> None:
         [7, 1, "id", 23, -1, "integer", None, "", None],
         [7, 2, "k", 25, -1, "text", 'pg_catalog."C"', "s", "lower(x)"],
     ]
-    found = after(touched_tables=[7], tables=[row], columns=columns).tables
-    new = found[next(oid for oid in found if oid == 7)]
+    changed = after(touched_tables=[7], tables=[row], columns=columns).tables
+    new = changed[next(oid for oid in changed if oid == 7)]
 
     assert new.name == QualifiedName("S x", "Größe")
     assert (new.replica_identity, new.key_columns, new.primary_key) == (
@@ -89,40 +89,40 @@ def test_empty_change_keeps_catalog() -> None:
 
 
 def test_touched_table_is_replaced_completely() -> None:
-    found = after(
+    changed = after(
         touched_tables=[PLAIN],
         tables=[table_row(PLAIN, "renamed")],
         columns=column_rows(PLAIN, "id n b"),
         memberships=[[91, PLAIN, "{n > 1}", "n > 1", [1, 2]]],
     )
 
-    members = found.publication("p").memberships
-    assert str(found.tables[listed(PLAIN).relation].name) == "s.renamed"
+    members = changed.publication("p").memberships
+    assert str(changed.tables[listed(PLAIN).relation].name) == "s.renamed"
     assert members[listed(PLAIN).relation] == listed(PLAIN, "n > 1", "id n")
     assert members[listed(ROOT).relation] == listed(ROOT)
     # The other publication's membership of the touched table is told, or is gone.
-    assert not found.publication("q").memberships
+    assert not changed.publication("q").memberships
 
 
 def test_touched_table_without_row_is_removed_with_memberships() -> None:
-    found = after(touched_tables=[PLAIN])
+    changed = after(touched_tables=[PLAIN])
 
-    assert PLAIN not in found.tables
-    assert list(found.publication("p").memberships) == [ROOT]
+    assert PLAIN not in changed.tables
+    assert list(changed.publication("p").memberships) == [ROOT]
 
 
 def test_child_missing_from_partitions_was_detached() -> None:
     """An unlogged one is known as a partition only (R2.1)."""
-    found = tables_after(
+    changed = tables_after(
         touched_tables=[ROOT],
         partitions=[LEAF],
         tables=[table_row(ROOT, "root", kind="p")],
         columns=column_rows(ROOT),
     )
 
-    assert found[LEAF].parent == ROOT
-    assert found[OTHER_LEAF].parent is None
-    assert UNLOGGED not in found
+    assert changed[LEAF].parent == ROOT
+    assert changed[OTHER_LEAF].parent is None
+    assert UNLOGGED not in changed
 
 
 def test_child_of_dropped_table_has_no_parent() -> None:
@@ -130,27 +130,27 @@ def test_child_of_dropped_table_has_no_parent() -> None:
 
 
 def test_attached_table_has_its_parent() -> None:
-    found = tables_after(
+    changed = tables_after(
         touched_tables=[ROOT, PLAIN],
         partitions=[LEAF, OTHER_LEAF, UNLOGGED],
         tables=[table_row(ROOT, "root", kind="p"), table_row(PLAIN, "plain", parent=ROOT)],
         columns=[*column_rows(ROOT), *column_rows(PLAIN)],
     )
 
-    assert [found[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
+    assert [changed[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
 
 
 def test_renamed_publication_keeps_its_memberships() -> None:
     """It is known by its oid, and what it lists is told for itself."""
-    found = after(
+    changed = after(
         touched_publications=[91],
         publications=[publication_row(91, "renamed", "i", schemas=("not its own",))],
         memberships=[[91, LEAF, None, None, [1, 3]]],
         removed_memberships=[[91, PLAIN], [92, ROOT]],
     )
 
-    assert set(found.publications) == {"renamed", "q"}
-    renamed = found.publication("renamed")
+    assert set(changed.publications) == {"renamed", "q"}
+    renamed = changed.publication("renamed")
     assert (renamed.oid, renamed.actions) == (91, frozenset({PublishAction.INSERT}))
     assert not renamed.schemas
     assert renamed.memberships == {
@@ -160,12 +160,12 @@ def test_renamed_publication_keeps_its_memberships() -> None:
 
 
 def test_two_publications_can_exchange_names() -> None:
-    found = after(
+    changed = after(
         touched_publications=[91, 92],
         publications=[publication_row(91, "q"), publication_row(92, "p")],
     )
 
-    assert {name: each.oid for name, each in found.publications.items()} == {"p": 92, "q": 91}
+    assert {name: published.oid for name, published in changed.publications.items()} == {"p": 92, "q": 91}
 
 
 def test_touched_publication_without_row_is_removed() -> None:
@@ -173,49 +173,52 @@ def test_touched_publication_without_row_is_removed() -> None:
 
 
 def test_new_publication_has_its_members_and_schemas() -> None:
-    found = after(
+    changed = after(
         touched_publications=[93],
         publications=[publication_row(93, "new", schemas=("s",))],
         memberships=[[93, PLAIN, None, None, None]],
     )
 
-    new = found.publication("new")
+    new = changed.publication("new")
     assert new.schemas == {"s"}
     assert list(new.memberships) == [PLAIN]
 
 
 def test_schema_changes_keep_rest_of_publication() -> None:
-    found = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
+    changed = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
 
-    assert found.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
+    assert changed.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
     assert after(removed_schemas=[[92, "s"], [91, "x"]]).publication("q").schemas == frozenset()
     assert after(added_schemas=[[92, "u"], [91, "x"]]).publication("q").schemas == {"s", "u"}
 
 
 def test_members_of_unknown_publication_are_ignored() -> None:
     """Another transaction has dropped it, and has committed first."""
-    found = after(
+    changed = after(
         schemas_of=[93],
         publications=[publication_row(93, "gone", schemas=("s",))],
         memberships=[[93, PLAIN, None, None, None]],
         removed_memberships=[[93, PLAIN]],
     )
 
-    assert found == known()
+    assert changed == known()
 
 
 def test_unwritten_column_keeps_its_type_text() -> None:
     """Another transaction may have renamed its type, and have committed first."""
-    columns = [[*each[:5], "was this once", *each[6:]] for each in column_rows(PLAIN, "id a b new")]
+    columns = [
+        [*table_column[:5], "was this once", *table_column[6:]]
+        for table_column in column_rows(PLAIN, "id a b new")
+    ]
     columns[2][3] = 25
-    found = tables_after(
+    changed = tables_after(
         touched_tables=[PLAIN],
         written_columns=[[PLAIN, 2]],
         tables=[[*table_row(PLAIN, "plain")[:-1], 4]],
         columns=columns,
     )
 
-    assert [each.type_sql for each in found[PLAIN].columns] == ["integer", *["was this once"] * 3]
+    assert [column.type_sql for column in changed[PLAIN].columns] == ["integer", *["was this once"] * 3]
 
 
 def test_respelled_table_gets_new_schema_and_type_names() -> None:
@@ -232,7 +235,7 @@ def test_respelled_table_gets_new_schema_and_type_names() -> None:
 
     respelled = found.tables[listed(PLAIN).relation]
     assert respelled.name == QualifiedName("schema", "plain")
-    assert [each.type_sql for each in respelled.columns] == ["integer", "renamed.type", "integer"]
+    assert [column.type_sql for column in respelled.columns] == ["integer", "renamed.type", "integer"]
     membership = found.publication("p").memberships[listed(PLAIN).relation]
     assert membership.row_filter is not None
     assert membership.row_filter.sql == "a OPERATOR(s.>) 1"
@@ -242,7 +245,7 @@ def test_respelled_table_gets_new_schema_and_type_names() -> None:
 
 
 def test_full_catalog_removes_other_objects() -> None:
-    found = after(
+    changed = after(
         whole=True,
         tables=[table_row(PLAIN, "plain")],
         columns=column_rows(PLAIN),
@@ -250,9 +253,9 @@ def test_full_catalog_removes_other_objects() -> None:
         memberships=[[93, PLAIN, None, None, None]],
     )
 
-    assert list(found.tables) == [PLAIN]
-    assert set(found.publications) == {"r"}
-    assert found.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
+    assert list(changed.tables) == [PLAIN]
+    assert set(changed.publications) == {"r"}
+    assert changed.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
 
 
 def test_membership_of_unknown_table_is_skipped() -> None:
@@ -261,7 +264,7 @@ def test_membership_of_unknown_table_is_skipped() -> None:
 
 def test_changes_of_different_objects_commute() -> None:
     """R9.11: two transactions with open DDL do not undo each other."""
-    deltas = [
+    changes = [
         parse_ddl_change(text)
         for text in (
             message(touched_tables=[PLAIN], tables=[table_row(PLAIN, "x")], columns=column_rows(PLAIN)),
@@ -274,21 +277,21 @@ def test_changes_of_different_objects_commute() -> None:
     ]
 
     def applied(order: tuple[int, ...]) -> PublisherCatalog:
-        found = known()
+        changed = known()
         for number in order:
-            found = apply_ddl_change(found, deltas[number])
-        return found
+            changed = apply_ddl_change(changed, changes[number])
+        return changed
 
     results = [applied(order) for order in itertools.permutations(range(6))]
-    assert all(each == results[0] for each in results)
+    assert all(state == results[0] for state in results)
 
 
 def test_change_keeps_position_version_and_previous_catalog() -> None:
     before = dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
-    found = apply_ddl_change(before, parse_ddl_change(message(touched_tables=[PLAIN])))
+    changed = apply_ddl_change(before, parse_ddl_change(message(touched_tables=[PLAIN])))
 
-    assert (found.lsn, found.server_version) == (Lsn(5), 150018)
+    assert (changed.lsn, changed.server_version) == (Lsn(5), 150018)
     assert before == dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
 

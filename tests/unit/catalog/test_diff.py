@@ -33,7 +33,7 @@ def test_differences_ignore_printed_texts() -> None:
     after = catalog(
         printed, table(2, "s.u"), publications=[publication("p", membership), publication("q")], lsn=7
     )
-    renumbered = {name: replace(each, oid=5) for name, each in after.publications.items()}
+    renumbered = {name: replace(published, oid=5) for name, published in after.publications.items()}
 
     assert differences(BEFORE, replace(after, publications=renumbered)) == ()
     assert differences(BEFORE, BEFORE) == ()

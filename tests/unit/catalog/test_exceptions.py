@@ -37,9 +37,11 @@ def catalog_of(*memberships: list[Any], all_tables: bool = True) -> PublisherCat
     return catalog(*tables.values(), publications=[found], server_version=190000)
 
 
-def published(found: PublisherCatalog) -> list[int]:
-    copied = [int(each.table.id) for each in synced_tables(found, ["p"])]
-    streamed = [int(oid) for oid in sorted(found.tables) if resolve(found, ["p"], oid) is not None]
+def published(catalog_read: PublisherCatalog) -> list[int]:
+    copied = [int(synced.table.id) for synced in synced_tables(catalog_read, ["p"])]
+    streamed = [
+        int(oid) for oid in sorted(catalog_read.tables) if resolve(catalog_read, ["p"], oid) is not None
+    ]
     assert sorted(copied) == streamed
     return streamed
 
@@ -69,10 +71,10 @@ def test_message_adds_and_removes_exception() -> None:
 
 
 def test_new_publication_and_full_catalog_have_exceptions() -> None:
-    told = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
+    content = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
     nothing = catalog(*parse_tables(TABLES, COLUMNS).values())
-    assert published(after(nothing, touched_publications=[90], **told)) == [KEPT]
-    assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **told)) == [KEPT]
+    assert published(after(nothing, touched_publications=[90], **content)) == [KEPT]
+    assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **content)) == [KEPT]
 
 
 def test_exception_follows_renamed_table() -> None:
@@ -92,8 +94,8 @@ def test_exception_follows_renamed_table() -> None:
 
 def test_messages_of_earlier_triggers_have_no_exceptions() -> None:
     """Their rows end before `prexcept`."""
-    found = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
-    assert published(found) == [SECRET]
+    changed = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
+    assert published(changed) == [SECRET]
     with pytest.raises(InvalidMessage):
         after(catalog_of(), memberships=[[*EXCEPTION, True]])
 

@@ -60,8 +60,10 @@ def command(at: int, commit: int, **says: str) -> Known:
     return Known(Lsn(at), says, Lsn(commit))
 
 
-def content(found: PublisherCatalog) -> dict[str, str]:
-    return {name: next(iter(each.schemas)) for name, each in sorted(found.publications.items())}
+def content(catalog_read: PublisherCatalog) -> dict[str, str]:
+    return {
+        name: next(iter(published.schemas)) for name, published in sorted(catalog_read.publications.items())
+    }
 
 
 def seen(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
@@ -73,7 +75,7 @@ def seen(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
 
 def expected(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
     """R9.10, word by word: DDL committed before the change, and earlier DDL of the same transaction."""
-    wholes = sorted((each for each in known if each.owner is None), key=lambda each: each.from_lsn)
+    wholes = sorted((entry for entry in known if entry.owner is None), key=lambda each: each.from_lsn)
     start = ([each for each in wholes if each.from_lsn.value <= lsn] or wholes[:1])[-1]
     found = dict(start.says)
     deltas = [(each.owner.value, each.from_lsn.value, each.says) for each in known if each.owner]
@@ -149,7 +151,7 @@ def histories(draw: st.DrawFn) -> list[Known]:
 @given(histories(), st.data())
 @settings(max_examples=300, deadline=None)
 def test_every_change_has_catalog_of_the_rule(known: list[Known], data: st.DataObject) -> None:
-    owners = [each.owner.value for each in known if each.owner]
+    owners = [entry.owner.value for entry in known if entry.owner]
     commit_lsn = data.draw(st.sampled_from(owners) if owners else st.just(41))
     for commit in (commit_lsn, 41):
         for lsn in range(commit):
@@ -161,15 +163,15 @@ def test_every_change_has_catalog_of_the_rule(known: list[Known], data: st.DataO
 def test_window_has_version_of_every_change_in_it(known: list[Known], after: int, upto: int) -> None:
     """Of changes whose position is in it as well; and all its catalogs are those that their numbers mean."""
     history = CatalogHistory(known)
-    found = history.within(Window(Lsn(after), Lsn(upto)))
+    catalogs = history.within(Window(Lsn(after), Lsn(upto)))
     choice = CatalogVersions.of(history.positions)
     for commit in range(after + 1, upto + 1):
         lsns = np.arange(after, commit)
-        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= found.keys()
-    assert list(found) == sorted(found)
-    assert found == history.catalogs_of(found)
-    for number, each in found.items():
-        assert each.lsn == history.versions[number].from_lsn
+        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= catalogs.keys()
+    assert list(catalogs) == sorted(catalogs)
+    assert catalogs == history.catalogs_of(catalogs)
+    for version_id, version_catalog in catalogs.items():
+        assert version_catalog.lsn == history.versions[version_id].from_lsn
 
 
 @given(histories(), st.integers(6, 40))
@@ -180,7 +182,7 @@ def test_later_captures_keep_version_ids(known: list[Known], end: int) -> None:
     def position(each: Known) -> int:
         return (each.owner or each.from_lsn).value
 
-    before = CatalogHistory([each for each in known if position(each) <= end])
+    before = CatalogHistory([entry for entry in known if position(entry) <= end])
     assert CatalogHistory(known).versions[: len(before.versions)] == before.versions
 
 
@@ -195,7 +197,7 @@ def test_full_catalogs_are_returned_backwards() -> None:
     history = CatalogHistory([whole(0, p="a"), command(5, 10, p="b"), whole(20, p="c"), whole(30, p="d")])
     last = len(history.versions) - 1
 
-    assert [content(each)["p"] for each in history.full_catalogs(last)] == ["c", "a"]
+    assert [content(state)["p"] for state in history.full_catalogs(last)] == ["c", "a"]
 
 
 @pytest.mark.parametrize("known", [[], [command(1, 2, p="a")]])

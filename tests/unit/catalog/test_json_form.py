@@ -63,7 +63,7 @@ def test_json_form_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "replacement"),
+    ("original", "replacement"),
     [
         ('"format":1', '"format":2'),
         ('"via_root"', '"via_rood"'),
@@ -84,11 +84,11 @@ def test_json_form_is_the_documented_one() -> None:
         ('"server_version":', '"more":' + "[" * 100_000 + "]" * 100_000 + ',"server_version":'),
     ],
 )
-def test_damaged_json_is_rejected(found: str, replacement: str) -> None:
+def test_damaged_json_is_rejected(original: str, replacement: str) -> None:
     text = catalog_to_json(full())
-    assert found in text
+    assert original in text
     with pytest.raises(ChangeLogDamaged):
-        catalog_from_json(text.replace(found, replacement))
+        catalog_from_json(text.replace(original, replacement))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"format": 1}'])

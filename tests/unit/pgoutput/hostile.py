@@ -71,10 +71,10 @@ def tables() -> dict[int, Relation]:
 def row_changes(table: Relation) -> list[RowChange]:
     """Every form of a row change."""
     old, new = ROWS[table.version]
-    found: list[RowChange] = [m.Insert(None, table.id, new), m.Update(None, table.id, None, None, new)]
+    changes: list[RowChange] = [m.Insert(None, table.id, new), m.Update(None, table.id, None, None, new)]
     for kind in m.OldTuple:
-        found += [m.Update(None, table.id, kind, old, new), m.Delete(None, table.id, kind, old)]
-    return found
+        changes += [m.Update(None, table.id, kind, old, new), m.Delete(None, table.id, kind, old)]
+    return changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ SAME: Final = {
 DIFFERENCES: Final[dict[Fault, Callable[[RowChange, Relation], bool]]] = {
     Fault.OTHER_RELATION: lambda change, table: change.relation != table.id,
     Fault.OTHER_COUNT: lambda change, table: any(
-        len(each.kinds) != len(table.columns) for each in rows_of(change)
+        len(sent.kinds) != len(table.columns) for sent in rows_of(change)
     ),
-    Fault.BINARY_VALUE: lambda change, _: any(m.TupleKind.BINARY in each.kinds for each in rows_of(change)),
+    Fault.BINARY_VALUE: lambda change, _: any(m.TupleKind.BINARY in sent.kinds for sent in rows_of(change)),
 }
 """Faults that only a reader of the log can find: how they show in what the reference reader accepts."""
 
@@ -108,7 +108,7 @@ DIFFERENCES: Final[dict[Fault, Callable[[RowChange, Relation], bool]]] = {
 def rows_of(change: RowChange) -> list[m.TupleData]:
     """The old tuple, the new one, or both."""
     both = (getattr(change, "old", None), getattr(change, "new", None))
-    return [each for each in both if each is not None]
+    return [sent for sent in both if sent is not None]
 
 
 def reference(

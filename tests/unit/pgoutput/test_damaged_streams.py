@@ -123,10 +123,10 @@ def written(messages: Sequence[m.Message]) -> list[Row]:
     """What the slot function returns for them: the LSN of an end is that of the end (R1.22)."""
     rows: list[Row] = []
     at = 0
-    for each in messages:
-        at = min(getattr(each, "end_lsn", Lsn(at + 1)).value, 2**63 - 1)
-        in_stream = isinstance(each, m.StreamedMessage) and each.xid is not None
-        rows.append((at, 0, encode(each, in_stream=in_stream)))
+    for message in messages:
+        at = min(getattr(message, "end_lsn", Lsn(at + 1)).value, 2**63 - 1)
+        in_stream = isinstance(message, m.StreamedMessage) and message.xid is not None
+        rows.append((at, 0, encode(message, in_stream=in_stream)))
     return rows
 
 

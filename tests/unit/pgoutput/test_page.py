@@ -18,9 +18,9 @@ def test_page_examples_have_the_results_shown() -> None:
     test = doctest.DocTestParser().get_doctest("".join(blocks), {}, PAGE.name, str(PAGE), 0)
     assert len(test.examples) > 20
     runner = doctest.DocTestRunner(verbose=False)
-    said: list[str] = []
-    runner.run(test, out=said.append)
-    assert runner.failures == 0, "".join(said)
+    output: list[str] = []
+    runner.run(test, out=output.append)
+    assert runner.failures == 0, "".join(output)
 
 
 def test_page_table_lists_every_message_with_byte_and_fields() -> None:
@@ -28,6 +28,6 @@ def test_page_table_lists_every_message_with_byte_and_fields() -> None:
     documented = {(byte, name, tuple(re.findall(r"`(\w+)`", fields))) for byte, name, fields in rows}
     messages: tuple[type[m.Message], ...] = get_args(m.Message)
     assert documented == {
-        (each.type.value, each.__name__, tuple(field.name for field in dataclasses.fields(each)))
-        for each in messages
+        (message.type.value, message.__name__, tuple(field.name for field in dataclasses.fields(message)))
+        for message in messages
     }

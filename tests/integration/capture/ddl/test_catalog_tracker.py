@@ -55,10 +55,10 @@ def test_log_ends_with_current_definitions(captured: Captured, caplog: pytest.Lo
     check_known(captured)
 
     versions = captured.log.catalogs()
-    wholes = [place for place, each in enumerate(versions) if each.owner is None]
-    assert len(wholes) > 1
-    behind = versions[wholes[-1] + 1 :]
-    assert sum(len(each.text) for each in behind) <= len(versions[wholes[-1]].text)
+    full_indexes = [index for index, version in enumerate(versions) if version.owner is None]
+    assert len(full_indexes) > 1
+    later_rows = versions[full_indexes[-1] + 1 :]
+    assert sum(len(row.text) for row in later_rows) <= len(versions[full_indexes[-1]].text)
     assert caplog.text == ""
 
 

@@ -59,7 +59,11 @@ def messages(database: Database, slot: str) -> list[LogicalMessage]:
         " 'publication_names', 'cdc_replay_capture_i', 'messages', 'true')"
     )
     decoded = [decode(message) for (message,) in found]
-    return [each for each in decoded if isinstance(each, LogicalMessage) and each.prefix == CATALOG_PREFIX]
+    return [
+        logical_message
+        for logical_message in decoded
+        if isinstance(logical_message, LogicalMessage) and logical_message.prefix == CATALOG_PREFIX
+    ]
 
 
 def installed(database: Database, slot: str) -> bool:
@@ -105,7 +109,7 @@ def test_setup_that_died_before_log_rewrites_full_catalog(
 
     setup_publisher(request)
 
-    assert [parse_ddl_change(each.content).whole for each in messages(publisher, request.slot)] == [
+    assert [parse_ddl_change(message.content).whole for message in messages(publisher, request.slot)] == [
         True,
         True,
     ]
@@ -271,7 +275,8 @@ def test_triggers_of_another_slot_are_kept(publisher: Database, request_for: Req
 
     assert not outcome.event_trigger
     assert any(
-        f"created by cdc-replay for replication slot {request.slot}" in each for each in outcome.warnings
+        f"created by cdc-replay for replication slot {request.slot}" in warning
+        for warning in outcome.warnings
     )
     assert publisher.rows(TRACES) == before
     teardown_publisher(other)

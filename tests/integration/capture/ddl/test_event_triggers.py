@@ -223,8 +223,12 @@ class Source:
         found = [decode(message) for (message,) in read]
         return [each for each in found if isinstance(each, LogicalMessage)]
 
-    def deltas(self) -> list[DdlChange]:
-        return [parse_ddl_change(each.content) for each in self.messages() if each.prefix == CATALOG_PREFIX]
+    def changes(self) -> list[DdlChange]:
+        return [
+            parse_ddl_change(message.content)
+            for message in self.messages()
+            if message.prefix == CATALOG_PREFIX
+        ]
 
 
 def install(connection: Connection, slot: str) -> None:
@@ -268,8 +272,8 @@ def copied(template: Database) -> Iterator[Source]:
         drop_database(source.database)
 
 
-def after(catalog: PublisherCatalog, deltas: Sequence[DdlChange]) -> PublisherCatalog:
-    return functools.reduce(apply_ddl_change, deltas, catalog)
+def after(catalog: PublisherCatalog, changes: Sequence[DdlChange]) -> PublisherCatalog:
+    return functools.reduce(apply_ddl_change, changes, catalog)
 
 
 @pytest.mark.parametrize("command", lines(COMMANDS))
@@ -279,19 +283,19 @@ def test_messages_of_command_lead_to_catalog_after_it(source: Source, command: s
 
     source.connection.execute(command.encode())
 
-    deltas = source.deltas()
-    assert deltas
-    assert after(before, deltas) == source.catalog()
+    changes = source.changes()
+    assert changes
+    assert after(before, changes) == source.catalog()
 
 
 def test_command_without_definition_change_writes_no_message(source: Source) -> None:
     before = source.catalog()
-    told = {}
+    states = {}
     for command in lines(SILENT_COMMANDS):
         source.connection.execute(command.encode())
-        told[command] = source.messages()
+        states[command] = source.messages()
 
-    assert [command for command, messages in told.items() if messages] == []
+    assert [command for command, messages in states.items() if messages] == []
     assert before == source.catalog()
 
 
@@ -310,9 +314,9 @@ def test_rolled_back_savepoint_writes_no_message(source: Source) -> None:
         commit;
     """)
 
-    deltas = source.deltas()
-    assert len(deltas) == 2
-    assert after(before, deltas) == source.catalog()
+    changes = source.changes()
+    assert len(changes) == 2
+    assert after(before, changes) == source.catalog()
 
 
 def test_commands_of_transaction_write_messages_in_order(source: Source) -> None:
@@ -338,14 +342,14 @@ def test_commands_of_transaction_write_messages_in_order(source: Source) -> None
             connection.execute("set local search_path = ''")
             seen.append(read_catalog(connection, Lsn(0)))
 
-    told = [before]
-    for delta in source.deltas():
-        told.append(apply_ddl_change(told[-1], delta))
+    states = [before]
+    for change in source.changes():
+        states.append(apply_ddl_change(states[-1], change))
 
     # Every state that the transaction saw was told, in that order; some commands have several messages.
-    places = [told.index(each) for each in seen]
-    assert places == sorted(places)
-    assert told[-1] == seen[-1] == source.catalog()
+    indexes = [states.index(catalog) for catalog in seen]
+    assert indexes == sorted(indexes)
+    assert states[-1] == seen[-1] == source.catalog()
 
 
 def test_two_open_transactions_keep_each_others_changes(source: Source) -> None:
@@ -357,9 +361,9 @@ def test_two_open_transactions_keep_each_others_changes(source: Source) -> None:
         with other.transaction():
             other.execute("alter table s.other rename to another")
             other.execute("alter publication q add table loose")
-        first = source.deltas()
+        first = source.changes()
         one.execute("alter table root rename to trunk")
-    second = source.deltas()
+    second = source.changes()
 
     assert (len(first), len(second)) == (2, 3)
     assert after(after(before, first), second) == source.catalog()
@@ -413,7 +417,7 @@ def test_concurrent_commands_keep_each_others_changes(template: Database, first:
             met += 1
             for connection in (other, one) if is_first_to_commit else (one, other):
                 connection.execute("commit")
-            if after(before, source.deltas()) != source.catalog():
+            if after(before, source.changes()) != source.catalog():
                 undone.append((second, is_first_to_commit))
 
     assert met
@@ -429,7 +433,7 @@ def at_once(connection: Connection, command: str) -> bool:
         connection.execute(command.encode())
     except psycopg.errors.LockNotAvailable:
         return False
-    return not any("cdc-replay could not" in (each.message_primary or "") for each in notices)
+    return not any("cdc-replay could not" in (notice.message_primary or "") for notice in notices)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +458,7 @@ def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, one:
         source.connection.execute("set lock_timeout = '10s'")
         source.connection.execute(other.encode())
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
 def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
@@ -465,7 +469,11 @@ def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
 
     def rewritten(command: str) -> set[str]:
         source.connection.execute(command.encode())
-        found = [parse_rewrite(each.content) for each in source.messages() if each.prefix == REWRITE_PREFIX]
+        found = [
+            parse_rewrite(message.content)
+            for message in source.messages()
+            if message.prefix == REWRITE_PREFIX
+        ]
         return {name for name, oid in numbers.items() if any(RelationId(oid) in each for each in found)}
 
     assert rewritten("alter table plain add column r float default random()") == {"plain"}
@@ -481,16 +489,16 @@ def test_failing_function_warns_and_command_succeeds(source: Source) -> None:
     source.connection.execute("drop materialized view cdc_replay_capture.secret")
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     before = source.catalog()
-    said: list[str] = []
+    warnings: list[str] = []
     with source.database.connect() as connection:
-        connection.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+        connection.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
         connection.execute("set role cdc_replay_somebody")
 
         connection.execute("create table t (a int); alter table t alter column a type bigint")
 
-    assert [each for each in said if "cdc-replay could not record" in each] == said
-    assert len(said) == 3
-    assert all('cdc_replay_capture.secret" does not exist' in each for each in said)
+    assert [text for text in warnings if "cdc-replay could not record" in text] == warnings
+    assert len(warnings) == 3
+    assert all('cdc_replay_capture.secret" does not exist' in each for each in warnings)
     assert source.messages() == []
     assert len(source.catalog().tables) == len(before.tables) + 1
 
@@ -517,7 +525,7 @@ def test_commands_of_ordinary_role_write_messages(source: Source) -> None:
             " public.mine where (at > '2020-02-01 00:00')"
         )
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
 def test_session_with_replication_role_replica_writes_messages(source: Source) -> None:
@@ -525,7 +533,7 @@ def test_session_with_replication_role_replica_writes_messages(source: Source) -
     with source.database.connect() as connection:
         connection.execute("set session_replication_role = replica; alter table plain rename to t")
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
 def test_message_is_utf8_in_any_database_encoding(template: Database) -> None:
@@ -545,9 +553,9 @@ def test_message_is_utf8_in_any_database_encoding(template: Database) -> None:
         before = source.catalog()
         source.connection.execute('create table "Größe" ("ß" text default \'é\')')
 
-        deltas = source.deltas()
+        changes = source.changes()
         source.connection.close()
-        assert after(before, deltas) == source.catalog()
+        assert after(before, changes) == source.catalog()
     finally:
         drop_database(database)
 
@@ -563,7 +571,7 @@ def test_partition_message_size_is_independent_of_tree_size(source: Source) -> N
 
     def tables_told(command: str) -> int:
         source.connection.execute(command.encode())
-        return max(len(delta.tables) for delta in source.deltas())
+        return max(len(change.tables) for change in source.changes())
 
     assert tables_told("create table fresh partition of root for values from (2000) to (2001)") == 1
     assert tables_told("alter table root detach partition many_1000") == 1
@@ -571,5 +579,6 @@ def test_partition_message_size_is_independent_of_tree_size(source: Source) -> N
     assert tables_told("alter table many_1001 replica identity full") == 1
     assert tables_told("alter table root rename to trunk") == 1
     assert tables_told("alter table trunk add column z int") == 1 + sum(
-        root in [each.id for each in source.catalog().ancestors(oid)] for oid in source.catalog().tables
+        root in [ancestor.id for ancestor in source.catalog().ancestors(oid)]
+        for oid in source.catalog().tables
     )
