@@ -41,13 +41,13 @@ SetUp = Callable[..., Captured]
 
 def members(publisher: Database) -> dict[str, list[str]]:
     """The listed tables of each capture publication, by the last letter of its name."""
-    found: dict[str, list[str]] = {name[-1]: [] for name in CAPTURE_PUBLICATIONS.values()}
+    result: dict[str, list[str]] = {name[-1]: [] for name in CAPTURE_PUBLICATIONS.values()}
     for publication, table in publisher.rows(
         "select pubname::text, prrelid::regclass::text from pg_publication_rel"
         " join pg_publication p on p.oid = prpubid where pubname like 'cdc_replay_capture%' order by 1, 2"
     ):
-        found[publication[-1]].append(table)
-    return found
+        result[publication[-1]].append(table)
+    return result
 
 
 def test_capture_publications_have_tables_by_published_action(publisher: Database, set_up: SetUp) -> None:

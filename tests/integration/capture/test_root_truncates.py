@@ -51,14 +51,14 @@ def content(captured: Captured) -> list[Row]:
             "select oid::bigint, relname::text from pg_class where relkind in ('r', 'p') and oid >= 16384"
         )
     }
-    found: list[Row] = []
+    result: list[Row] = []
     for row, (kind, values) in zip(captured.rows(), captured.changes(), strict=True):
         message = decode(row["message"])
         tables = (
             {names[relation] for relation in message.relations} if isinstance(message, Truncate) else None
         )
-        found.append((kind, tables if tables is not None else values[0] if values else None))
-    return found
+        result.append((kind, tables if tables is not None else values[0] if values else None))
+    return result
 
 
 def check_order(captured: Captured) -> None:
@@ -82,9 +82,9 @@ def second_peeks(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO, "cdc_replay.capture")
 
     def messages() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if "peeked" in record.getMessage()]
+        result = [record.getMessage() for record in caplog.records if "peeked" in record.getMessage()]
         caplog.clear()
-        return found
+        return result
 
     return messages
 
@@ -274,11 +274,11 @@ def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, se
     publisher.run("truncate shrinks, grows")
     captured.capture()
 
-    found = [
+    actual = [
         definition.relation for definition in definitions(captured.log, Window(after, captured.log.end_lsn))
     ]
 
-    assert {relation.name.name: relation.column_names for relation in found} == {
+    assert {relation.name.name: relation.column_names for relation in actual} == {
         "shrinks": ("id",),
         "grows": ("id",),
     }
@@ -428,7 +428,7 @@ MIXED_ORIGINS = {"2": "", "3": "", "5": "named", "6": "named", "7": "named"}
 
 def expected_origins(origin: str, count: int) -> list[tuple[str, str | None]]:
     return [
-        (str(number), origin if (found := MIXED_ORIGINS.get(str(number))) == "named" else found)
+        (str(number), origin if (result := MIXED_ORIGINS.get(str(number))) == "named" else result)
         for number in range(1, count + 1)
     ]
 
@@ -451,11 +451,11 @@ def test_changes_with_origin_in_local_transaction_are_marked(
 
     captured.capture()
 
-    found = origins(captured)
-    assert found[:8] == expected_origins(origin, 8)
+    actual = origins(captured)
+    assert actual[:8] == expected_origins(origin, 8)
     large: list[tuple[Any, str | None]] = [(str(number), None) for number in range(9, 1501)]
     large += [(str(number), "") for number in range(1501, 3001)]
-    assert found[8:] == large
+    assert actual[8:] == large
 
 
 def test_rows_of_one_copy_share_origin(publisher: Database, set_up: SetUp, origin: str) -> None:
@@ -475,8 +475,8 @@ def test_rows_of_one_copy_share_origin(publisher: Database, set_up: SetUp, origi
 
     captured.capture()
 
-    found = [origin for _, origin in origins(captured)]
-    assert found == [None] * 1000 + [""] * 1000
+    actual = [origin for _, origin in origins(captured)]
+    assert actual == [None] * 1000 + [""] * 1000
     assert len({row["lsn"] for row in captured.rows()}) < 100
 
 
@@ -494,10 +494,10 @@ def test_bounded_pulls_read_origins_of_backlog_once(
 
     outcome = captured.capture()
 
-    found = origins(captured)
-    assert found[:8] == expected_origins(origin, 8)
-    assert found[8:29] == [(str(number), origin) for number in range(9, 30)]
-    assert found[29:] == [(str(number), None) for number in range(30, 40)]
+    actual = origins(captured)
+    assert actual[:8] == expected_origins(origin, 8)
+    assert actual[8:29] == [(str(number), origin) for number in range(9, 30)]
+    assert actual[29:] == [(str(number), None) for number in range(30, 40)]
     assert outcome.pulls > 5
     ahead = [line for line in second_peeks() if "origin = none" in line]
     # Local changes, five and a few at a time; the remote ones in between need no further peek.
@@ -566,7 +566,7 @@ def test_origins_are_read_only_for_origin_none(
 
     captured.capture()
 
-    assert {found for _, found in origins(captured)} == {None, origin}
+    assert {actual for _, actual in origins(captured)} == {None, origin}
     assert [line for line in second_peeks() if "origin = none" in line] == []
 
 
@@ -577,5 +577,5 @@ def test_setup_warns_of_origin_none_on_15(publisher: Database, set_up: SetUp) ->
     request = dataclasses.replace(captured.request, origin_none=True)
     with publisher.connect() as connection:
         is_old = connection.info.server_version < ORIGIN_OPTION_SINCE
-    found = [warning for warning in setup_publisher(request).warnings if "R8.20" in warning]
-    assert len(found) == int(is_old)
+    actual = [warning for warning in setup_publisher(request).warnings if "R8.20" in warning]
+    assert len(actual) == int(is_old)

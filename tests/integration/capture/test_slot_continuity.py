@@ -181,8 +181,8 @@ def test_log_of_another_publisher_is_refused_with_all_differences(
 def test_silently_lost_server_is_detected(publisher: Database) -> None:
     """A line that is dead ends the session in minutes, not in the hours that the system would take."""
     with connect(publisher.dsn, purpose="test") as connection:
-        found = connection.info.get_parameters()
-    assert {name: int(found[name]) for name in KEEPALIVES} == KEEPALIVES
+        actual = connection.info.get_parameters()
+    assert {name: int(actual[name]) for name in KEEPALIVES} == KEEPALIVES
     with connect(f"{publisher.dsn}?keepalives_idle=7", purpose="test") as connection:
-        found = connection.info.get_parameters()
-    assert (found["keepalives_idle"], found["keepalives_count"]) == ("7", "4")
+        actual = connection.info.get_parameters()
+    assert (actual["keepalives_idle"], actual["keepalives_count"]) == ("7", "4")

@@ -140,14 +140,14 @@ def test_status_shows_what_the_slot_retains_from_its_restart_lsn(
         writer.execute("insert into t values (1, 'open')")
         write_wal(publisher, 2)
         capture(config, "pub")
-        (found,) = status(config).publishers
-    assert found.slot_state == "reserved"
+        (publisher_status,) = status(config).publishers
+    assert publisher_status.slot_state == "reserved"
     # Everything is captured, but for what was written since; the open transaction keeps the rest.
-    assert found.behind_bytes is not None
-    assert found.behind_bytes < MEGABYTE
-    assert found.retained_wal_bytes is not None
-    assert found.retained_wal_bytes > 2 * MEGABYTE
-    assert found.safe_wal_size_bytes is None
+    assert publisher_status.behind_bytes is not None
+    assert publisher_status.behind_bytes < MEGABYTE
+    assert publisher_status.retained_wal_bytes is not None
+    assert publisher_status.retained_wal_bytes > 2 * MEGABYTE
+    assert publisher_status.safe_wal_size_bytes is None
 
 
 def test_backlog_beyond_limit_is_captured_and_slot_kept(
@@ -161,9 +161,9 @@ def test_backlog_beyond_limit_is_captured_and_slot_kept(
     assert capture(config, "pub").transactions == 1
 
     assert slot_exists(publisher)
-    (found,) = status(config).publishers
-    assert found.retained_wal_bytes is not None
-    assert found.retained_wal_bytes < MEGABYTE
+    (publisher_status,) = status(config).publishers
+    assert publisher_status.retained_wal_bytes is not None
+    assert publisher_status.retained_wal_bytes < MEGABYTE
 
 
 @pytest.mark.parametrize("kind", ["open", "prepared"])

@@ -94,8 +94,8 @@ def synchronise_slots(captured: Captured, primary: Database, standby: Database) 
         captured.capture(dsn=primary.dsn)
         wait_until_replayed(primary, standby)
         standby.run("select pg_sync_replication_slots()")
-        found = standby.rows(f"select not temporary from pg_replication_slots where slot_name = '{slot}'")
-        return found == [(True,)]
+        result = standby.rows(f"select not temporary from pg_replication_slots where slot_name = '{slot}'")
+        return result == [(True,)]
 
     slot = captured.source.slot
     wait_for(is_synchronised, "the slot to be synchronised")

@@ -137,10 +137,10 @@ def listed_by_server(connection: Connection, names: Sequence[str]) -> dict[int, 
         " from pg_get_publication_tables(variadic %s::text[]) p",
         (list(names),),
     ).fetchall()
-    found: dict[int, set[tuple[object, ...]]] = {}
+    result: dict[int, set[tuple[object, ...]]] = {}
     for relation, columns, condition in rows:
-        found.setdefault(relation, set()).add((tuple(columns), condition))
-    return found
+        result.setdefault(relation, set()).add((tuple(columns), condition))
+    return result
 
 
 def test_published_tables_equal_servers(connection: Connection) -> None:

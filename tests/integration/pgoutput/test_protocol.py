@@ -153,12 +153,12 @@ def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: R
         for transaction in wire.traffic.facts.committed
         if read.form.messages or transaction.name != "message alone"  # it then has nothing to send (R9.4)
     ]
-    found = [
+    actual = [
         (committed_transaction.xid, committed_transaction.commit_time, committed_transaction.origin)
         for committed_transaction in read.assembly.committed
         if committed_transaction.commit_time is not None
     ]
-    assert found == expected
+    assert actual == expected
 
 
 def test_rows_equal_those_of_sql(wire: Wire, read: Read) -> None:
@@ -208,12 +208,12 @@ class Replica:
             place for place, column in enumerate(shape.columns) if column.is_key or kind is m.OldTuple.FULL
         ]
         searched = [sent.values[place] for place in places]
-        [found] = [
+        [match] = [
             number
             for number, row in enumerate(self.rows[shape.id])
             if [row[place] for place in places] == searched
         ]
-        return found
+        return match
 
 
 def filled(new: m.TupleData, old: tuple[bytes | None, ...]) -> tuple[bytes | None, ...]:
@@ -254,8 +254,8 @@ def test_columnar_decoder_equals_reference_reader(read: Read) -> None:
 def changes_of(wire: Wire, name: str, form: Form) -> list[m.Message]:
     """The row changes, TRUNCATEs and logical messages of a transaction."""
     xid = wire.traffic.facts.xid(name)
-    [found] = [transaction for transaction in wire.assembly(form).committed if transaction.xid == xid]
-    return [decode(change.data) for change in found.changes]
+    [match] = [transaction for transaction in wire.assembly(form).committed if transaction.xid == xid]
+    return [decode(change.data) for change in match.changes]
 
 
 def kinds(row: m.TupleData | None) -> str | None:
@@ -303,9 +303,9 @@ def test_changes_have_tuples_of_replica_identity(wire: Wire, binary: bool) -> No
         "wide": [("I", None, None, "".join("n" if number % 7 == 0 else "t" for number in range(WIDEST)))],
     }  # fmt: skip
     for name, changes in expected.items():
-        found = [sides(message) for message in changes_of(wire, name, Form(1, binary=binary))]
+        actual = [sides(message) for message in changes_of(wire, name, Form(1, binary=binary))]
         acl = "t" if name in OF_THINGS else "b"
-        assert found == [in_binary(change, acl) if binary else change for change in changes], name
+        assert actual == [in_binary(change, acl) if binary else change for change in changes], name
 
 
 OF_THINGS: Final = {"values", "label", "key", "delete"}
@@ -348,8 +348,8 @@ def test_relation_messages_equal_catalog(wire: Wire) -> None:
             "select attname::text, atttypid::bigint, atttypmod from pg_attribute"
             f" where attrelid = '{name}'::regclass and attnum > 0 and not attisdropped order by attnum"
         )
-        found = [(column.name, column.type_oid, column.typmod) for column in message.columns]
-        assert found == columns
+        actual = [(column.name, column.type_oid, column.typmod) for column in message.columns]
+        assert actual == columns
         assert message.relation == wire.oid(str(name))
         assert message.replica_identity is identities.get(name.name, ReplicaIdentity.DEFAULT)
         assert {column.name for column in message.columns if column.is_key} == keys.get(name.name, set())
@@ -389,14 +389,14 @@ def test_truncate_message_has_all_relations_and_flags(wire: Wire) -> None:
 @pytest.mark.parametrize("form", [Form(1), Form(2, "on"), Form(3, two_phase=True)], ids=str)
 def test_logical_messages_are_unchanged(wire: Wire, form: Form) -> None:
     """R1.2, R9.4, R9.13: in a transaction, alone in one, and outside of any, although it was rolled back."""
-    found = [
+    actual = [
         (transaction.xid, message.is_transactional, message.prefix, message.content)
         for transaction in wire.assembly(form).committed
         for message in (decode(change.data) for change in transaction.changes)
         if isinstance(message, m.LogicalMessage)
     ]
     facts = wire.traffic.facts
-    assert found == [
+    assert actual == [
         (facts.xid("message"), True, "inside ü", b"\x00\xff"),
         (facts.xid("message alone"), True, "", b""),
         (0, False, "outside", b"lost"),

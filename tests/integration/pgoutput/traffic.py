@@ -79,8 +79,8 @@ class Facts:
 
     def xid(self, name: str) -> int:
         """The transaction of that name."""
-        [found] = [transaction.xid for transaction in self.committed if transaction.name == name]
-        return found
+        [match] = [transaction.xid for transaction in self.committed if transaction.name == name]
+        return match
 
 
 class Traffic:

@@ -226,22 +226,22 @@ def test_respelled_table_gets_new_schema_and_type_names() -> None:
     columns = column_rows(PLAIN)
     columns[1][5] = "renamed.type"
     columns[2][1:6] = [3, "b", 25, -1, "another type by then"]
-    found = after(
+    actual = after(
         respelled_tables=[PLAIN, 777],
         tables=[[PLAIN, "schema", *table_row(PLAIN, "plain")[2:]], table_row(777, "dropped")],
         columns=[*columns, *column_rows(777)],
         memberships=[[91, PLAIN, "{a > 1}", "a OPERATOR(s.>) 1", [1]], [92, PLAIN, "{b}", "b", None]],
     )
 
-    respelled = found.tables[listed(PLAIN).relation]
+    respelled = actual.tables[listed(PLAIN).relation]
     assert respelled.name == QualifiedName("schema", "plain")
     assert [column.type_sql for column in respelled.columns] == ["integer", "renamed.type", "integer"]
-    membership = found.publication("p").memberships[listed(PLAIN).relation]
+    membership = actual.publication("p").memberships[listed(PLAIN).relation]
     assert membership.row_filter is not None
     assert membership.row_filter.sql == "a OPERATOR(s.>) 1"
     assert membership.columns == frozenset({"id", "a"})
-    assert found.publication("q") == known().publication("q")
-    assert found.tables.keys() == known().tables.keys()
+    assert actual.publication("q") == known().publication("q")
+    assert actual.tables.keys() == known().tables.keys()
 
 
 def test_full_catalog_removes_other_objects() -> None:

@@ -33,8 +33,8 @@ def publication_row(*, all_tables: bool) -> list[Any]:
 def catalog_of(*memberships: list[Any], all_tables: bool = True) -> PublisherCatalog:
     tables = parse_tables(TABLES, COLUMNS)
     members = parse_memberships(memberships, tables)
-    found = parse_publication(publication_row(all_tables=all_tables), members.get(90, {}))
-    return catalog(*tables.values(), publications=[found], server_version=190000)
+    result = parse_publication(publication_row(all_tables=all_tables), members.get(90, {}))
+    return catalog(*tables.values(), publications=[result], server_version=190000)
 
 
 def published(catalog_read: PublisherCatalog) -> list[int]:

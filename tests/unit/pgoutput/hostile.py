@@ -210,7 +210,7 @@ class _Batch:
         else:
             assert isinstance(change, RowChange), evidence
             assert change.type.value == kind, evidence
-            differs = [fault for fault, found in DIFFERENCES.items() if found(change, table)]
+            differs = [fault for fault, result in DIFFERENCES.items() if result(change, table)]
             assert verdict.fault in differs if verdict.fault else not differs, evidence
 
     def check_first_refusal(self, verdicts: Sequence[Verdict], no_text: Sequence[int]) -> None:

@@ -208,9 +208,9 @@ def test_truncated_message_is_rejected(change: m.Message) -> None:
     message = encode(change)
     for end in range(len(message)):
         error = refusal(log_row(message[:end], kind=change.type.value))
-        found = re.search(r"message ends too early at offset (\d+), row 1$", error.message)
-        assert found is not None
-        assert int(found[1]) <= end
+        actual = re.search(r"message ends too early at offset (\d+), row 1$", error.message)
+        assert actual is not None
+        assert int(actual[1]) <= end
 
 
 @pytest.mark.parametrize(

@@ -63,21 +63,23 @@ class Writer:
 
     def streamed(self, *, is_prepared: bool) -> Iterator[m.Message]:
         """Two large transactions in blocks between each other, parts of the first rolled back."""
-        (_, one), (_, two) = self._next(), self._next()
-        part = one + 50
-        yield from block(one, relation(one), insert("a", one), insert("rolled back", part), first=True)
-        yield from block(two, relation(two, "wide"), insert("b", two), first=True)
+        (_, first), (_, second) = self._next(), self._next()
+        subxid = first + 50
+        yield from block(
+            first, relation(first), insert("a", first), insert("rolled back", subxid), first=True
+        )
+        yield from block(second, relation(second, "wide"), insert("b", second), first=True)
         yield from self.ordinary(insert("between"))
-        yield m.StreamAbort(one, part, None, None)
-        yield from block(one, relation(one), m.Truncate(one, m.TruncateFlag(0), (TABLE,)), first=False)
+        yield m.StreamAbort(first, subxid, None, None)
+        yield from block(first, relation(first), m.Truncate(first, m.TruncateFlag(0), (TABLE,)), first=False)
         at, _ = self._next()
         if is_prepared:
-            yield m.StreamPrepare(Lsn(at), Lsn(at + 8), TIME, one, "g")
+            yield m.StreamPrepare(Lsn(at), Lsn(at + 8), TIME, first, "g")
             at, _ = self._next()
-            yield m.CommitPrepared(Lsn(at), Lsn(at + 8), TIME, one, "g")
+            yield m.CommitPrepared(Lsn(at), Lsn(at + 8), TIME, first, "g")
         else:
-            yield m.StreamCommit(one, Lsn(at), Lsn(at + 8), TIME)
-        yield m.StreamAbort(two, two, None, None)
+            yield m.StreamCommit(first, Lsn(at), Lsn(at + 8), TIME)
+        yield m.StreamAbort(second, second, None, None)
 
     def prepared(self, *, is_committed: bool) -> Iterator[m.Message]:
         at, xid = self._next()
@@ -136,13 +138,13 @@ WHOLE: Final = written(STREAM)
 
 def captured(rows: Sequence[Row], cuts: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """The rows of the log that capture makes of a stream that arrives in pieces."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     with TransactionAssembler(ZERO, PreparedTransactions(Location.of(str(folder)))) as assembler:
         for begin, end in itertools.pairwise([0, *cuts, len(rows)]):
             for batch in assembler.feed(raw(rows[begin:end])):
                 batch.validate(full=True)
-                found += batch.to_pylist()
-    return found
+                result += batch.to_pylist()
+    return result
 
 
 def raw(rows: Sequence[Row]) -> RawMessages:
@@ -194,7 +196,7 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
     except InvalidMessage as error:
         refused = error
     try:
-        found = captured(rows, cuts, folder)
+        result = captured(rows, cuts, folder)
     except CdcReplayError as error:
         if refused is None and "no Relation message has described" in error.message:
             return "undescribed"  # in what is rolled back: capture need not see that it is
@@ -202,7 +204,7 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
             pytest.fail(f"stream {number}: capture refuses what is right: {error}")
         return "refused"
     if refused is None:
-        assert found == assembly.log().to_pylist(), f"stream {number}"
+        assert result == assembly.log().to_pylist(), f"stream {number}"
         return "accepted"
     # A block that does not start or end makes rows of bytes that are none.
     last = rows[len(assembly.messages)][2] if len(assembly.messages) < len(rows) else b"\0"
@@ -223,27 +225,27 @@ def test_undamaged_stream_is_accepted_in_any_batches(tmp_path: Path) -> None:
 def test_message_of_another_type_is_rejected_or_gives_another_stream(
     kind: m.MessageType, tmp_path: Path
 ) -> None:
-    """R9.1, R9.5: in each place; it has the position and transaction of the message whose place it takes."""
+    """R9.1, R9.5: at each index, with position and transaction of the message that it replaces."""
     _, example = EXAMPLES[kind]
-    for place in places():
-        message = STREAM[place]
+    for index in indexes_by_type():
+        message = STREAM[index]
         facts = {
             field.name: getattr(message, field.name)
             for field in dataclasses.fields(example)
             if field.name in POSITION and getattr(message, field.name, None) is not None
         }
         other = dataclasses.replace(example, **facts)
-        rows = written([*STREAM[:place], other, *STREAM[place + 1 :]])
-        check_stream(rows, [], tmp_path / str(place), place)
+        rows = written([*STREAM[:index], other, *STREAM[index + 1 :]])
+        check_stream(rows, [], tmp_path / str(index), index)
 
 
-def places() -> list[int]:
-    """One place of each message type between two others."""
+def indexes_by_type() -> list[int]:
+    """The index of one message for each sequence of three message types."""
     types = [None, *(message.type for message in STREAM), None]
-    found = {
-        neighbours: place for place, neighbours in enumerate(zip(types, types[1:], types[2:], strict=False))
+    indexes = {
+        neighbours: index for index, neighbours in enumerate(zip(types, types[1:], types[2:], strict=False))
     }
-    return list(found.values())
+    return list(indexes.values())
 
 
 POSITION: Final = {"commit_lsn", "prepare_lsn", "end_lsn", "prepare_end_lsn", "xid", "gid"}

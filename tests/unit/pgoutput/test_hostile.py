@@ -73,9 +73,9 @@ def check_messages(count: int, *, in_stream: bool, parallel: bool) -> Counter[st
     for damaged in mutants(corpus, randomness, count):
         message = reference(damaged, in_stream=in_stream, parallel=parallel)
         if isinstance(message, InvalidMessage):
-            found = re.fullmatch(r"invalid pgoutput message .*: .* at offset (\d+)", message.message)
-            assert found is not None, (damaged.hex(), message)
-            assert int(found[1]) <= len(damaged), (damaged.hex(), message)
+            result = re.fullmatch(r"invalid pgoutput message .*: .* at offset (\d+)", message.message)
+            assert result is not None, (damaged.hex(), message)
+            assert int(result[1]) <= len(damaged), (damaged.hex(), message)
             outcomes["refused"] += 1
         else:
             assert encode(message, in_stream=in_stream) == damaged, (damaged.hex(), message)

@@ -25,11 +25,11 @@ TABLE = "create table t (id int primary key, a int)"
 def captured(publisher: Database, set_up: Callable[..., Captured]) -> Captured:
     """A publisher with a table, a publication of it, event triggers, and a first pull in the log."""
     publisher.run(f"{TABLE}; create publication p for table t")
-    found = set_up(max_changes_per_pull=20)
-    setup_publisher(dataclasses.replace(found.request, event_trigger=True))
+    result = set_up(max_changes_per_pull=20)
+    setup_publisher(dataclasses.replace(result.request, event_trigger=True))
     publisher.run("insert into t values (1)")
-    found.capture()
-    return found
+    result.capture()
+    return result
 
 
 def check_known(captured: Captured) -> None:

@@ -54,11 +54,11 @@ RequestFor = Callable[..., SetupRequest]
 
 def messages(database: Database, slot: str) -> list[LogicalMessage]:
     """Those that the slot has for the next capture."""
-    found = database.rows(
+    result = database.rows(
         f"select data from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1',"
         " 'publication_names', 'cdc_replay_capture_i', 'messages', 'true')"
     )
-    decoded = [decode(message) for (message,) in found]
+    decoded = [decode(message) for (message,) in result]
     return [
         logical_message
         for logical_message in decoded

@@ -220,8 +220,8 @@ class Source:
             "select data from pg_logical_slot_get_binary_changes(current_database(), null, null,"
             " 'proto_version', '1', 'publication_names', 'none_of_these', 'messages', 'true')"
         ).fetchall()
-        found = [decode(message) for (message,) in read]
-        return [each for each in found if isinstance(each, LogicalMessage)]
+        result = [decode(message) for (message,) in read]
+        return [each for each in result if isinstance(each, LogicalMessage)]
 
     def changes(self) -> list[DdlChange]:
         return [
@@ -469,12 +469,12 @@ def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
 
     def rewritten(command: str) -> set[str]:
         source.connection.execute(command.encode())
-        found = [
+        actual = [
             parse_rewrite(message.content)
             for message in source.messages()
             if message.prefix == REWRITE_PREFIX
         ]
-        return {name for name, oid in numbers.items() if any(RelationId(oid) in each for each in found)}
+        return {name for name, oid in numbers.items() if any(RelationId(oid) in each for each in actual)}
 
     assert rewritten("alter table plain add column r float default random()") == {"plain"}
     assert rewritten("alter table keyed alter column j type bigint using j + 100") == {"keyed"}
