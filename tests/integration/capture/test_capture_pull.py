@@ -166,26 +166,26 @@ def test_target_inside_open_transaction_does_not_lose_it(publisher: Database, se
 def test_position_after_full_wal_page_is_reachable(publisher: Database) -> None:
     """R1.21: what the server tells there is behind the header of a page that nobody has written."""
     with publisher.connect() as connection:
-        told, ends = _positions(connection)
+        next_record, record_end = _positions(connection)
         # Others may write at the same time; then another page is tried.
         for _ in range(50):
-            room = WAL_PAGE_BYTES - told.value % WAL_PAGE_BYTES
+            room = WAL_PAGE_BYTES - next_record.value % WAL_PAGE_BYTES
             fill = "select pg_logical_emit_message(false, '', repeat('x', %s))"
             connection.execute(fill, (room - MESSAGE_BYTES,))
-            told, ends = _positions(connection)
-            if told.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
+            next_record, record_end = _positions(connection)
+            if next_record.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
                 break
 
-        assert ends.value % WAL_PAGE_BYTES == 0
-        assert told.value - ends.value == WAL_PAGE_HEADER_BYTES
-        assert current_position(publisher.dsn) >= ends
+        assert record_end.value % WAL_PAGE_BYTES == 0
+        assert next_record.value - record_end.value == WAL_PAGE_HEADER_BYTES
+        assert current_position(publisher.dsn) >= record_end
 
 
 def _positions(connection: Connection) -> tuple[Lsn, Lsn]:
     """Where the server says that it writes, and where its last record ends."""
     statement = sql.SQL("select pg_current_wal_insert_lsn()::text, ends from ({}) as found (ends)")
-    ((told, ends),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
-    return Lsn.parse(told), Lsn.parse(ends)
+    ((next_record, record_end),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
+    return Lsn.parse(next_record), Lsn.parse(record_end)
 
 
 def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -> None:
@@ -197,7 +197,7 @@ def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -
         for number in range(5):
             writer.execute("insert into t values (%s, 'x')", (number,))
             captured.capture()
-            assert inserted(captured) == [str(one) for one in range(number + 1)]
+            assert inserted(captured) == [str(value) for value in range(number + 1)]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Form:
 PROTOCOLS = [
     (1, "off"),
     *itertools.product((2, 3), ("off", "on")),
-    *((4, each) for each in ("off", "on", "parallel")),
+    *((4, streaming) for streaming in ("off", "on", "parallel")),
 ]
 FORMS = [
     Form(protocol, streaming, binary, messages, two_phase)

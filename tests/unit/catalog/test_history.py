@@ -188,8 +188,8 @@ def test_window_has_version_of_every_change_in_it(known: list[Entry], after: int
 def test_later_captures_keep_version_ids(known: list[Entry], end: int) -> None:
     """A pull adds what committed behind the log's end: frames that were decoded before stay right."""
 
-    def position(each: Entry) -> int:
-        return (each.owner or each.from_lsn).value
+    def position(entry: Entry) -> int:
+        return (entry.owner or entry.from_lsn).value
 
     before = CatalogHistory([entry for entry in known if position(entry) <= end])
     assert CatalogHistory(known).versions[: len(before.versions)] == before.versions

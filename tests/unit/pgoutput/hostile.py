@@ -7,7 +7,7 @@ What the two must agree on, for each damaged message:
 | accepted                                           | accepts, with the same values                    |
 | early end, bytes left, tuple, kind, count, length  | refuses, with the same problem at the same offset |
 | other type, relation or number of columns, binary  | knows no row of the log: it accepts and the        |
-|                                                    | message has that difference, or it refuses behind |
+|                                                    | message has that difference, or it refuses after  |
 | not UTF-8                                          | accepts bytes that Python cannot decode either   |
 """
 
@@ -247,9 +247,9 @@ def changed_values(change: RowChange) -> tuple[object, ...]:
     """The columns `old_kind` and those of `_SIDES` for a change that the reference reader has read."""
     kind = getattr(change, "old_kind", None)
     values: list[object] = [kind and kind.value]
-    for each in (getattr(change, "old", None), getattr(change, "new", None)):
-        values.append(each and "".join(kind.value for kind in each.kinds))
-        values.append(each and [None if value is None else value.decode() for value in each.values])
+    for sent in (getattr(change, "old", None), getattr(change, "new", None)):
+        values.append(sent and "".join(kind.value for kind in sent.kinds))
+        values.append(sent and [None if value is None else value.decode() for value in sent.values])
     return tuple(values)
 
 

@@ -243,7 +243,7 @@ def test_teardown_removes_triggers_completely(publisher: Database, request_for: 
     removed = teardown_publisher(request_for(), remove_log=True)
 
     assert [f"event trigger {name}" for name in EVENT_TRIGGERS] == [
-        each for each in removed if each.startswith("event trigger")
+        name for name in removed if name.startswith("event trigger")
     ]
     assert publisher.rows(TRACES) == []
 
@@ -352,7 +352,7 @@ def test_capture_publications_follow_in_same_transaction(
     refresh_capture_publications(request)
     wanted = covered(publisher)
     all_tables = {name for name, kind, _ in followed if kind == "all"}
-    missing = {each for each in wanted - followed if each[0] not in all_tables}
+    missing = {entry for entry in wanted - followed if entry[0] not in all_tables}
     assert not missing
     assert not refresh_capture_publications(request)
 

@@ -221,7 +221,7 @@ class Source:
             " 'proto_version', '1', 'publication_names', 'none_of_these', 'messages', 'true')"
         ).fetchall()
         result = [decode(message) for (message,) in read]
-        return [each for each in result if isinstance(each, LogicalMessage)]
+        return [message for message in result if isinstance(message, LogicalMessage)]
 
     def changes(self) -> list[DdlChange]:
         return [
@@ -355,14 +355,18 @@ def test_commands_of_transaction_write_messages_in_order(source: Source) -> None
 def test_two_open_transactions_keep_each_others_changes(source: Source) -> None:
     """R9.11: whichever commits first."""
     before = source.catalog()
-    with source.database.connect() as one, source.database.connect() as other, one.transaction():
-        one.execute("alter table plain add column x int")
-        one.execute("alter publication p set (publish = 'insert')")
-        with other.transaction():
-            other.execute("alter table s.other rename to another")
-            other.execute("alter publication q add table loose")
+    with (
+        source.database.connect() as session,
+        source.database.connect() as other_session,
+        session.transaction(),
+    ):
+        session.execute("alter table plain add column x int")
+        session.execute("alter publication p set (publish = 'insert')")
+        with other_session.transaction():
+            other_session.execute("alter table s.other rename to another")
+            other_session.execute("alter publication q add table loose")
         first = source.changes()
-        one.execute("alter table root rename to trunk")
+        session.execute("alter table root rename to trunk")
     second = source.changes()
 
     assert (len(first), len(second)) == (2, 3)
@@ -411,11 +415,14 @@ def test_concurrent_commands_keep_each_others_changes(template: Database, first:
     for second, is_first_to_commit in itertools.product(others, (False, True)):
         with copied(template) as source, contextlib.ExitStack() as opened:
             before = source.catalog()
-            one, other = (opened.enter_context(source.database.connect()) for _ in range(2))
-            if not all(at_once(each, text) for each, text in ((one, first), (other, second))):
+            session, other_session = (opened.enter_context(source.database.connect()) for _ in range(2))
+            if not all(
+                at_once(opened_session, text)
+                for opened_session, text in ((session, first), (other_session, second))
+            ):
                 continue
             met += 1
-            for connection in (other, one) if is_first_to_commit else (one, other):
+            for connection in (other_session, session) if is_first_to_commit else (session, other_session):
                 connection.execute("commit")
             if after(before, source.changes()) != source.catalog():
                 undone.append((second, is_first_to_commit))
@@ -437,7 +444,7 @@ def at_once(connection: Connection, command: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("command", "other"),
     [
         ("alter publication p add table loose where (a > 2)", "drop table plain cascade"),
         ("alter publication p set (publish = 'insert')", "alter publication p add table loose"),
@@ -450,11 +457,11 @@ def at_once(connection: Connection, command: str) -> bool:
         ("alter index keyed_j rename to keyed_jay", "alter table keyed add column z int"),
     ],
 )
-def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, one: str, other: str) -> None:
+def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, command: str, other: str) -> None:
     """R9.11: a command tells only of what it did, and of what it has locked."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
-        connection.execute(one.encode())
+        connection.execute(command.encode())
         source.connection.execute("set lock_timeout = '10s'")
         source.connection.execute(other.encode())
 
@@ -474,7 +481,9 @@ def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
             for message in source.messages()
             if message.prefix == REWRITE_PREFIX
         ]
-        return {name for name, oid in numbers.items() if any(RelationId(oid) in each for each in actual)}
+        return {
+            name for name, oid in numbers.items() if any(RelationId(oid) in relations for relations in actual)
+        }
 
     assert rewritten("alter table plain add column r float default random()") == {"plain"}
     assert rewritten("alter table keyed alter column j type bigint using j + 100") == {"keyed"}
@@ -498,7 +507,7 @@ def test_failing_function_warns_and_command_succeeds(source: Source) -> None:
 
     assert [text for text in warnings if "cdc-replay could not record" in text] == warnings
     assert len(warnings) == 3
-    assert all('cdc_replay_capture.secret" does not exist' in each for each in warnings)
+    assert all('cdc_replay_capture.secret" does not exist' in warning for warning in warnings)
     assert source.messages() == []
     assert len(source.catalog().tables) == len(before.tables) + 1
 
