@@ -31,6 +31,7 @@ from embedded.postgres import Cluster
 from fixtures.postgres import Database, create_database, drop_database
 from integration.capture.ddl.commands import COMMANDS, MEETING, SCHEMA, SILENT_COMMANDS, lines
 
+
 class Source:
     """A database with the event triggers, and a slot that reads their messages."""
 
