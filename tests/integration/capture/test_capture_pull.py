@@ -71,7 +71,7 @@ def test_log_has_committed_changes_in_commit_order_only(publisher: Database, set
 
 
 def test_log_has_relation_version_of_every_row(publisher: Database, set_up: SetUp) -> None:
-    """R1.13: the shape before and after ALTER TABLE are two versions; a truncate has none."""
+    """R1.13: before and after ALTER TABLE there are two versions; a TRUNCATE has none."""
     publisher.run(TABLE)
     captured = set_up()
     publisher.run(
@@ -107,7 +107,7 @@ def test_bounded_pulls_reach_target_without_loss(publisher: Database, set_up: Se
 
 
 def test_pulls_are_bounded_in_wal_by_distance_to_restart_lsn(publisher: Database, set_up: SetUp) -> None:
-    """R1.31: an open transaction holds restart_lsn back, and each pull decodes all that is behind it."""
+    """R1.31: an open transaction holds restart_lsn back, and each pull decodes from there."""
     publisher.run(TABLE)
     captured = set_up(wal_bytes_per_pull=1 << 12)
     with publisher.connect() as writer:
@@ -131,7 +131,7 @@ def test_pulls_are_bounded_in_wal_by_distance_to_restart_lsn(publisher: Database
 
 
 def test_empty_pull_moves_log_and_slot_without_new_file(publisher: Database, set_up: SetUp) -> None:
-    """Changes that nobody publishes still let the slot go on, so that it does not retain their WAL."""
+    """Unpublished changes advance the slot too, so that it does not retain their WAL."""
     publisher.run(TABLE + "create table other (id int)")
     captured = set_up()
     before = captured.log.end_lsn
@@ -146,7 +146,7 @@ def test_empty_pull_moves_log_and_slot_without_new_file(publisher: Database, set
 
 
 def test_target_inside_open_transaction_does_not_lose_it(publisher: Database, set_up: SetUp) -> None:
-    """R1.21, R1.29: changes before the slot's position are sent if their commit is behind it."""
+    """R1.21, R1.29: changes before the slot's position are sent if their commit is after it."""
     publisher.run(TABLE)
     captured = set_up()
     with publisher.connect() as writer:
@@ -164,7 +164,7 @@ def test_target_inside_open_transaction_does_not_lose_it(publisher: Database, se
 
 
 def test_position_after_full_wal_page_is_reachable(publisher: Database) -> None:
-    """R1.21: what the server tells there is behind the header of a page that nobody has written."""
+    """R1.21: the server's position is after the header of a page that does not exist yet."""
     with publisher.connect() as connection:
         next_record, record_end = _positions(connection)
         # Others may write at the same time; then another page is tried.
@@ -207,7 +207,7 @@ def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -
 def test_killed_capture_neither_loses_nor_duplicates(
     failpoint: str, publisher: Database, set_up: SetUp
 ) -> None:
-    """R1.30: what the log holds already is not added again, what it does not hold is read again."""
+    """R1.30: transactions in the log are not added again, the others are read again."""
     publisher.run(TABLE)
     captured = set_up(max_changes_per_pull=4)
     for number in range(4):

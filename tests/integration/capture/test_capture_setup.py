@@ -139,7 +139,7 @@ def test_dry_run_returns_statements_and_changes_nothing(publisher: Database, tmp
 
 
 def test_refresh_follows_subscribed_publications(publisher: Database, set_up: SetUp) -> None:
-    """Tables and schemas come and go; to FOR ALL TABLES and back the publication is made anew."""
+    """Tables and schemas are added and removed; to FOR ALL TABLES and back the publication is recreated."""
     publisher.run(
         "create table a (id int primary key); create table b (id int primary key); create schema s;"
         "create table s.c (id int primary key); create publication p for table a;"
@@ -339,7 +339,7 @@ def test_missing_log_without_slot_is_recreated(without_log: Captured) -> None:
 
 
 def test_older_log_is_marked_by_next_setup(without_log: Captured, tmp_path: Path) -> None:
-    """Of before there were marks; a publication that is made anew keeps its mark."""
+    """The log is older than marks; a recreated publication keeps its mark."""
     request, slot = without_log.request, without_log.request.slot
     log = (tmp_path / "elsewhere").rename(request.change_log)
     without_log.database.run(
@@ -391,7 +391,7 @@ def test_log_without_slot_is_not_continued_by_new_slot(publisher: Database, set_
 def test_log_of_another_cluster_is_refused(
     publisher: Database, set_up: SetUp, subscriber_cluster: Cluster
 ) -> None:
-    """Another server behind the same configuration: its system identifier differs."""
+    """Another server with the same configuration: its system identifier differs."""
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     elsewhere = create_database(subscriber_cluster, "other")

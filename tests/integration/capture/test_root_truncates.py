@@ -65,7 +65,7 @@ def test_truncate_row_has_ancestors_of_several_depths(publisher: Database, set_u
 
 
 def test_truncate_keeps_its_position_in_transaction(publisher: Database, set_up: SetUp) -> None:
-    """R9.2: also where no leaf shows it; before the first, between, and behind the last change."""
+    """R9.2: also if no leaf shows it; before the first, between, and after the last change."""
     publisher.run(ROOT)
     captured = set_up()
     publisher.run("insert into plain values (1)")
@@ -186,7 +186,7 @@ def test_new_tables_of_all_tables_publication_are_captured(publisher: Database, 
 
 
 def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, set_up: SetUp) -> None:
-    """R9.10: a root's shape is known from its TRUNCATEs, perhaps from one that is long ago."""
+    """R9.10: a root is described at its TRUNCATEs only, perhaps long ago."""
     publisher.run(
         "create table shrinks (id int, gone int) partition by range (id);"
         "create table grows (id int) partition by range (id);"
@@ -217,7 +217,7 @@ def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, se
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rolled_back_truncates_are_dropped(streaming: bool, publisher: Database, set_up: SetUp) -> None:
-    """R9.2, R9.5: the second peek is never streamed; both leave out what was rolled back."""
+    """R9.2, R9.5: the root peek is never streamed; both peeks drop rolled-back changes."""
     publisher.run(f"{ROOT}; alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
     captured = set_up(streaming=streaming)
     many = "insert into plain select generate_series({}, {})"
@@ -245,7 +245,7 @@ def test_rolled_back_truncates_are_dropped(streaming: bool, publisher: Database,
 def test_truncates_of_prepared_transaction_are_stored_with_it(
     streaming: bool, publisher: Database, set_up: SetUp
 ) -> None:
-    """R9.8: kept at PREPARE; out at COMMIT PREPARED, pulls and processes later, and only then."""
+    """R9.8: stored at PREPARE, logged at COMMIT PREPARED only, even many pulls and processes later."""
     publisher.run(f"{ROOT}; alter database {publisher.name} set logical_decoding_work_mem = '64kB'")
     publisher.run("create table other (id int primary key); alter publication p add table other")
     captured = set_up(two_phase=True, streaming=streaming)
@@ -299,7 +299,7 @@ def test_capture_killed_between_peeks_gives_same_log(
 
 
 def test_setup_adds_missing_root_publications(publisher: Database, set_up: SetUp) -> None:
-    """R1.19: what was truncated before they existed stops the capture, it is not read as something else."""
+    """R1.19: a TRUNCATE before they existed stops the capture; it is not captured as something else."""
     publisher.run(ROOT)
     captured = set_up()
     publisher.run("insert into plain values (1)")

@@ -1,4 +1,4 @@
-"""A slot beside its log: behind it after a crash, lost, of somebody else. Nothing is doubled or passed over.
+"""Slot and log: a slot before the log's end, lost, or foreign. Nothing is duplicated or skipped.
 
 What is done to a capture while it runs is in `faults/test_capture_faults.py`; promotions, restores and copies
 of the server are in `test_timelines.py`.
@@ -40,7 +40,7 @@ def insert(database: Database, *numbers: int) -> None:
 def test_slot_reset_by_publisher_crash_duplicates_nothing(
     new_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    """R1.30: advance is not written to disk at once; what the slot sends again is in the log already."""
+    """R1.30: advance is not written to disk at once; redelivered transactions are in the log already."""
     cluster = new_cluster("crashing", checkpoint_timeout="1h")
     cluster.create()
     cluster.start()
@@ -100,7 +100,7 @@ def test_slot_before_pruned_log_is_moved(disturbed: Disturbed) -> None:
 
 
 def test_log_restored_to_older_state_is_a_gap(disturbed: Disturbed, tmp_path: Path) -> None:
-    """R1.29: a log restored from a copy ends before the slot; the changes in between are gone."""
+    """R1.29: a log restored from a copy ends before the slot; the changes in between are lost."""
     log = Path(disturbed.captured.source.change_log)
     insert(disturbed.database, 1)
     disturbed.captured.capture()
@@ -147,7 +147,7 @@ def test_slot_invalidated_by_wal_limit_is_lost(new_cluster: Callable[..., Cluste
 
 @pytest.mark.parametrize("plugin", ["test_decoding", "pgoutput"])
 def test_slot_of_another_plugin_or_database_is_refused(plugin: str, disturbed: Disturbed) -> None:
-    """R1.33: a slot of that name was made by somebody else after ours was dropped."""
+    """R1.33: another program created a slot of that name after ours was dropped."""
     slot = disturbed.captured.source.slot
     insert(disturbed.database, 1)
     disturbed.database.run(f"select pg_drop_replication_slot('{slot}')")

@@ -153,7 +153,7 @@ def test_status_shows_what_the_slot_retains_from_its_restart_lsn(
 def test_backlog_beyond_limit_is_captured_and_slot_kept(
     publisher: Database, configured: Callable[..., Config]
 ) -> None:
-    """To capture is the best remedy; what was retained for the capture alone is let go by it."""
+    """Capturing is the best remedy: it releases the WAL that was retained for it."""
     config = configured("1MB")
     write_wal(publisher, 4)
     publisher.run("insert into t values (1, 'x')")
@@ -204,7 +204,7 @@ def test_slot_is_dropped_for_open_transaction_and_error_names_it(
 def test_slot_is_dropped_after_failed_capture_and_error_has_both_reasons(
     publisher: Database, configured: Callable[..., Config], tmp_path: Path
 ) -> None:
-    """The folder of the log is gone; WAL gathers, and the server's disk comes first."""
+    """The log's folder is missing and WAL accumulates: protecting the server's disk has priority."""
     config = configured("3MB")
     capture(config, "pub")
     (tmp_path / "log").rename(tmp_path / "gone")

@@ -29,7 +29,7 @@ def insert_many(connection: Connection, first: int, rows: int = LARGE, table: st
 
 
 def writer(database: Database) -> Connection:
-    """A session that commits when it is told to."""
+    """A session without autocommit."""
     connection = database.connect()
     connection.autocommit = False
     return connection
@@ -41,7 +41,7 @@ def server_version(database: Database) -> int:
 
 
 def test_stream_without_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path: Path) -> None:
-    """R9.2, R9.5: rolled back ones vanish with what is below them, released ones stay at their place."""
+    """R9.2, R9.5: rolled-back savepoints are dropped with nested ones, released ones keep their position."""
     publisher.run(TABLE + "alter table t replica identity full")
     twins = Twins.of(publisher, tmp_path, streaming=True)
     with writer(publisher) as session:
@@ -212,7 +212,7 @@ def test_transaction_streamed_in_one_pull_and_plain_in_next_is_captured_once(
 
 
 def test_relation_versions_change_inside_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
-    """R1.16, R9.10: also in a savepoint that is rolled back; ordinary transactions are between and behind."""
+    """R1.16, R9.10: also in a rolled-back savepoint; other transactions commit in between and after."""
     publisher.run(TABLE + "create table u (id int primary key, a text); alter publication p add table u")
     twins = Twins.of(publisher, tmp_path, streaming=True)
     publisher.run("insert into t values (-1, 'before'); insert into u values (-1, 'before')")
@@ -304,7 +304,7 @@ def test_streamed_transaction_has_every_kind_of_change(publisher: Database, tmp_
 
 
 def test_logical_messages_of_rolled_back_savepoints_are_dropped(publisher: Database, tmp_path: Path) -> None:
-    """R1.9: streamed, they cannot be told from others; those of other programs are kept in neither form."""
+    """R1.9: streamed messages do not name their savepoint; foreign messages are dropped in both forms."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
     with writer(publisher) as session:
@@ -372,7 +372,7 @@ def test_unflushed_commits_are_captured(publisher: Database, tmp_path: Path) -> 
 
 
 def test_publisher_crash_ends_open_streams(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """R9.16, R1.30: what was open is gone; what was captured is not captured again."""
+    """R9.16, R1.30: open transactions are lost; captured ones are not captured again."""
     cluster = new_cluster("crashing", logical_decoding_work_mem=WORK_MEMORY)
     cluster.create()
     cluster.start()

@@ -114,7 +114,7 @@ def refusal(captured: Captured, dsn: str, error: type[Exception], message: str) 
 
 
 def test_promoted_standby_with_slot_continues_capture(captured: Captured, new_cluster: NewCluster) -> None:
-    """The slot of the standby is behind the log; what comes again is known, what comes next is not lost."""
+    """The standby's slot is before the log's end; redelivery is recognised, and nothing is lost."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     synchronise_slots(captured, primary, standby)
@@ -178,7 +178,7 @@ def test_log_continues_over_two_promotions(captured: Captured, new_cluster: NewC
 
 
 def test_promoted_standby_that_lagged_log_is_refused(captured: Captured, new_cluster: NewCluster) -> None:
-    """The log holds what the new timeline never had, and subscribers may have applied it."""
+    """The log has changes that the new timeline never had; subscribers may have applied them."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     synchronise_slots(captured, primary, standby)
@@ -232,7 +232,7 @@ def waits_for_standby(primary: Database) -> bool:
 def test_standby_is_refused_and_after_promotion_its_missing_slot(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
-    """R1.33: a slot that is made after the promotion would start behind changes that nobody has."""
+    """R1.33: a slot created after the promotion would start after changes that are in no log."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     insert(primary, 1)
@@ -287,7 +287,7 @@ def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
 def test_older_copy_of_publisher_is_refused_even_after_growth(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
-    """Same identifier, same timeline, and a slot that is behind the log as after any crash (R1.30)."""
+    """Same identifier, same timeline, and a slot before the log's end, as after any crash (R1.30)."""
     insert(captured.database, 1)
     captured.capture()
     copy = copy_of(captured.database, new_cluster, "copy")

@@ -96,7 +96,7 @@ def test_capture_killed_before_and_at_outcome_loses_nothing(
 def test_transaction_prepared_and_finished_in_one_pull_is_captured(
     publisher: Database, tmp_path: Path
 ) -> None:
-    """R9.8: among ordinary ones, with savepoints, with shapes that change, rolled back ones in between."""
+    """R9.8: among plain ones, with savepoints, with changing relations, and rolled-back ones in between."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, two_phase=True, streaming=True)
     savepoint = "savepoint s; insert into t select generate_series(500001, 503000); rollback to s"
@@ -119,7 +119,7 @@ def test_transaction_prepared_and_finished_in_one_pull_is_captured(
 
 
 def test_prepared_transactions_without_changes_are_ignored(publisher: Database, tmp_path: Path) -> None:
-    """R9.4, R9.9: only row locks, only what is not published; with either outcome, at once and later."""
+    """R9.4, R9.9: only row locks, only unpublished changes; with either outcome, at once and later."""
     publisher.run(TABLE + "create table other (id int); insert into t values (1, 'x')")
     twins = Twins.of(publisher, tmp_path, two_phase=True)
     for outcome in ("commit", "rollback"):
@@ -137,7 +137,7 @@ def test_prepared_transactions_without_changes_are_ignored(publisher: Database, 
 
 
 def test_transaction_prepared_before_two_phase_is_captured(publisher: Database, tmp_path: Path) -> None:
-    """R9.9: b, P and K come together then, at the commit. R1.25: asking once is what enables it."""
+    """R9.9: b, P and K are then sent together, at the commit. R1.25: one peek with two_phase enables it."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path)
     prepare(publisher, "early", 1)
@@ -207,7 +207,7 @@ def test_prepared_transaction_has_its_origin(publisher: Database, tmp_path: Path
 def test_publisher_restart_keeps_prepared_transactions(
     new_cluster: Callable[..., Cluster], tmp_path: Path, mode: str
 ) -> None:
-    """R1.30: after a crash P may be sent again, before and behind the position of the log."""
+    """R1.30: after a crash P may be sent again, before and after the log's end."""
     cluster = new_cluster("restarting", logical_decoding_work_mem=WORK_MEMORY)
     cluster.create()
     cluster.start()

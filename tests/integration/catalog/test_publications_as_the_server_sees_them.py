@@ -1,4 +1,4 @@
-"""What we say that a set of publications means is what the server does with it.
+"""Our interpretation of a set of publications equals the server's behaviour.
 
 Two oracles, for the same random sets over one partition tree (levels, schemas, inheritance, a generated and a
 dropped column):
@@ -129,7 +129,7 @@ def created(connection: Connection, statements: Sequence[str]) -> list[str]:
 
 
 def listed_by_server(connection: Connection, names: Sequence[str]) -> dict[int, set[tuple[object, ...]]]:
-    """Per relation what the publications say: pairs of column names and filter."""
+    """The publications' column names and filter, per relation."""
     rows = connection.execute(
         "select p.relid, array(select a.attname::text from pg_attribute a"
         "   where a.attrelid = p.relid and a.attnum = any(p.attrs) order by a.attnum),"
@@ -347,7 +347,7 @@ def test_unlogged_partition_is_listed_as_by_server(connection: Connection) -> No
 
 
 def test_published_truncate_of_root_equals_servers(connection: Connection) -> None:
-    """R2.10, R2.11, R2.13: the relations kept are those that are published as themselves."""
+    """R2.10, R2.11, R2.13: the remaining relations are those published as themselves."""
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
         catalog = read_catalog(connection)

@@ -1,4 +1,4 @@
-"""Real streams of a real server, in every form that it has, against what SQL knows (R1.1 to R1.20).
+"""Streams of a real server, in every form, compared with SQL (R1.1 to R1.20).
 
 One publisher has run transactions of every kind; each test reads the same slot with other options. A peek
 moves nothing, so all forms are of the same transactions.
@@ -73,7 +73,7 @@ STREAMED = Form(2, "on")
 
 @dataclass(frozen=True)
 class Wire:
-    """A publisher with its traffic done, and what was read of it so far."""
+    """A publisher after its traffic, and the assemblies read so far."""
 
     traffic: Traffic
     slots: dict[bool, str]
@@ -147,7 +147,7 @@ def read(request: pytest.FixtureRequest, wire: Wire) -> Read:
 
 
 def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: Read) -> None:
-    """R9.1, R9.2: by transaction id and commit time (R1.1); what rolled back is in no form."""
+    """R9.1, R9.2: by transaction id and commit time (R1.1); rolled-back transactions are in no form."""
     expected = [
         (transaction.xid, transaction.commit_time, transaction.origin)
         for transaction in wire.traffic.facts.committed
@@ -162,7 +162,7 @@ def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: R
 
 
 def test_rows_equal_those_of_sql(wire: Wire, read: Read) -> None:
-    """R1.4 to R1.6: replayed into empty tables; texts, or with `binary` what the types send."""
+    """R1.4 to R1.6: replayed into empty tables; texts, or binary values with `binary`."""
     assembly = read.assembly
     replica = Replica(assembly.relations)
     for transaction in assembly.committed:
@@ -180,7 +180,7 @@ def test_rows_equal_those_of_sql(wire: Wire, read: Read) -> None:
 
 
 class Replica:
-    """The rows of each relation; a row is found by what the replica identity sends of it."""
+    """The rows of each relation, looked up by replica identity."""
 
     def __init__(self, relations: dict[int, Relation]) -> None:
         self.rows: dict[int, list[tuple[bytes | None, ...]]] = {}

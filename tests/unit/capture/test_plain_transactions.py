@@ -135,7 +135,7 @@ class History:
             self.commit(rows, xid, end_lsn, time)
 
     def foreign_message(self) -> None:
-        """R9.13: what others write is not kept, wherever it is."""
+        """R9.13: foreign messages are dropped, wherever they are."""
         self.end()
         self.send(logical_message(str(next(self.values)), transactional=False))
 
@@ -160,7 +160,7 @@ class History:
         self.send(STREAM_STOP)
 
     def rolled_back_savepoint(self) -> None:
-        """R9.5: what it wrote goes; the next block describes the relation again."""
+        """R9.5: its rows are dropped; the next block describes the relation again."""
         if not self.streams:
             return
         xid = self.draw(st.sampled_from([*self.streams]))

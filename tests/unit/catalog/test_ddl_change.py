@@ -100,7 +100,7 @@ def test_touched_table_is_replaced_completely() -> None:
     assert str(changed.tables[listed(PLAIN).relation].name) == "s.renamed"
     assert members[listed(PLAIN).relation] == listed(PLAIN, "n > 1", "id n")
     assert members[listed(ROOT).relation] == listed(ROOT)
-    # The other publication's membership of the touched table is told, or is gone.
+    # The other publication's membership of the touched table is removed, as it has no row.
     assert not changed.publication("q").memberships
 
 
@@ -141,7 +141,7 @@ def test_attached_table_has_its_parent() -> None:
 
 
 def test_renamed_publication_keeps_its_memberships() -> None:
-    """It is known by its oid, and what it lists is told for itself."""
+    """Its oid identifies it; its lists are reported separately."""
     changed = after(
         touched_publications=[91],
         publications=[publication_row(91, "renamed", "i", schemas=("not its own",))],
@@ -222,7 +222,7 @@ def test_unwritten_column_keeps_its_type_text() -> None:
 
 
 def test_respelled_table_gets_new_schema_and_type_names() -> None:
-    """What somebody else has changed since stays; the text of a filter is that of the same filter."""
+    """Concurrent changes are kept; only the text of the same filter is replaced."""
     columns = column_rows(PLAIN)
     columns[1][5] = "renamed.type"
     columns[2][1:6] = [3, "b", 25, -1, "another type by then"]

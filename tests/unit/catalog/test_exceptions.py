@@ -78,7 +78,7 @@ def test_new_publication_and_full_catalog_have_exceptions() -> None:
 
 
 def test_exception_follows_renamed_table() -> None:
-    """Renamed, moved to another schema, or altered: it stays out. Made anew under the name it is in."""
+    """Renamed, moved to another schema, or altered it stays excepted; a new table of its name is not."""
     renamed = [SECRET, "other", "name", False, True, None, "d", [1], [1], 1]
     moved = after(
         catalog_of(EXCEPTION), touched_tables=[SECRET], tables=[renamed], columns=COLUMNS[1:],

@@ -186,7 +186,7 @@ def test_window_has_version_of_every_change_in_it(known: list[Entry], after: int
 @given(histories(), st.integers(6, 40))
 @settings(max_examples=200, deadline=None)
 def test_later_captures_keep_version_ids(known: list[Entry], end: int) -> None:
-    """A pull adds what committed behind the log's end: frames that were decoded before stay right."""
+    """A pull adds later commits only, so frames that were decoded before stay valid."""
 
     def position(entry: Entry) -> int:
         return (entry.owner or entry.from_lsn).value

@@ -264,7 +264,7 @@ def is_text(values: m.TupleData) -> bool:
 
 
 def bounds_are_checked() -> bool:
-    """Compiled code refuses to read behind the end of an array in this process."""
+    """Compiled code checks array bounds in this process."""
     offsets, rows = np.array([0, 99], dtype=np.int32), np.zeros(1, dtype=np.int64)
     expected = np.array([[ord("I"), 16384, 1]])
     try:

@@ -44,7 +44,7 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """Damaged messages, one after another in `data`; `bases` are the indexes of what each was made of."""
+    """Damaged messages, concatenated in `data`; `bases` are the indexes of their originals."""
 
     data: Bytes
     offsets: NDArray[np.int32]
@@ -75,12 +75,12 @@ class _Lines:
         return np.arange(self.bytes.shape[1])
 
     def positions(self, randomness: Generator) -> Ints:
-        """A place in each message, or right behind its end; seldom in the header."""
+        """A random offset in each message, or at its end; rarely in the header."""
         first = np.where(randomness.random(len(self.ends)) < IN_HEADER, 0, np.minimum(HEADER, self.ends))
         return randomness.integers(first, self.ends + 1)
 
     def shifted(self, sources: Ints) -> Bytes:
-        """Each column taken from another, the last one standing for all behind it."""
+        """The bytes with columns taken from other columns; columns past the end are the last one."""
         return np.take_along_axis(self.bytes, np.clip(sources, 0, self.bytes.shape[1] - 1), axis=1)
 
 

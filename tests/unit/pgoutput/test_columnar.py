@@ -1,4 +1,4 @@
-"""The columnar decoder says what the reference reader says, and never reads past the end of a message."""
+"""The columnar decoder equals the reference reader, and never reads past the end of a message."""
 
 from __future__ import annotations
 

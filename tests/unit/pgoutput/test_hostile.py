@@ -1,4 +1,4 @@
-"""Whatever arrives is read as what it is or refused in the project's words: no crash, no hang, no guess."""
+"""Any input is decoded or rejected with InvalidMessage: no crash, no hang, no guess."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTCOMES = {fault.name for fault in Fault if fault} | {"accepted", "not_utf8"}
 
 
 def test_damaged_row_changes_are_rejected_exactly_as_by_reference_reader() -> None:
-    """R1.2, R1.4, R1.11: at the same offset, for the same reason; what both accept has the same values."""
+    """R1.2, R1.4, R1.11: at the same offset, for the same reason; accepted messages have the same values."""
     outcomes = check_row_changes(80_000)
     assert outcomes.total() == 80_000
     assert set(outcomes) == OUTCOMES

@@ -1,4 +1,4 @@
-"""docs/pgoutput.md says what is there, and its examples run."""
+"""docs/pgoutput.md is accurate, and its examples run."""
 
 from __future__ import annotations
 

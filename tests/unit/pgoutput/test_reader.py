@@ -136,7 +136,7 @@ def test_split_stream_xid_rejects_messages_without_xid() -> None:
 
 
 def test_decode_stream_tracks_blocks_and_starts_outside_of_one() -> None:
-    """R1.9: what lies between S and E carries a transaction id; a block never outlives its call."""
+    """R1.9: messages between S and E carry a transaction id; a block never spans calls."""
     inside = m.Insert(701, RelationId(1), m.TupleData((), ()))
     outside = m.Insert(None, RelationId(1), m.TupleData((), ()))
     stream: list[m.Message] = [

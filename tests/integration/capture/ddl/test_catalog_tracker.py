@@ -72,7 +72,7 @@ def test_capture_without_ddl_adds_no_catalog(captured: Captured) -> None:
 
 
 def test_audit_accepts_open_and_late_commits(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
-    """A capture that begins in between sees what is visible, and reads what is flushed."""
+    """A capture that begins in between sees visible commits, and reads flushed ones."""
     with captured.database.connect() as writer:
         writer.autocommit = False
         writer.execute("alter publication p set (publish = 'insert')")
@@ -144,7 +144,7 @@ def test_catalog_read_counts_after_triggers_were_dropped(
 def test_capture_continues_to_position_of_new_definitions(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.11: somebody writes all the time, and nobody captures without a target."""
+    """R9.11: with continuous writes, and captures with a target only."""
     for name in EVENT_TRIGGERS:
         captured.database.run(f"alter event trigger {name} disable")
     captured.database.run("alter publication p set (publish = 'insert')")

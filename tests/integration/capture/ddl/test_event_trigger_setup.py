@@ -74,7 +74,7 @@ def installed(database: Database, slot: str) -> bool:
 def test_setup_installs_triggers_and_writes_full_catalog(
     publisher: Database, request_for: RequestFor
 ) -> None:
-    """R9.11: the first message of the slot is the start state; what is not in it is gone."""
+    """R9.11: the first message of the slot is the full start state."""
     publisher.run("create table t (id int primary key); create publication p for table t where (id > 5)")
     request = request_for()
 
@@ -326,7 +326,7 @@ def covered(database: Database) -> set[tuple[object, ...]]:
 def test_capture_publications_follow_in_same_transaction(
     publisher: Database, request_for: RequestFor, command: str
 ) -> None:
-    """R9.10: what `refresh` would add is there already; R2.17: what it would remove may be left."""
+    """R9.10: `refresh` has nothing to add; R2.17: it may have something to remove."""
     publisher.run("""
         create schema s;
         create table a (id int primary key); create table b (id int primary key);
@@ -372,7 +372,7 @@ def test_values_of_generated_columns_are_captured(publisher: Database, request_f
 
 
 def test_recreated_publication_keeps_comment(publisher: Database, request_for: RequestFor) -> None:
-    """A capture publication that is made anew for all tables keeps its settings and its comment."""
+    """A capture publication that is recreated for all tables keeps its settings and its comment."""
     publisher.run("create table t (id int); create publication p for all tables with (publish = 'insert')")
     setup_publisher(request_for())
 

@@ -1,4 +1,4 @@
-"""What the event triggers say of a DDL command is what the catalog says after it (R9.10, R9.11)."""
+"""The event triggers' messages of a DDL command lead to the catalog after it (R9.10, R9.11)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_command_without_definition_change_writes_no_message(source: Source) -> 
 
 
 def test_rolled_back_savepoint_writes_no_message(source: Source) -> None:
-    """R9.10: what it altered has no effect."""
+    """R9.10: its changes have no effect."""
     before = source.catalog()
 
     source.database.run("""
@@ -151,7 +151,7 @@ def test_rolled_back_savepoint_writes_no_message(source: Source) -> None:
 
 
 def test_commands_of_transaction_write_messages_in_order(source: Source) -> None:
-    """R9.10: each is in force for what follows in the same transaction."""
+    """R9.10: each applies to later changes of the same transaction."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
         seen = [before]
@@ -233,7 +233,7 @@ def test_concurrent_commands_keep_each_others_changes(template: Database, first:
 
 
 def at_once(connection: Connection, command: str) -> bool:
-    """Whether the command, in a new transaction, and what is told of it, need not wait."""
+    """Whether the command and its message, in a new transaction, succeed without waiting."""
     notices: list[psycopg.errors.Diagnostic] = []
     connection.add_notice_handler(notices.append)
     connection.execute("set lock_timeout = '100ms'; begin")
@@ -259,7 +259,7 @@ def at_once(connection: Connection, command: str) -> bool:
     ],
 )
 def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, command: str, other: str) -> None:
-    """R9.11: a command tells only of what it did, and of what it has locked."""
+    """R9.11: a message has only what its command changed and locked."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
         connection.execute(command.encode())
@@ -371,7 +371,7 @@ def test_message_is_utf8_in_any_database_encoding(template: Database) -> None:
 
 
 def test_partition_message_size_is_independent_of_tree_size(source: Source) -> None:
-    """Only relatives that a command altered are told of; of the others it is said that they stay."""
+    """Only altered relatives are reported with their rows; the others are listed as unchanged."""
     source.connection.execute(
         "do $$ begin for i in 1000..1019 loop execute format('create table many_%s"
         " partition of root for values from (%s) to (%s)', i, i, i + 1); end loop; end $$"
