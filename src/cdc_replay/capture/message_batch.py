@@ -171,7 +171,7 @@ class MessageBatch:
         """The messages of `runs` as rows of `BODY_SCHEMA`.
 
         Raises:
-            InvalidMessage: if a change is of a relation that was never described.
+            InvalidMessage: if the relation of a change was never described.
         """
         starts = np.array([run.start for run in runs], dtype=np.int64)
         stops = np.array([run.stop for run in runs], dtype=np.int64)
@@ -183,7 +183,7 @@ class MessageBatch:
         `version_counts` are relation versions, each with the number of consecutive messages it applies to.
 
         Raises:
-            InvalidMessage: if a change is of a relation that was never described.
+            InvalidMessage: if the relation of a change was never described.
         """
         kinds = self.kinds[positions]
         of_row = _ROW_CHANGES[kinds]

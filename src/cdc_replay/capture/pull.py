@@ -122,7 +122,7 @@ def capture_changes(
         SlotActive: if another process captures.
         SlotLost: if the slot no longer has the changes after the log's end.
         DecodingFailed: if the server cannot decode the next changes.
-        ChangeLogMismatch: if the log is of another cluster, timeline or slot.
+        ChangeLogMismatch: if the log belongs to another cluster, timeline or slot.
         ChangeLogConflict: if something else writes to the log.
         PublicationMissing: if a capture publication was dropped.
     """

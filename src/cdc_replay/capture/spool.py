@@ -102,7 +102,7 @@ def _create_file() -> IO[bytes]:
 
 def _out_of_space(error: OSError) -> ChangeLogNotWritable:
     return ChangeLogNotWritable(
-        f'temporary folder "{tempfile.gettempdir()}" cannot take a large transaction',
+        f'temporary folder "{tempfile.gettempdir()}" is too small for a large transaction',
         detail=str(error),
         hint="Free space there, or set TMPDIR to a folder with space for the largest open transaction, then"
         " run the command again. Nothing is lost: the replication slot retains the transaction.",

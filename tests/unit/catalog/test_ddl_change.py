@@ -347,7 +347,7 @@ def test_change_keeps_position_version_and_previous_catalog() -> None:
         " " * MAX_MESSAGE_BYTES + message(),
     ],
 )
-def test_another_text_is_refused(content: bytes | str) -> None:
+def test_invalid_message_is_rejected(content: bytes | str) -> None:
     """Anybody may write a message with our prefix."""
     with pytest.raises(InvalidMessage, match="publisher's event triggers"):
         parse_ddl_change(content)

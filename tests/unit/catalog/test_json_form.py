@@ -92,7 +92,7 @@ def test_damaged_json_is_rejected(original: str, replacement: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"format": 1}'])
-def test_another_text_is_refused(text: str) -> None:
+def test_invalid_json_is_rejected(text: str) -> None:
     with pytest.raises(ChangeLogDamaged):
         catalog_from_json(text)
 
