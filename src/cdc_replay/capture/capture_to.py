@@ -1,4 +1,4 @@
-"""Capture as a whole: pull up to an LSN, keep the log compact, and keep the slot within its limit."""
+"""Runs a capture: pulls up to an LSN, compacts the log, and enforces the limit of retained WAL."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Progress: TypeAlias = Callable[[Lsn, Lsn], None]
 def capture_to(
     source: CaptureSource, to_lsn: Lsn | None = None, *, progress: Progress | None = None
 ) -> CaptureResult:
-    """Pull until `to_lsn` (default: the publisher's WAL position now), in bounded, durable steps.
+    """Pull until `to_lsn` (default: the publisher's current WAL position), in bounded, durable steps.
 
-    Small segments of the log are merged afterwards, once enough have gathered. A slot that retains more than
-    `max_retained_wal` even then, or because the capture failed, is dropped.
+    Then small segments of the log are merged, if there are enough. A slot that retains more than
+    `max_retained_wal` after the capture, successful or not, is dropped.
 
     Raises:
         ChangeLogMissing, SlotMissing: before `setup`.
         SlotActive: if another process captures.
-        SlotLost: if the slot cannot give what the log still needs.
-        SlotGivenUp: if the slot was dropped because of what it retained.
+        SlotLost: if the slot no longer has the changes after the log's end.
+        SlotDroppedOverLimit: if the slot was dropped because it retained too much WAL.
     """
     outcome = _capture_within_limit(source, to_lsn, progress)
     compact_log(source.change_log, source.publisher)
@@ -50,24 +50,23 @@ def capture_to(
 
 
 def ensure_captured(source: CaptureSource, to_lsn: Lsn, *, progress: Progress | None = None) -> CaptureResult:
-    """Make sure that the log holds everything up to `to_lsn`, whoever captures it.
+    """Make sure that the log holds everything up to `to_lsn`.
 
-    Another process may hold the slot, such as a scheduled capture: then its pull is waited for, and this one
-    has nothing left to do.
+    If another process captures, such as a scheduled run, wait for it.
 
     Raises:
-        SlotActive: if the other process keeps the slot for a minute and the log does not grow.
+        SlotActive: if the other process keeps the slot for `PATIENCE_SECONDS` and the log does not grow.
     """
-    deadline, reached = time.monotonic() + PATIENCE_SECONDS, ZERO
+    deadline, last_end = time.monotonic() + PATIENCE_SECONDS, ZERO
     while True:
         try:
             return capture_to(source, to_lsn, progress=progress)
         except SlotActive:
-            end = ChangeLog.open(source.change_log).end_lsn
-            if end >= to_lsn:
-                return CaptureResult(source.publisher, end, end, 0.0, 0, 0, 0, 0)
-            if end > reached:
-                deadline, reached = time.monotonic() + PATIENCE_SECONDS, end
+            log_end = ChangeLog.open(source.change_log).end_lsn
+            if log_end >= to_lsn:
+                return CaptureResult(source.publisher, log_end, log_end, 0.0, 0, 0, 0, 0)
+            if log_end > last_end:
+                deadline, last_end = time.monotonic() + PATIENCE_SECONDS, log_end
             elif time.monotonic() > deadline:
                 raise
         time.sleep(PAUSE_SECONDS)
@@ -82,7 +81,7 @@ def _capture_within_limit(
     try:
         outcome = capture_changes(source, to_lsn, progress=progress)
     except (SlotActive, ChangeLogMismatch):
-        # Another process holds the slot, or it is not ours.
+        # Another process uses the slot, or the slot is not ours.
         raise
     except CdcReplayError as failure:
         enforce_after_failure(limit, failure)

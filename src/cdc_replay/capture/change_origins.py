@@ -1,26 +1,25 @@
-"""Which changes a subscription with `origin = none` must not see, where the wire does not say it (R8.20).
+"""Origins of single changes, which pgoutput does not send (R8.20).
 
-pgoutput names the origin of a transaction, as its commit record has it. The records of single changes have
-origins too: in a local transaction those that carry one are left out by `origin = none`, the others are sent
-(R8.19). An unfiltered stream shows no difference between them. So where a subscription asks for it, the range
-is peeked with `origin = none` first, and what is missing there carries an origin:
+pgoutput sends the origin in a transaction's commit record. The records of single changes have origins too:
+in a local transaction `origin = none` skips those with an origin and sends the others (R8.19). An unfiltered
+stream does not distinguish them. So if a subscription has `origin = none`, the range is first peeked with
+that option; changes that are missing there have an origin:
 
-| column `origin` of a row | means                                                                      |
-|--------------------------|----------------------------------------------------------------------------|
-| NULL                     | `origin = none` sends it                                                   |
-| a name                   | its transaction has that origin                                            |
-| empty                    | it has an origin, or COMMIT PREPARED has, whose name is not on the wire    |
+| column `origin` of a row | meaning                                                                      |
+|--------------------------|------------------------------------------------------------------------------|
+| NULL                     | `origin = none` sends the change                                             |
+| a name                   | its transaction has that origin                                              |
+| empty                    | the change, or its COMMIT PREPARED, has an origin whose name was not sent    |
 
-The first peek goes ahead of the pulls: it is bounded in messages as they are, and ends after a whole
-transaction (R1.24). Where it ended, the pulls behind it end as well, until there is another one. So no pull
-reads a change that it has not covered: bounded by one position, two peeks hold the same transactions (R1.23).
-A backlog is thus decoded twice, not once more for each pull.
+One such peek serves several pulls. It has the message limit of a pull and ends after a complete transaction
+(R1.24); no pull reads beyond its end, and two peeks up to the same position have the same transactions
+(R1.23). So a backlog is decoded twice, not twice per pull.
 
-A change is known by the position of its WAL record, which belongs to one transaction. The rows of one
-multi-insert share it, and the origin with it. An M is known by the position of its *end* (R1.22), where the
-next record may start, so M stays out of it; nothing routes it.
+A change is identified by the LSN of its WAL record; the rows of one multi-insert share record and origin. A
+logical message is identified by the *end* of its record (R1.22), where another record may start, so messages
+are excluded; they are not routed anyway.
 
-PostgreSQL 15 has no such option. There the origin of whole transactions is all that is known.
+PostgreSQL 15 has no such option: there only the origin of whole transactions is known.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.capture.message_batch import Ints, MessageBatch, places_in
+from cdc_replay.capture.message_batch import Ints, MessageBatch, find_sorted
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.peek import PeekOptions, peek
 
 UNNAMED: Final = ""
-"""The origin of a change that has one whose name is not on the wire."""
+"""The origin of a change whose origin has an unknown name."""
 
 ORIGIN_OPTION_SINCE: Final = 160000
 
-# Not the number of its rows: an origin that was dropped since has left changes behind, and empty pages stay
-# until a VACUUM. A catalog that never had a row has no page.
+# The size, not the row count: WAL may have changes of a dropped origin. Empty pages stay until a VACUUM; a
+# catalog that never had a row has no page.
 HAS_ORIGINS: Final = "select pg_relation_size('pg_catalog.pg_replication_origin') > 0"
 
 _CHANGES: Final = np.array([ord(letter) for letter in "IUDT"], dtype=np.uint8)
@@ -55,33 +54,29 @@ _ENDS: Final = np.array([ord(letter) for letter in "CPKr"], dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class LocalChanges:
-    """What `origin = none` sends of the transactions up to `upto`.
-
-    `changes` are the positions of the records of its changes, `commits` the ends of its COMMIT PREPAREDs,
-    both sorted.
-    """
+    """What `origin = none` sends up to `upto`: LSNs of changes, and end LSNs of COMMIT PREPARED; sorted."""
 
     changes: Ints
     commits: Ints
     upto: Lsn
 
-    def marked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the log, with the origin of those that have one and do not tell it."""
+    def mark_origins(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Set the origin of rows that `origin = none` does not send to `UNNAMED`, unless it is known."""
         positions = rows["lsn"].to_numpy()
         unknown = pc.and_(pc.is_null(rows["origin"]), pc.not_equal(rows["kind"], MessageType.MESSAGE.value))
-        foreign = unknown.to_numpy(zero_copy_only=False) & ~places_in(self.changes, positions)[1]
-        if not foreign.any():
+        has_hidden_origin = unknown.to_numpy(zero_copy_only=False) & ~find_sorted(self.changes, positions)[1]
+        if not has_hidden_origin.any():
             return rows
-        origin = pc.if_else(pa.array(foreign), UNNAMED, rows["origin"])
+        origin = pc.if_else(pa.array(has_hidden_origin), UNNAMED, rows["origin"])
         return rows.set_column(rows.schema.get_field_index("origin"), rows.schema.field("origin"), origin)
 
     def has_commit(self, end_lsn: Lsn) -> bool:
-        """Whether the COMMIT PREPARED that ends there is sent."""
-        return bool(places_in(self.commits, np.array([end_lsn.value]))[1].all())
+        """Whether the COMMIT PREPARED that ends at `end_lsn` is sent."""
+        return bool(find_sorted(self.commits, np.array([end_lsn.value]))[1].all())
 
 
 def can_filter_origins(connection: Connection) -> bool:
-    """Whether the server can tell changes with an origin apart, and may have any."""
+    """Whether the server has the option `origin`, and its WAL may have changes with an origin."""
     if connection.info.server_version < ORIGIN_OPTION_SINCE:
         return False
     ((has_origins,),) = connection.execute(HAS_ORIGINS).fetchall()
@@ -91,29 +86,31 @@ def can_filter_origins(connection: Connection) -> bool:
 def read_local_changes(
     connection: Connection, options: PeekOptions, *, upto_lsn: Lsn, upto_nchanges: int | None
 ) -> LocalChanges:
-    """What `origin = none` sends of the range; `options` are those of the peek that it is read for.
+    """Peek with `origin = none`; `options` are those of the pull's own peek.
 
-    It ends at `upto_lsn`, or after the transaction with which there were `upto_nchanges` messages.
+    The range ends at `upto_lsn`, or after the transaction that reaches `upto_nchanges` messages.
 
     Raises:
         SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
     """
-    only_local = PeekOptions(options.slot, options.publications, messages=False, origin_none=True)
+    local_options = PeekOptions(options.slot, options.publications, messages=False, origin_none=True)
     changes: list[Ints] = []
     commits: list[Ints] = []
-    messages, last = 0, ZERO
-    sent = peek(connection, only_local, upto_lsn=upto_lsn, upto_nchanges=upto_nchanges)
-    with contextlib.closing(sent) as batches:
+    messages, last_end = 0, ZERO
+    peeked = peek(connection, local_options, upto_lsn=upto_lsn, upto_nchanges=upto_nchanges)
+    with contextlib.closing(peeked) as batches:
         for raw in batches:
-            kinds = MessageBatch.of(raw, in_stream=False).kinds
+            kinds = MessageBatch.from_raw(raw, in_stream=False).kinds
             messages += len(kinds)
             changes.append(np.unique(raw.lsn[np.isin(kinds, _CHANGES)]))
             commits.append(raw.lsn[kinds == _COMMIT_PREPARED])
-            if (ends := raw.lsn[np.isin(kinds, _ENDS)]).size:
-                last = Lsn(int(ends[-1]))
+            if (end_positions := raw.lsn[np.isin(kinds, _ENDS)]).size:
+                last_end = Lsn(int(end_positions[-1]))
     is_complete = upto_nchanges is None or messages < upto_nchanges
-    return LocalChanges(_joined(changes), _joined(commits), upto_lsn if is_complete else last)
+    return LocalChanges(
+        _sorted_unique(changes), _sorted_unique(commits), upto_lsn if is_complete else last_end
+    )
 
 
-def _joined(parts: list[Ints]) -> Ints:
+def _sorted_unique(parts: list[Ints]) -> Ints:
     return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))

@@ -1,15 +1,15 @@
-"""What an administrator gives the capturing role once, so that it owns nothing and is no superuser.
+"""What an administrator grants the capturing role once, so that it owns nothing and is no superuser.
 
-| the role needs              | for                                                            |
-|-----------------------------|----------------------------------------------------------------|
-| REPLICATION                 | the slot (R1.33), exported snapshots                           |
-| USAGE on schemas, SELECT on | initial copies, validations, unsent values (R4.6), through the |
-| tables and their partitions | published root and in the partitions themselves                |
-| BYPASSRLS                   | tables with policies that would hide rows from it (R7.10)      |
-| TEMPORARY on the database   | row filters that PostgreSQL evaluates                          |
+| the role needs              | for                                                             |
+|-----------------------------|-----------------------------------------------------------------|
+| REPLICATION                 | the slot (R1.33), exported snapshots                            |
+| USAGE on schemas, SELECT on | initial copies, validation, unsent values (R4.6), read from the |
+| tables and their partitions | published root and from the partitions                          |
+| BYPASSRLS                   | tables with policies that would hide rows (R7.10)               |
+| TEMPORARY on the database   | row filters that PostgreSQL evaluates                           |
 
-Only what is missing is granted, and only tables that the subscribed publications publish today: a table that
-comes to them later needs its own grant, or the next `setup --dry-run`.
+Only missing privileges are granted, and only on tables that are published today: a table that is added later
+needs its own grant, or another `setup --dry-run`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _TABLES: Final = """
 def plan_grants(
     connection: Connection, catalog: PublisherCatalog, publications: Sequence[str]
 ) -> tuple[sql.Composed, ...]:
-    """The statements that give the session's role what it lacks to read what the publications publish."""
+    """The statements that grant the session's role the missing privileges to read the published tables."""
     name, is_superuser, may_replicate, may_make_temporary, database = _role(connection)
     if is_superuser:
         return ()
     role = sql.Identifier(name)
-    tables = connection.execute(_TABLES, (_published(catalog, publications),)).fetchall()
+    tables = connection.execute(_TABLES, (_published_oids(catalog, publications),)).fetchall()
     statements = []
     if not may_replicate:
         statements.append(sql.SQL("alter role {} replication").format(role))
@@ -59,9 +59,10 @@ def plan_grants(
         statements.append(
             sql.SQL("grant temporary on database {} to {}").format(sql.Identifier(database), role)
         )
-    closed = dict.fromkeys(schema for schema, _, may_use, *_ in tables if not may_use)
+    unusable_schemas = dict.fromkeys(schema for schema, _, may_use, *_ in tables if not may_use)
     statements += [
-        sql.SQL("grant usage on schema {} to {}").format(sql.Identifier(schema), role) for schema in closed
+        sql.SQL("grant usage on schema {} to {}").format(sql.Identifier(schema), role)
+        for schema in unusable_schemas
     ]
     statements += [
         sql.SQL("grant select on table {} to {}").format(sql.Identifier(schema, table), role)
@@ -76,12 +77,11 @@ def _role(connection: Connection) -> tuple[str, bool, bool, bool, str]:
     return row
 
 
-def _published(catalog: PublisherCatalog, publications: Sequence[str]) -> list[int]:
-    """The oids of the tables whose changes some publication publishes, and of what they are partitions of."""
+def _published_oids(catalog: PublisherCatalog, publications: Sequence[str]) -> list[int]:
     existing = catalog.existing(publications)
-    found: set[int] = set()
+    oids: set[int] = set()
     for table in catalog.tables.values():
         ancestors = catalog.ancestors(table.id)
         if any(publishes(publication, table, ancestors) for publication in existing):
-            found.update(each.id for each in (table, *ancestors))
-    return sorted(found)
+            oids.update(relative.id for relative in (table, *ancestors))
+    return sorted(oids)

@@ -1,12 +1,10 @@
-"""Columns of messages: one batch of the peek, and rows of the log made of it without a loop over messages.
+"""A batch of peeked messages as columns, and its conversion to log rows without a loop over messages.
 
-The loop of `transactions` looks at control messages only. What lies between two of them is a *run*:
-consecutive messages I, U, D, T, M of one transaction. A run is three numbers until whole columns are made
-of many runs at once.
+`transactions` loops over control messages only. The data messages (I, U, D, T, M) between two of them are a
+`MessageRange`; columns are built from many ranges at once.
 
-A message of a streamed block carries the transaction id of its (sub)transaction (R1.9). It is cut out here,
-so that everything behind this module, the log included, sees the same bytes whether a transaction was
-streamed or not.
+A message of a streamed block carries the id of its (sub)transaction (R1.9). `MessageBatch.from_raw` removes
+it, so that the log has the same bytes whether a transaction was streamed or not.
 """
 
 from __future__ import annotations
@@ -39,77 +37,78 @@ BODY_SCHEMA: Final = pa.schema(
         ("message", pa.binary()),
     ]
 )
-"""A message of a transaction whose end is not known yet; `subxid` is 0 outside of streamed blocks."""
+"""A message of an open transaction; `subxid` is 0 outside of streamed blocks."""
 
 
-def kinds_table(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
-    """Which first bytes are of these kinds."""
+def kind_mask(kinds: str | frozenset[MessageType]) -> npt.NDArray[np.bool_]:
+    """For each possible first byte, whether it is one of these kinds."""
     known = {kind if isinstance(kind, str) else kind.value for kind in kinds}
     return np.array([chr(byte) in known for byte in range(256)])
 
 
-_DATA: Final = kinds_table("IUDTM")
-_ROW_CHANGES: Final = kinds_table("IUD")
-_WITH_XID: Final = kinds_table(IN_STREAM)
+_DATA: Final = kind_mask("IUDTM")
+_ROW_CHANGES: Final = kind_mask("IUD")
+_WITH_XID: Final = kind_mask(IN_STREAM)
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
 _STREAM_START: Final = ord(MessageType.STREAM_START.value)
 _STREAM_STOP: Final = ord(MessageType.STREAM_STOP.value)
 _XID_END: Final = 1 + 4
 _RELATION_END: Final = 1 + 4
-# The default of `stop`, the largest number there is, overflows in Arrow's arithmetic.
+# The default of `stop`, the largest 64-bit integer, overflows in Arrow's arithmetic.
 _NO_END: Final = 2**31 - 1
 
 
-def places_in(known: Ints, wanted: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Where numbers are among sorted ones, and whether they are there; a place counts only then."""
-    places = np.searchsorted(known, wanted)
-    found = places < len(known)
-    found[found] = known[places[found]] == wanted[found]
-    return places, found
+def find_sorted(sorted_values: Ints, values: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The index of each value in `sorted_values`, and whether it is present (else the index is arbitrary)."""
+    indexes = np.searchsorted(sorted_values, values)
+    is_present = indexes < len(sorted_values)
+    is_present[is_present] = sorted_values[indexes[is_present]] == values[is_present]
+    return indexes, is_present
 
 
 @dataclass(frozen=True, slots=True)
 class RelationVersions:
-    """Which version of each relation is in force at some point of the stream."""
+    """The current version of each relation at some point of the stream."""
 
     versions: Mapping[int, int] = field(default_factory=dict)
 
     def with_version(self, relation_id: int, version: int) -> RelationVersions:
-        """The same with one relation's version replaced."""
+        """A copy with one relation's version replaced."""
         if self.versions.get(relation_id) == version:
             return self
         return RelationVersions({**self.versions, relation_id: version})
 
     def with_all(self, other: RelationVersions) -> RelationVersions:
-        """The same with all versions of `other` replaced."""
+        """A copy with the versions in `other` replaced."""
         return RelationVersions({**self.versions, **other.versions})
 
-    def of(self, relation_ids: Ints) -> Ints:
-        """The versions of relations.
+    def versions_of(self, relation_ids: Ints) -> Ints:
+        """The current versions of these relations.
 
         Raises:
-            InvalidMessage: if one was never described (R1.13).
+            InvalidMessage: if no Relation message described one of them (R1.13).
         """
         known = np.fromiter(sorted(self.versions), dtype=np.int64, count=len(self.versions))
         versions = np.array([self.versions[relation_id] for relation_id in known.tolist()], dtype=np.int64)
-        places, found = places_in(known, relation_ids)
-        if not found.all():
-            unknown = int(relation_ids[~found][0])
+        indexes, is_known = find_sorted(known, relation_ids)
+        if not is_known.all():
+            unknown = int(relation_ids[~is_known][0])
             raise InvalidMessage(
-                f"a change names relation {unknown}, which no Relation message has described", rule="R1.13"
+                f"no Relation message has described relation {unknown}, which a change refers to",
+                rule="R1.13",
             )
-        return versions[places]
+        return versions[indexes]
 
 
 class MessageRange(NamedTuple):
-    """Messages `[start, stop)` of a chunk, all data, and the relation versions in force for them."""
+    """Data messages `[start, stop)` of a batch, and the relation versions that apply to them."""
 
     start: int
     stop: int
     relations: RelationVersions
 
 
-def _shapes(runs: Sequence[MessageRange]) -> Iterator[tuple[RelationVersions, int]]:
+def _version_counts(runs: Sequence[MessageRange]) -> Iterator[tuple[RelationVersions, int]]:
     for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
         together = list(same)
         yield together[0].relations, sum(run.stop - run.start for run in together)
@@ -117,7 +116,7 @@ def _shapes(runs: Sequence[MessageRange]) -> Iterator[tuple[RelationVersions, in
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
-    """A batch of messages as columns; `data` has no transaction ids of streamed blocks any more."""
+    """A batch of messages as columns; transaction ids of streamed blocks are removed from `data`."""
 
     lsn: Ints
     xid: Ints
@@ -126,11 +125,11 @@ class MessageBatch:
     data: pa.BinaryArray
 
     @classmethod
-    def of(cls, raw: RawMessages, *, in_stream: bool) -> MessageBatch:
-        """The messages of a peek; `in_stream` says that they start inside a streamed block.
+    def from_raw(cls, raw: RawMessages, *, in_stream: bool) -> MessageBatch:
+        """Build the columns; `in_stream` says that the batch starts inside a streamed block.
 
         Raises:
-            InvalidMessage: if one is too short for its kind.
+            InvalidMessage: if a message is too short for its kind.
         """
         content, offsets = buffers(raw.data)
         starts, lengths = offsets[:-1], np.diff(offsets)
@@ -143,20 +142,20 @@ class MessageBatch:
             return cls(raw.lsn, raw.xid, np.zeros(len(kinds), dtype=np.int64), kinds, raw.data)
         if (lengths[streamed] < _XID_END).any():
             raise InvalidMessage("streamed message without transaction id", rule="R1.9")
-        subxid = _numbers_behind_kind(content, starts, streamed)
-        cut = pc.binary_join_element_wise(
+        subxid = _uint32_after_kind(content, starts, streamed)
+        without_xid = pc.binary_join_element_wise(
             pc.binary_slice(raw.data, start=0, stop=1),
             pc.binary_slice(raw.data, start=_XID_END, stop=_NO_END),
             b"",
         )
-        return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), cut, raw.data))
+        return cls(raw.lsn, raw.xid, subxid, kinds, pc.if_else(pa.array(streamed), without_xid, raw.data))
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> MessageBatch:
-        """The messages that are `kept`, in order."""
-        data = self.data.filter(pa.array(kept))
-        return MessageBatch(self.lsn[kept], self.xid[kept], self.subxid[kept], self.kinds[kept], data)
+    def filter(self, keep: npt.NDArray[np.bool_]) -> MessageBatch:
+        """The messages where `keep` is true, in order."""
+        data = self.data.filter(pa.array(keep))
+        return MessageBatch(self.lsn[keep], self.xid[keep], self.subxid[keep], self.kinds[keep], data)
 
-    def controls(self) -> Ints:
+    def control_positions(self) -> Ints:
         """The positions of the messages that are not data, in order."""
         return np.flatnonzero(~_DATA[self.kinds])
 
@@ -164,7 +163,7 @@ class MessageBatch:
         """One message."""
         return bytes(self.data[position].as_buffer())
 
-    def has_message(self, start: int, stop: int) -> bool:
+    def has_logical_message(self, start: int, stop: int) -> bool:
         """Whether there are logical messages in `[start, stop)`."""
         return bool((self.kinds[start:stop] == _MESSAGE).any())
 
@@ -172,33 +171,35 @@ class MessageBatch:
         """The messages of `runs` as rows of `BODY_SCHEMA`.
 
         Raises:
-            InvalidMessage: if a change is of a relation that was never described.
+            InvalidMessage: if the relation of a change was never described.
         """
         starts = np.array([run.start for run in runs], dtype=np.int64)
         stops = np.array([run.stop for run in runs], dtype=np.int64)
-        return self.rows(positions(starts, stops), list(_shapes(runs)))
+        return self.rows(expand_ranges(starts, stops), list(_version_counts(runs)))
 
-    def rows(self, places: Ints, shapes: Sequence[tuple[RelationVersions, int]]) -> pa.RecordBatch:
-        """The messages at `places`; `shapes` says for how many of them which versions are in force, in order.
+    def rows(self, positions: Ints, version_counts: Sequence[tuple[RelationVersions, int]]) -> pa.RecordBatch:
+        """The messages at `positions` as rows of `BODY_SCHEMA`.
+
+        `version_counts` are relation versions, each with the number of consecutive messages it applies to.
 
         Raises:
-            InvalidMessage: if a change is of a relation that was never described.
+            InvalidMessage: if the relation of a change was never described.
         """
-        kinds = self.kinds[places]
+        kinds = self.kinds[positions]
         of_row = _ROW_CHANGES[kinds]
-        messages = self.data.take(pa.array(places))
+        messages = self.data.take(pa.array(positions))
         relation_ids = _relation_ids(messages, of_row)
-        versions = np.zeros(len(places), dtype=np.int64)
+        versions = np.zeros(len(positions), dtype=np.int64)
         start = 0
-        for relations, count in shapes:
-            part = slice(start, start + count)
-            chosen = of_row[part]
-            versions[part][chosen] = relations.of(relation_ids[part][chosen])
+        for relations, count in version_counts:
+            rows = slice(start, start + count)
+            is_chosen = of_row[rows]
+            versions[rows][is_chosen] = relations.versions_of(relation_ids[rows][is_chosen])
             start += count
         columns = [
-            pa.array(self.subxid[places]),
-            pa.array(self.lsn[places]),
-            _letters(kinds),
+            pa.array(self.subxid[positions]),
+            pa.array(self.lsn[positions]),
+            _kind_column(kinds),
             pa.array(relation_ids, mask=~of_row),
             pa.array(versions, mask=~of_row),
             messages,
@@ -207,7 +208,7 @@ class MessageBatch:
 
 
 class TransactionStamp(NamedTuple):
-    """What a transaction's end adds to each of its rows; `commit_time` is None outside of transactions."""
+    """Columns that the end of a transaction determines; `commit_time` is None outside of transactions."""
 
     commit_lsn: Lsn
     commit_time: int | None
@@ -224,8 +225,8 @@ class TransactionStamps(NamedTuple):
     origin: pa.StringArray
 
     @classmethod
-    def of(cls, stamps: Sequence[TransactionStamp]) -> TransactionStamps:
-        """The same as columns."""
+    def from_stamps(cls, stamps: Sequence[TransactionStamp]) -> TransactionStamps:
+        """Convert stamps to columns."""
         return cls(
             pa.array([stamp.commit_lsn.value for stamp in stamps], pa.int64()),
             pa.array([stamp.commit_time for stamp in stamps], pa.int64()),
@@ -237,16 +238,16 @@ class TransactionStamps(NamedTuple):
 def log_rows(
     body: pa.RecordBatch, stamps: TransactionStamps, counts: Sequence[int] | Ints, first_seq: int = 0
 ) -> pa.RecordBatch:
-    """Rows of the log: whole transactions, one after another, of `counts` messages each.
+    """Log rows of consecutive transactions, of `counts` messages each.
 
-    `first_seq` is the ordinal of the first row, for the rest of a transaction whose beginning was written.
+    `first_seq` is the `seq` of the first row, if earlier rows of its transaction were already returned.
     """
     repeats = np.asarray(counts, dtype=np.int64)
     starts = np.cumsum(repeats) - repeats
-    which = pa.array(np.repeat(np.arange(len(repeats)), repeats))
+    transaction_index = pa.array(np.repeat(np.arange(len(repeats)), repeats))
     seq = np.arange(body.num_rows) - np.repeat(starts, repeats) + first_seq
     columns = [
-        *(column.take(which) for column in stamps),
+        *(column.take(transaction_index) for column in stamps),
         pa.array(seq.astype(np.int32)),
         *(body[name] for name in ("lsn", "kind", "relation_id", "relation_version", "message")),
     ]
@@ -254,15 +255,15 @@ def log_rows(
 
 
 def number_rows(bodies: Iterator[pa.RecordBatch], stamp: TransactionStamp) -> Iterator[pa.RecordBatch]:
-    """Rows of the log: one transaction, given in parts."""
-    seq, stamps = 0, TransactionStamps.of([stamp])
+    """Log rows of one transaction, whose messages come in several batches."""
+    seq, stamps = 0, TransactionStamps.from_stamps([stamp])
     for body in bodies:
         yield log_rows(body, stamps, [body.num_rows], seq)
         seq += body.num_rows
 
 
 def restamp_prepared(batch: pa.RecordBatch, stamp: TransactionStamp) -> pa.RecordBatch:
-    """Rows that were kept at PREPARE, as of COMMIT PREPARED: only when they count changes."""
+    """Rows that were stored at PREPARE, with the commit LSN, time and origin of COMMIT PREPARED."""
     commit_lsn = pa.repeat(pa.scalar(stamp.commit_lsn.value, pa.int64()), batch.num_rows)
     commit_time = pa.repeat(pa.scalar(stamp.commit_time, pa.int64()), batch.num_rows)
     columns = {"commit_lsn": commit_lsn, "commit_time": commit_time}
@@ -273,44 +274,44 @@ def restamp_prepared(batch: pa.RecordBatch, stamp: TransactionStamp) -> pa.Recor
     )
 
 
-def positions(starts: Ints, stops: Ints) -> Ints:
-    """All positions of the ranges, one after another."""
+def expand_ranges(starts: Ints, stops: Ints) -> Ints:
+    """All positions in the ranges `[start, stop)`, concatenated."""
     lengths = stops - starts
     before = np.cumsum(lengths) - lengths
-    places: Ints = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
-    return places
+    positions: Ints = np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - before, lengths)
+    return positions
 
 
 def buffers(data: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """The bytes of a binary array and where each value starts in them; the last offset is the end."""
+    """The bytes of a binary array and the start offset of each value; the last offset is the end."""
     _, offsets, content = data.buffers()
-    places = np.frombuffer(offsets, dtype=np.int32, count=len(data) + 1, offset=data.offset * 4)
-    return np.frombuffer(content or b"", dtype=np.uint8), places.astype(np.int64)
+    starts = np.frombuffer(offsets, dtype=np.int32, count=len(data) + 1, offset=data.offset * 4)
+    return np.frombuffer(content or b"", dtype=np.uint8), starts.astype(np.int64)
 
 
-def big_endian(content: npt.NDArray[np.uint8], places: Ints, width: int) -> Ints:
-    """The numbers of `width` bytes that start at `places`; of 8 bytes they are signed (R1.1)."""
-    numbers = np.zeros(len(places), dtype=np.int64)
+def big_endian(content: npt.NDArray[np.uint8], offsets: Ints, width: int) -> Ints:
+    """The big-endian integers of `width` bytes at `offsets`; signed if `width` is 8 (R1.1)."""
+    values = np.zeros(len(offsets), dtype=np.int64)
     for byte in range(width):
-        numbers = numbers << 8 | content[places + byte]
-    return numbers
+        values = values << 8 | content[offsets + byte]
+    return values
 
 
-def _numbers_behind_kind(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
-    """The unsigned number behind the first byte of the messages that are chosen, 0 for the others."""
-    numbers = np.zeros(len(starts), dtype=np.int64)
-    numbers[where] = big_endian(content, starts[where] + 1, 4)
-    return numbers
+def _uint32_after_kind(content: npt.NDArray[np.uint8], starts: Ints, where: npt.NDArray[np.bool_]) -> Ints:
+    """The uint32 after the first byte of the messages selected by `where`, 0 for the others."""
+    values = np.zeros(len(starts), dtype=np.int64)
+    values[where] = big_endian(content, starts[where] + 1, 4)
+    return values
 
 
 def _relation_ids(messages: pa.BinaryArray, of_row: npt.NDArray[np.bool_]) -> Ints:
     content, offsets = buffers(messages)
     if (np.diff(offsets)[of_row] < _RELATION_END).any():
         raise InvalidMessage("change without relation", rule="R1.2")
-    return _numbers_behind_kind(content, offsets[:-1], of_row)
+    return _uint32_after_kind(content, offsets[:-1], of_row)
 
 
-def _letters(kinds: npt.NDArray[np.uint8]) -> pa.StringArray:
+def _kind_column(kinds: npt.NDArray[np.uint8]) -> pa.StringArray:
     offsets = np.arange(len(kinds) + 1, dtype=np.int32)
     return pa.StringArray.from_buffers(
         len(kinds), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(kinds))

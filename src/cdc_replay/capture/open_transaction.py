@@ -1,7 +1,7 @@
-"""A transaction between its first and its last message.
+"""A transaction whose end was not read yet.
 
-Its rows are ranges of the chunk at hand, which cost nothing, until the chunk goes; then they are spilled.
-Which of them count is known at its end only: a subtransaction may be rolled back after it was streamed.
+Its rows are ranges of the current batch, and are spilled before the next batch. Subtransactions can be rolled
+back after they were streamed, so rows are dropped at the end of the transaction only.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from cdc_replay.capture.spool import Spool
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """A transaction between its first and its last message."""
+    """A transaction whose end was not read yet."""
 
     xid: int
     relations: RelationVersions
-    """In force for what comes next."""
+    """Of the messages that follow."""
     origin: str | None = None
     runs: list[MessageRange] = field(default_factory=list)
-    """Of the chunk at hand; what earlier chunks held is in `spool`."""
+    """Of the current batch; rows of earlier batches are in `spool`."""
     spool: Spool = field(default_factory=Spool)
     aborted: set[int] = field(default_factory=set)
-    """Subtransactions whose rows do not count."""
+    """Subtransactions that were rolled back."""
     is_prepared: bool = False
-    """Ends with P, not with C."""
-    tells_of_ddl: bool = False
-    """It is streamed, and has messages of the publisher's event triggers."""
+    """Ends with PREPARE, not with COMMIT."""
+    has_ddl_messages: bool = False
+    """It is streamed and has messages of the event triggers."""
 
-    def spill(self, chunk: MessageBatch) -> None:
-        """Take the rows of a chunk that is about to go."""
+    def spill(self, batch: MessageBatch) -> None:
+        """Move the rows of the current batch to the spool."""
         if self.runs:
-            self.spool.append(chunk.body(self.runs))
+            self.spool.append(batch.body(self.runs))
             self.runs = []
 
     @property
     def is_plain(self) -> bool:
-        """All rows are in the chunk at hand, and all of them count."""
+        """All rows are in the current batch, and none was rolled back."""
         return self.spool.is_empty and not self.aborted
 
     def bodies(self) -> Iterator[pa.RecordBatch]:
-        """The rows that were not rolled back; all of them must have been spilled."""
+        """The rows that were not rolled back; call `spill` first."""
         aborted = pa.array(sorted(self.aborted), pa.int64())
         for body in self.spool.drain():
             yield body.filter(pc.invert(pc.is_in(body["subxid"], aborted))) if self.aborted else body

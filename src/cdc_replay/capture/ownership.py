@@ -1,19 +1,18 @@
-"""Nothing on the publisher is ours because of its name: who owns it, and who may do what with it, decides.
+"""Checks who owns the objects with our names on the publisher, and who may change them.
 
-A role with CREATE on the database can make a schema, functions or publications of our names before us, or
-instead of us, and owns them whatever `create … if not exists` and `create or replace` do to them. The
-functions of the event triggers run in sessions of superusers, and a capture publication decides what is
-captured. So every command that reads or writes there checks first:
+Any role with CREATE on the database can create schemas, functions or publications with our names before us,
+and keeps owning them despite `create … if not exists` and `create or replace`. The functions of the event
+triggers run in sessions of superusers, and a capture publication decides what is captured. So every command
+that uses these objects first checks their owners:
 
-| object                              | owned by                                                        |
-|-------------------------------------|-----------------------------------------------------------------|
-| schema `cdc_replay_capture`, and    | the owner of our event triggers (nobody else can create these), |
-| everything in it                    | a superuser, or the role itself                                 |
-| capture publications                | likewise, or the owner of the database, or a role that may      |
-|                                     | replicate: it can read everything anyway                        |
+| object                           | allowed owners                                                     |
+|----------------------------------|--------------------------------------------------------------------|
+| schema `cdc_replay_capture`, and | the owner of our event triggers (only superusers can create them), |
+| everything in it                 | a superuser, or the session's role                                 |
+| capture publications             | the same, the owner of the database, or a role with REPLICATION,   |
+|                                  | which can read everything anyway                                   |
 
-and that nobody else may create in that schema or call `emit`, and that only roles that may replicate read the
-secret.
+No other role may create in that schema or call `emit`; only roles with REPLICATION may read the secret.
 """
 
 from __future__ import annotations
@@ -79,18 +78,18 @@ _UNTRUSTED: Final = """
 
 
 def check_ownership(connection: Connection, event_triggers: tuple[str, ...]) -> None:
-    """Check that what has our names on the publisher is of those who may have made it.
+    """Check owners and privileges of the objects with our names on the publisher.
 
     Raises:
         PublisherNotReady: naming each object with its owner, and each privilege with its role.
     """
     values = {"schema": SCHEMA, "triggers": list(event_triggers), "publications": list(OUR_PUBLICATIONS)}
-    found = [sentence for (sentence,) in connection.execute(_UNTRUSTED, values)]
-    if found:
+    violations = [violation for (violation,) in connection.execute(_UNTRUSTED, values)]
+    if violations:
         raise PublisherNotReady(
-            "objects of the publisher that must be cdc-replay's are in the hands of another role",
-            detail="; ".join(found),
-            hint="Find out who made them and why. Drop or rename what is not of cdc-replay, or let an"
-            " administrator give it to its owner (ALTER … OWNER TO) and revoke the privileges; then run"
-            " `cdc-replay setup`.",
+            "objects of cdc-replay on the publisher are controlled by another role",
+            detail="; ".join(violations),
+            hint="Find out who created them and why. Drop or rename objects that are not ours. For the"
+            " others, let an administrator change the owner (ALTER … OWNER TO) and revoke the privileges."
+            " Then run `cdc-replay setup`.",
         )

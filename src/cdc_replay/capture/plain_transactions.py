@@ -1,10 +1,10 @@
-"""Ordinary transactions, many at once: where small ones follow each other, no Python runs for each of them.
+"""Vectorised path for runs of plain transactions, without a Python loop over them.
 
-    B data* C B data* C B data* C …        a stretch
-    B R data* C, B O data* C, S …, b …     not of one: the loop of `transactions` takes them one by one
+    B data* C B data* C B data* C …        a run
+    B R data* C, B O data* C, S …, b …     not part of a run: handled by the loop of `transactions`
 
-A transaction is of a stretch only if it lies in the chunk as a whole and its first and its last message are
-exactly what pgoutput sends. So whatever is wrong is found, and named, by the loop; both give the same rows.
+A transaction belongs to a run only if it lies completely in the batch and its Begin and Commit are
+well-formed. So all errors are raised by the loop; both paths produce the same rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cdc_replay.capture.message_batch import (
     TransactionStamps,
     big_endian,
     buffers,
-    positions,
+    expand_ranges,
 )
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.pgoutput.reader import POSTGRES_EPOCH_MICROSECONDS
 
-SHORTEST: Final = 8
-"""Fewer transactions than this are quicker one by one."""
+MIN_TRANSACTIONS: Final = 8
+"""Shorter runs are faster in the loop."""
 
 _PAIR: Final = 2
 _BEGIN: Final = ord(MessageType.BEGIN.value)
@@ -42,13 +42,13 @@ _COMMIT_BYTES: Final = 1 + 1 + 8 + 8 + 8
 _FLAGS: Final = 1
 _END_LSN: Final = 1 + 1 + 8
 _SIGN_BIT: Final = 0x80
-_LAST_YEARS: Final = 0x7F
-"""How times start that may be too large when they are counted from 1970: the year is 289,000 then."""
+_MAX_TIME_BYTE: Final = 0x7F
+"""First byte of times that may overflow when converted to the epoch of 1970 (the year 289,000)."""
 _COMMIT_TIME: Final = 1 + 1 + 8 + 8
 
 
 class TransactionRun(NamedTuple):
-    """Consecutive transactions of a chunk: where they begin and end in it, and what their ends say."""
+    """Consecutive transactions of a batch: positions of their first and last messages, and their stamps."""
 
     begins: Ints
     ends: Ints
@@ -63,26 +63,26 @@ class TransactionRun(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position behind the last message."""
+        """The position after the last message."""
         return int(self.ends[-1]) + 1
 
     @property
     def counts(self) -> Ints:
-        """How many messages each transaction has, without its first and its last."""
+        """The number of data messages of each transaction."""
         return self.ends - self.begins - 1
 
     def after(self, lsn: int) -> TransactionRun:
-        """The transactions that end behind `lsn`."""
+        """The transactions that end after `lsn`."""
         new = self.end_lsn > lsn
         return TransactionRun(*(column[new] for column in self))
 
-    def body(self, chunk: MessageBatch, relations: RelationVersions) -> pa.RecordBatch:
+    def body(self, batch: MessageBatch, relations: RelationVersions) -> pa.RecordBatch:
         """The messages of all transactions, as `MessageBatch.body`."""
-        places = positions(self.begins + 1, self.ends)
-        return chunk.rows(places, [(relations, len(places))])
+        message_positions = expand_ranges(self.begins + 1, self.ends)
+        return batch.rows(message_positions, [(relations, len(message_positions))])
 
     def stamps(self) -> TransactionStamps:
-        """What the transactions add to their rows."""
+        """The stamps of the transactions."""
         return TransactionStamps(
             pa.array(self.end_lsn),
             pa.array(self.commit_time),
@@ -91,53 +91,53 @@ class TransactionRun(NamedTuple):
         )
 
 
-def parts(chunk: MessageBatch) -> Iterator[int | TransactionRun]:
-    """The stretches of a chunk, and the positions of the control messages that are in none, in order."""
-    controls = chunk.controls()
-    firsts = _firsts(chunk, controls)
-    done = 0
-    for begin, end in _joined(controls, firsts):
-        yield from controls[done:begin].tolist()
-        yield _stretch(chunk, controls[begin:end:_PAIR], controls[begin + 1 : end : _PAIR])
-        done = end
-    yield from controls[done:].tolist()
+def split_runs(batch: MessageBatch) -> Iterator[int | TransactionRun]:
+    """The runs of a batch, and the positions of control messages outside of runs, in order."""
+    controls = batch.control_positions()
+    pairs = _find_pairs(batch, controls)
+    next_control = 0
+    for begin, end in _run_ranges(controls, pairs):
+        yield from controls[next_control:begin].tolist()
+        yield _read_run(batch, controls[begin:end:_PAIR], controls[begin + 1 : end : _PAIR])
+        next_control = end
+    yield from controls[next_control:].tolist()
 
 
-def _firsts(chunk: MessageBatch, controls: Ints) -> Ints:
-    """Which of the control messages are a well-formed B that a well-formed C follows."""
-    content, offsets = buffers(chunk.data)
+def _find_pairs(batch: MessageBatch, controls: Ints) -> Ints:
+    """Indexes of the well-formed Begins that are directly followed by a well-formed Commit."""
+    content, offsets = buffers(batch.data)
     starts, lengths = offsets[controls], offsets[controls + 1] - offsets[controls]
-    kinds = chunk.kinds[controls]
+    kinds = batch.kinds[controls]
     begins = (kinds == _BEGIN) & (lengths == _BEGIN_BYTES)
-    begins[begins] = content[starts[begins] + _BEGIN_TIME] != _LAST_YEARS
+    begins[begins] = content[starts[begins] + _BEGIN_TIME] != _MAX_TIME_BYTE
     commits = (kinds == _COMMIT) & (lengths == _COMMIT_BYTES)
-    commits[commits] = _is_known(content, starts[commits])
+    commits[commits] = _is_plain_commit(content, starts[commits])
     return np.flatnonzero(begins[:-1] & commits[1:])
 
 
-def _is_known(content: npt.NDArray[np.uint8], commits: Ints) -> npt.NDArray[np.bool_]:
-    """Which C have no flags, and an end LSN and a time that signed numbers hold: the loop refuses others."""
-    known: npt.NDArray[np.bool_] = (
+def _is_plain_commit(content: npt.NDArray[np.uint8], commits: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each Commit has no flags, and an end LSN and time in range; the loop rejects the others."""
+    is_plain: npt.NDArray[np.bool_] = (
         (content[commits + _FLAGS] == 0)
         & (content[commits + _END_LSN] < _SIGN_BIT)
-        & (content[commits + _COMMIT_TIME] != _LAST_YEARS)
+        & (content[commits + _COMMIT_TIME] != _MAX_TIME_BYTE)
     )
-    return known
+    return is_plain
 
 
-def _joined(controls: Ints, firsts: Ints) -> Iterator[tuple[int, int]]:
-    """The ranges of control messages that are stretches: each C is directly followed by the next B."""
-    if len(firsts) == 0:
+def _run_ranges(controls: Ints, pairs: Ints) -> Iterator[tuple[int, int]]:
+    """The ranges of control messages that are runs: each Commit is directly followed by the next Begin."""
+    if len(pairs) == 0:
         return
-    following = firsts[:-1] + _PAIR
-    follows = (firsts[1:] == following) & (controls[firsts[1:]] == controls[following - 1] + 1)
-    for begins in np.split(firsts, np.flatnonzero(~follows) + 1):
-        if len(begins) >= SHORTEST:
+    next_pair = pairs[:-1] + _PAIR
+    follows = (pairs[1:] == next_pair) & (controls[pairs[1:]] == controls[next_pair - 1] + 1)
+    for begins in np.split(pairs, np.flatnonzero(~follows) + 1):
+        if len(begins) >= MIN_TRANSACTIONS:
             yield int(begins[0]), int(begins[-1]) + _PAIR
 
 
-def _stretch(chunk: MessageBatch, begins: Ints, ends: Ints) -> TransactionRun:
-    content, offsets = buffers(chunk.data)
+def _read_run(batch: MessageBatch, begins: Ints, ends: Ints) -> TransactionRun:
+    content, offsets = buffers(batch.data)
     commits = offsets[ends]
     return TransactionRun(
         begins,

@@ -1,27 +1,24 @@
-"""Pull the publisher's changes into the change log, in bounded steps that are each durable.
+"""Pulls the publisher's changes into the change log, in bounded steps that are each durable.
 
-One pull: peek → write the segment → peek again where the first peek does not show all, and write the segment
-anew → write relations and definitions (`definitions`) → commit the segment with the new end LSN → advance the
-slot. The log is written before the slot moves, so a crash anywhere loses nothing; what is delivered again is
-recognised by its end LSN.
+One pull: peek → write the segment → for truncated partitioned tables, peek again and rewrite the segment →
+write relations and catalogs → commit the segment with the new end LSN → advance the slot. The log is written
+before the slot moves, so a crash loses nothing; redelivered transactions are recognised by their end LSN.
 
-| killed at                 | the next pull finds          | and does                                   |
-|---------------------------|------------------------------|--------------------------------------------|
-| capture.after_peek        | log and slot as before       | the same pull                              |
-| capture.after_segment     | a file that no commit names  | the same pull, into another file           |
-| capture.after_roots       | such a file, the first or    | the same pull, into another file; what is  |
-|                           | the second one, or both      | kept of prepared transactions is replaced  |
-| capture.after_definitions | also definitions that are in | takes them out; the same pull              |
-|                           | force behind the log's end   |                                            |
-| capture.after_commit      | the slot behind the log      | moves the slot, goes on from the log's end |
-| capture.after_advance     | everything done              | the next pull                              |
+| killed at                 | state at the next pull        | what it does                            |
+|---------------------------|-------------------------------|-----------------------------------------|
+| capture.after_peek        | log and slot unchanged        | repeats the pull                        |
+| capture.after_segment     | an uncommitted file           | repeats the pull into another file      |
+| capture.after_roots       | one or two uncommitted files  | the same; replaces stored prepared rows |
+| capture.after_definitions | also catalogs after log's end | removes them, repeats the pull          |
+| capture.after_commit      | slot before the log's end     | moves the slot, continues at log's end  |
+| capture.after_advance     | pull complete                 | the next pull                           |
 
-Peeks move nothing, so all peeks of a pull see the same slot. Most pulls need one: the second ones are for
-TRUNCATE of partitioned tables (`roots`), and for subscriptions with `origin = none` (`origins`).
+Peeks do not move the slot, so all peeks of a pull read the same changes. Extra peeks are needed for TRUNCATE
+of partitioned tables (`root_truncates`) and for subscriptions with `origin = none` (`change_origins`).
 
-The new end is the end of the last transaction that was read. Once the target is reached it is the target
-itself, even if nothing was there: all that commits before it was included (R1.23), so it is never inside an
-unread transaction, and a slot that is ahead of its log always means a gap.
+The new end is the end of the last transaction that was read, or the target once it is reached: everything
+that commits before it was read (R1.23). So the log never ends inside an unread transaction, and a slot past
+the log's end always means a gap.
 """
 
 from __future__ import annotations
@@ -63,22 +60,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_XIDS_NAMED: Final = 5
-"""How many transactions a warning names."""
+_MAX_XIDS_NAMED: Final = 5
+"""A warning names at most this many transactions."""
 
-_WHY_REFUSED: Final = {
-    False: "they do not carry their code, so somebody else has written them",
-    True: "the event triggers are not installed, so nothing shows who has written them",
+_REJECTED_BECAUSE: Final = {
+    False: "their code is missing or wrong, so another program wrote them",
+    True: "the event triggers are not installed, so their author cannot be verified",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureSource:
-    """Where to read and where to keep it.
+    """A publisher's slot, its change log and the capture options.
 
-    One pull is bounded by `max_changes_per_pull` messages, and by `wal_bytes_per_pull`, or twice the WAL that
-    the server has to decode again for it, if that is more. `origin_none`: there is a subscription that must
-    not see changes with an origin (R8.20).
+    A pull reads at most about `max_changes_per_pull` messages and `wal_bytes_per_pull` of WAL, or twice the
+    WAL that the server decodes again for it, if that is more. `origin_none`: some subscription has
+    `origin = none` (R8.20).
     """
 
     publisher: str
@@ -91,7 +88,7 @@ class CaptureSource:
     wal_bytes_per_pull: int = 512 << 20
     origin_none: bool = False
     max_retained_wal: int | None = None
-    """In bytes; None: as much as the server lets it."""
+    """In bytes; None: no limit other than the server's."""
 
     def __repr__(self) -> str:
         # Without the DSN, which may hold a password.
@@ -100,7 +97,7 @@ class CaptureSource:
 
 @dataclass(frozen=True, slots=True)
 class CaptureOutcome:
-    """What went into the log: the transactions in `(from_lsn, to_lsn]`; bytes are those of the messages."""
+    """Counts of the captured transactions in `(from_lsn, to_lsn]`; `bytes` is the size of the messages."""
 
     from_lsn: Lsn
     to_lsn: Lsn
@@ -114,18 +111,18 @@ class CaptureOutcome:
 def capture_changes(
     source: CaptureSource, to_lsn: Lsn | None = None, *, progress: Callable[[Lsn, Lsn], None] | None = None
 ) -> CaptureOutcome:
-    """Pull until the log holds everything up to `to_lsn` (default: where the publisher writes now).
+    """Pull until the log holds everything up to `to_lsn` (default: the current WAL position).
 
-    A `to_lsn` that is not flushed yet is cut to what is; a run that finds new definitions may go on to
-    where it has found them. `progress` is told the log's end and the target after each pull.
+    If `to_lsn` is not flushed yet, the flush position is the target. A run that reads a new catalog may
+    continue to the position of that catalog. `progress` is called with log end and target after each pull.
 
     Raises:
         ChangeLogMissing, SlotMissing: before `setup`.
-        PublisherNotReady: if the server has not written as far as `to_lsn`.
+        PublisherNotReady: if the server's WAL has not reached `to_lsn`.
         SlotActive: if another process captures.
-        SlotLost: if the slot cannot give what comes next in the log.
-        DecodingFailed: if the server cannot decode what comes next.
-        ChangeLogMismatch: if the log is of another cluster, timeline or slot.
+        SlotLost: if the slot no longer has the changes after the log's end.
+        DecodingFailed: if the server cannot decode the next changes.
+        ChangeLogMismatch: if the log belongs to another cluster, timeline or slot.
         ChangeLogConflict: if something else writes to the log.
         PublicationMissing: if a capture publication was dropped.
     """
@@ -142,10 +139,10 @@ def capture_changes(
         align_slot_and_log(connection, log, status)
         log.remove_orphans()
         secret = read_secret(connection, source.slot)
-        definitions = CatalogTracker(connection, log, is_exact=secret is not None)
-        target = reachable_lsn(connection, definitions.target(to_lsn))
-        puller = _Puller(source, connection, log, definitions, secret, two_phase=status.two_phase)
-        first = log.end_lsn
+        catalogs = CatalogTracker(connection, log, is_exact=secret is not None)
+        target = reachable_lsn(connection, catalogs.target(to_lsn))
+        puller = _Puller(source, connection, log, catalogs, secret, two_phase=status.two_phase)
+        from_lsn = log.end_lsn
         total, pulls = CaptureCounts(), 0
         while log.end_lsn < target:
             total = total + puller.pull(target)
@@ -153,11 +150,13 @@ def capture_changes(
             if progress is not None:
                 progress(log.end_lsn, target)
     seconds = time.monotonic() - began
-    return CaptureOutcome(first, log.end_lsn, pulls, total.transactions, total.messages, total.bytes, seconds)
+    return CaptureOutcome(
+        from_lsn, log.end_lsn, pulls, total.transactions, total.messages, total.bytes, seconds
+    )
 
 
 def current_position(dsn: str) -> Lsn:
-    """Where the publisher writes now, as far as a capture can read it: a fence for `capture_changes`."""
+    """The publisher's current WAL position that a capture can reach."""
     with connect(dsn, purpose="position") as connection:
         return reachable_lsn(connection, None)
 
@@ -170,7 +169,7 @@ class _Puller:
         source: CaptureSource,
         connection: Connection,
         log: ChangeLog,
-        definitions: CatalogTracker,
+        catalogs: CatalogTracker,
         secret: bytes | None,
         *,
         two_phase: bool,
@@ -178,93 +177,93 @@ class _Puller:
         self._source = source
         self._connection = connection
         self._log = log
-        self._definitions = definitions
+        self._catalogs = catalogs
         self._secret = secret
         self._options = PeekOptions(
             source.slot, tuple(CAPTURE_PUBLICATIONS.values()), source.streaming, two_phase
         )
-        # After the target was chosen: an origin that is created later has no change before it.
+        # After the target was chosen: an origin that is created later has no changes before the target.
         self._with_origins = source.origin_none and can_filter_origins(connection)
-        self._local: LocalChanges | None = None
-        self._second_peeks = RootPeeks(connection, log, source.slot, with_origins=self._with_origins)
+        self._local_changes: LocalChanges | None = None
+        self._root_peeks = RootPeeks(connection, log, source.slot, with_origins=self._with_origins)
 
     def pull(self, target: Lsn) -> CaptureCounts:
-        """One pull towards `target`, durable when it returns; it always moves the log's end.
+        """Pull once towards `target`; durable on return, and the log's end has moved.
 
-        With streaming a peek may end before any transaction is complete (R1.24): it is then repeated with
-        twice the bound.
+        With streaming a peek may end before any transaction is complete (R1.24): it is repeated with twice
+        the limit.
         """
         limit = self._source.max_changes_per_pull
-        target = min(target, self._reach())
-        self._definitions.read_again()
-        while (tally := self._either_way(target, limit)) is None:
+        target = min(target, self._pull_limit())
+        self._catalogs.refresh()
+        while (tally := self._pull_with_fallback(target, limit)) is None:
             limit *= 2
         return tally
 
-    def _reach(self) -> Lsn:
-        """How far one pull goes, so that what has been read is replayed while the rest is.
+    def _pull_limit(self) -> Lsn:
+        """The furthest end of one pull, so that replay can start while the next pull reads.
 
-        Each pull decodes from the slot's restart_lsn on (R1.31), which an open transaction may hold back: a
-        pull reaches twice as far as that is away, so that not much more is decoded than in a single one.
+        Each pull decodes from restart_lsn on (R1.31), which an open transaction may hold back. A pull covers
+        at least twice that distance, which bounds the total of repeated decoding.
         """
         end = self._log.end_lsn
         restart = check_slot(self._connection, self._source.slot).restart_lsn or end
         return Lsn(end.value + max(self._source.wal_bytes_per_pull, 2 * (end.value - restart.value)))
 
-    def _either_way(self, target: Lsn, limit: int) -> CaptureCounts | None:
-        """Try with streaming if that is wanted, and without where the server cannot decode otherwise.
+    def _pull_with_fallback(self, target: Lsn, limit: int) -> CaptureCounts | None:
+        """Pull with streaming if configured, and without if the server cannot decode the changes otherwise.
 
-        A table that was altered in a savepoint that was rolled back, and then again, cannot be decoded before
-        the transaction ends: the server still believes the rolled back change (seen on 15 and 18).
+        If a table is altered in a rolled-back savepoint, and then again, the server cannot decode it before
+        the transaction ends: it still applies the rolled-back change (seen on 15 and 18).
         """
         try:
-            return self._try(target, limit)
+            return self._pull_once(target, limit)
         except DecodingFailed as error:
             if not self._options.streaming:
                 raise
-            logger.warning("%s; reading on without streaming", error.message)
+            logger.warning("%s; continuing without streaming", error.message)
             self._options = dataclasses.replace(self._options, streaming=False)
-            return self._try(target, limit)
+            return self._pull_once(target, limit)
 
-    def _try(self, target: Lsn, limit: int) -> CaptureCounts | None:
+    def _pull_once(self, target: Lsn, limit: int) -> CaptureCounts | None:
         began, after = time.monotonic(), self._log.end_lsn
-        if (local := self._local_changes(target, limit)) is not None:
-            target = min(target, local.upto)
+        if (local_changes := self._read_local_changes(target, limit)) is not None:
+            target = min(target, local_changes.upto)
         batches = peek(self._connection, self._options, upto_lsn=target, upto_nchanges=limit)
         messages = MessageFilter(self._secret)
-        assembler = TransactionAssembler(after, self._log.prepared, local, messages=messages)
+        assembler = TransactionAssembler(after, self._log.prepared, local_changes, messages=messages)
         with contextlib.closing(batches), assembler:
-            peeked = _Peeked(batches)
-            segments = self._log.write(_rows(peeked, assembler))
+            counted_batches = _CountedBatches(batches)
+            segments = self._log.write(_log_rows(counted_batches, assembler))
             failpoint("capture.after_segment")
-            is_complete = peeked.messages < limit
+            is_complete = counted_batches.messages < limit
             end = max(assembler.end_lsn, target) if is_complete else assembler.end_lsn
             if end <= after:
                 return None
-            defined = self._definitions.catalogs_for_pull(
-                Window(after, end), assembler.catalog_messages, assembler.described
+            pull_catalogs = self._catalogs.catalogs_for_pull(
+                Window(after, end), assembler.catalog_messages, assembler.described_relations
             )
-            pull = PullRange(after, end, defined.before, defined.now, defined.between)
-            roots = self._second_peeks.roots(pull, assembler)
-            segments, more = merge_root_truncates(self._log, segments, roots)
+            pull = PullRange(after, end, pull_catalogs.before, pull_catalogs.now, pull_catalogs.between)
+            roots = self._root_peeks.read(pull, assembler)
+            segments, root_counts = merge_root_truncates(self._log, segments, roots)
             failpoint("capture.after_roots")
-            # Whoever moved the slot since the pull before has taken changes that this peek did not see.
+            # If another reader moved the slot since the previous pull, this peek missed changes.
             check_no_gap(self._connection, self._log, self._source.slot)
             self._log.add_relations({**assembler.relations, **roots.relations})
-            self._log.add_catalogs(defined.added)
+            self._log.add_catalogs(pull_catalogs.added)
             failpoint("capture.after_definitions")
             self._log.commit(segments, end)
             failpoint("capture.after_commit")
-            self._definitions.commit_pull(defined)
+            self._catalogs.commit_pull(pull_catalogs)
             self._log.prepared.remove(assembler.resolved)
-            self._second_peeks.forget(roots)
+            self._root_peeks.forget(roots)
         source = self._source
         send_slot_feedback(
             self._connection, source.dsn, source.slot, end, publication=self._options.publications[0]
         )
         failpoint("capture.after_advance")
-        _warn_of_refused(source.publisher, messages)
-        tally = assembler.tally + more
+        _warn_of_rejected(source.publisher, messages)
+        tally = assembler.tally + root_counts
         logger.info(
             "captured %s (%s, %s]: %d transactions, %d messages, %d bytes, %.2f s",
             self._source.publisher, after, end, tally.transactions, tally.messages, tally.bytes,
@@ -272,41 +271,39 @@ class _Puller:
         )  # fmt: skip
         return tally
 
-    def _local_changes(self, target: Lsn, limit: int) -> LocalChanges | None:
-        """What `origin = none` sends of what comes next, if that matters (R8.20).
+    def _read_local_changes(self, target: Lsn, limit: int) -> LocalChanges | None:
+        """The next changes that `origin = none` sends, if some subscription needs them (R8.20).
 
-        It reaches past the log's end, unless `limit` is too small for that.
+        They end after the log's end, unless `limit` is too small.
         """
         if not self._with_origins:
             return None
-        if self._local is None or self._local.upto <= self._log.end_lsn:
+        if self._local_changes is None or self._local_changes.upto <= self._log.end_lsn:
             began, after = time.monotonic(), self._log.end_lsn
-            self._local = read_local_changes(
+            self._local_changes = read_local_changes(
                 self._connection, self._options, upto_lsn=target, upto_nchanges=limit
             )
             logger.info(
                 "peeked (%s, %s] of %s with origin = none: %d changes, %.2f s",
-                after, self._local.upto, self._source.publisher, len(self._local.changes),
+                after, self._local_changes.upto, self._source.publisher, len(self._local_changes.changes),
                 time.monotonic() - began,
             )  # fmt: skip
-        return self._local
+        return self._local_changes
 
 
-def _warn_of_refused(publisher: str, messages: MessageFilter) -> None:
+def _warn_of_rejected(publisher: str, messages: MessageFilter) -> None:
     if not messages.refused:
         return
     xids = sorted(messages.refused)
-    named = ", ".join(map(str, xids[:_XIDS_NAMED])) + (", …" if len(xids) > _XIDS_NAMED else "")
+    xids_text = ", ".join(map(str, xids[:_MAX_XIDS_NAMED])) + (", …" if len(xids) > _MAX_XIDS_NAMED else "")
     logger.warning(
-        "publisher %s: ignored %d logical messages that have the prefix of the event triggers"
+        "publisher %s: ignored %d logical messages with the prefix of the event triggers"
         " (transactions %s): %s",
-        *(publisher, messages.refused.total(), named, _WHY_REFUSED[messages.secret is None]),
+        *(publisher, messages.refused.total(), xids_text, _REJECTED_BECAUSE[messages.secret is None]),
     )
 
 
-class _Peeked:
-    """The batches of a peek, counted as they are read."""
-
+class _CountedBatches:
     def __init__(self, batches: Iterator[RawMessages]) -> None:
         self._batches = batches
         self.messages = 0
@@ -319,6 +316,6 @@ class _Peeked:
             yield batch
 
 
-def _rows(peeked: _Peeked, assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    for messages in peeked:
+def _log_rows(counted_batches: _CountedBatches, assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
+    for messages in counted_batches:
         yield from assembler.feed(messages)

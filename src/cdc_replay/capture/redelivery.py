@@ -1,18 +1,16 @@
-"""What a slot that is behind its log sends again, compared with what the log holds.
+"""Compares redelivered transactions, which a slot before its log's end sends again, with those of the log.
 
-A slot falls behind its log when a capture is killed before it moves the slot, and when the server crashes
-before a checkpoint (R1.30). It also is behind on an older copy of the server, which went another way since:
-there the same positions hold other transactions, and to skip them would lose them. So before the slot is
-moved to the log's end, the transactions that it sends up to there must be those of the log, by commit LSN,
-xid and commit time.
+A slot is before its log's end if a capture was killed before it moved the slot, or if the server crashed
+before a checkpoint (R1.30). It is so too on an older copy of the server whose history has diverged: there the
+same positions hold other transactions, which must not be skipped. So before the slot is moved to the log's
+end, the transactions sent up to there must equal the log's in commit LSN, xid and commit time.
 
-| only the server has it | another history; but a K may stand for no change at all (R9.9),  |
-|                        | and messages of others are not kept (`message_code`)            |
-| only the log has it    | another history; but TRUNCATE of a partitioned table without    |
-|                        | partitions is shown by a root publication alone (R2.14)         |
+| only the server has it | the history differs, unless it is a K without changes (R9.9), or |
+|                        | has only foreign messages, which the log drops (`message_code`)  |
+| only the log has it    | the history differs, unless a root peek shows it: TRUNCATE of a  |
+|                        | partitioned table without partitions (R2.14)                     |
 
-Where the slot is moved, it is in steps of a bounded number of messages, so that the server holds no more than
-for a pull.
+The slot is moved in steps of a limited number of messages, to bound the server's memory as in a pull.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from cdc_replay.capture.message_batch import buffers, kinds_table
+from cdc_replay.capture.message_batch import buffers, kind_mask
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import CommittedTransaction
@@ -42,58 +40,58 @@ from cdc_replay.publication.capture_set import CAPTURE_PUBLICATIONS
 MESSAGES_PER_STEP: Final = 1_000_000
 
 _CHANGES: Final = frozenset({Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE})
-_ARE_CHANGES: Final = kinds_table(_CHANGES)
-_ARE_ENDS: Final = kinds_table(
+_ARE_CHANGES: Final = kind_mask(_CHANGES)
+_ARE_ENDS: Final = kind_mask(
     frozenset({Kind.COMMIT, Kind.PREPARE, Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED})
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """What the server sent: `upto` is the end of the last transaction, or the log's end if that was all."""
+class _Redelivery:
+    """Redelivered commits; `upto` is the end of the last transaction, or the log's end if all were sent."""
 
     upto: Lsn
     commits: dict[CommittedTransaction, bool]
-    """Whether the transaction has changes for sure."""
+    """Whether the transaction certainly has changes."""
 
 
 def compare_redelivery(connection: Connection, log: ChangeLog, status: SlotStatus, *, move: bool) -> None:
-    """Compare what a slot that is behind its log sends up to the log's end, and `move` it there.
+    """Compare the transactions that the slot sends up to the log's end with the log, and `move` it there.
 
     Raises:
-        ChangeLogMismatch: naming a transaction that only one of them has.
+        ChangeLogMismatch: naming a transaction that only one of the two has.
         SlotMissing, SlotActive, SlotLost: as for `peek`.
     """
     options = PeekOptions(status.name, tuple(CAPTURE_PUBLICATIONS.values()), two_phase=status.two_phase)
     after = status.confirmed_flush
     while after < log.end_lsn:
-        sent = _send_again(connection, options, log.end_lsn, MESSAGES_PER_STEP if move else None)
-        of_roots = functools.partial(_sent_of_roots, connection, status, sent.upto)
-        _compare(log, status.name, Window(after, sent.upto), sent, of_roots)
-        after = advance_slot(connection, status.name, sent.upto) if move else sent.upto
+        redelivery = _peek_again(connection, options, log.end_lsn, MESSAGES_PER_STEP if move else None)
+        read_root_commits = functools.partial(_root_commits, connection, status, redelivery.upto)
+        _compare(log, status.name, Window(after, redelivery.upto), redelivery, read_root_commits)
+        after = advance_slot(connection, status.name, redelivery.upto) if move else redelivery.upto
 
 
-def _send_again(connection: Connection, options: PeekOptions, log_end: Lsn, bound: int | None) -> _Sent:
-    messages, last = 0, log_end
+def _peek_again(connection: Connection, options: PeekOptions, log_end: Lsn, bound: int | None) -> _Redelivery:
+    messages, last_end = 0, log_end
     commits: dict[CommittedTransaction, bool] = {}
     has_changes = False
     with contextlib.closing(peek(connection, options, upto_lsn=log_end, upto_nchanges=bound)) as batches:
         for raw in batches:
             messages += len(raw.lsn)
-            for position, kind in _telling(raw):
+            for position, kind in _decisive_messages(raw):
                 if kind in _CHANGES:
                     has_changes = True
                     continue
-                last = Lsn(int(raw.lsn[position]))
+                last_end = Lsn(int(raw.lsn[position]))
                 if (commit := _commit(raw, position)) is not None:
                     commits[commit] = has_changes and kind is Kind.COMMIT
                 has_changes = False
     is_complete = bound is None or messages < bound
-    return _Sent(log_end if is_complete else min(last, log_end), commits)
+    return _Redelivery(log_end if is_complete else min(last_end, log_end), commits)
 
 
-def _telling(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
-    """The ends of transactions (R1.22), and the first of each run of changes, with their positions."""
+def _decisive_messages(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
+    """Index and kind of the ends of transactions (R1.22) and of the first change of each run."""
     content, offsets = buffers(raw.data)
     kinds = content[offsets[:-1]]
     are_changes = _ARE_CHANGES[kinds]
@@ -104,7 +102,6 @@ def _telling(raw: RawMessages) -> Iterator[tuple[int, Kind]]:
 
 
 def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
-    """The commit that the end of a transaction is, if it is one."""
     match decode(raw.data[position].as_py()):
         case Commit(commit_time=time) | CommitPrepared(commit_time=time):
             return CommittedTransaction(Lsn(int(raw.lsn[position])), time, int(raw.xid[position]))
@@ -112,12 +109,11 @@ def _commit(raw: RawMessages, position: int) -> CommittedTransaction | None:
             return None
 
 
-def _sent_of_roots(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[CommittedTransaction]:
-    """The transactions in which partitioned tables were truncated."""
+def _root_commits(connection: Connection, status: SlotStatus, upto: Lsn) -> frozenset[CommittedTransaction]:
     return frozenset(
         commit
         for name in ROOT_PUBLICATIONS
-        for commit in _send_again(
+        for commit in _peek_again(
             connection, PeekOptions(status.name, (name,), two_phase=status.two_phase), upto, None
         ).commits
     )
@@ -127,29 +123,33 @@ def _compare(
     log: ChangeLog,
     slot: str,
     window: Window,
-    sent: _Sent,
-    sent_of_roots: Callable[[], frozenset[CommittedTransaction]],
+    redelivery: _Redelivery,
+    read_root_commits: Callable[[], frozenset[CommittedTransaction]],
 ) -> None:
-    # What has been pruned since cannot be compared.
+    # Pruned transactions cannot be compared.
     window = Window(min(max(window.after, log.start_lsn), window.upto), window.upto)
-    held = set(log.commits(window))
-    sent_here = {one for one in sent.commits if one.commit_lsn in window}
-    if not_sent := held - sent_here:
-        not_sent -= sent_of_roots()
+    logged_commits = set(log.commits(window))
+    sent_commits = {commit for commit in redelivery.commits if commit.commit_lsn in window}
+    if unsent_commits := logged_commits - sent_commits:
+        unsent_commits -= read_root_commits()
     differences = [
-        *(f"only the server has {_named(one)}" for one in sent_here - held if sent.commits[one]),
-        *(f"only the log has {_named(one)}" for one in not_sent),
+        *(
+            f"only the server has {_describe(commit)}"
+            for commit in sent_commits - logged_commits
+            if redelivery.commits[commit]
+        ),
+        *(f"only the log has {_describe(commit)}" for commit in unsent_commits),
     ]
     if differences:
         raise ChangeLogMismatch(
             f'replication slot "{slot}" sends other transactions than change log "{log.uri}" holds',
-            detail=f"Behind {window.after}, up to {window.upto}, {len(differences)} differ, such as:"
+            detail=f"After {window.after}, up to {window.upto}, {len(differences)} differ, such as:"
             f" {min(differences)}. The server is another copy of the log's, or it was restored.",
-            hint="Let `dsn` lead to the server that the log is of. To go on with this one: "
-            + RESYNCHRONIZE_ALL,
+            hint="Point `dsn` at the server this change log was captured from. To capture from this server"
+            " instead: " + RESYNCHRONIZE_ALL,
             rule="R1.30",
         )
 
 
-def _named(one: CommittedTransaction) -> str:
-    return f"transaction {one.xid}, which commits at {one.commit_lsn}"
+def _describe(commit: CommittedTransaction) -> str:
+    return f"transaction {commit.xid}, which commits at {commit.commit_lsn}"

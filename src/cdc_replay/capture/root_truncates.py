@@ -1,23 +1,23 @@
-"""The second peeks: which partitioned tables the TRUNCATEs of a pull named (R2.14).
+"""Root peeks: find the partitioned tables that the TRUNCATEs of a pull named (R2.14).
 
-A capture in leaf identity sees `TRUNCATE root` and `TRUNCATE leaf1, leaf2` as the same message. To a
-subscription to the root, via root, the first is sent and the second is not (R2.13). So a pull that may hold
-such a statement reads its range once more with each root publication that has members, and adds what these
-say to the rows of the first peek before anything names them (`truncates`). The range is the same: it ends
-at the end of a transaction, or where the first peek ended as well (R1.23).
+A capture in leaf identity receives the same message for `TRUNCATE root` and `TRUNCATE leaf1, leaf2`. A
+subscription to the root, via root, receives the first and not the second (R2.13). So a pull that may contain
+such a statement peeks its range again with each root publication that has members, and merges the result into
+its rows before they are committed (`truncate_rows`). The range is the same: it ends at the end of a
+transaction, or at the end of the first peek (R1.23).
 
-| in the range there is                                          | shows in                               |
-|----------------------------------------------------------------|----------------------------------------|
-| TRUNCATE of a member whose leaves are captured                 | a T on a partition in the first peek   |
-| TRUNCATE of a member that has no leaf                          | the catalog: it may have none          |
-| COMMIT PREPARED of a transaction that named a member           | what second peeks keep of it, see below|
+| in the range                                        | detected by                                      |
+|-----------------------------------------------------|--------------------------------------------------|
+| TRUNCATE of a member with captured leaves           | a T on a partition in the first peek             |
+| TRUNCATE of a member without leaves                 | the catalogs: the member may have had none       |
+| COMMIT PREPARED of a transaction that named members | what root peeks stored at PREPARE, see below     |
 
-Whether a relation is a partition, and a member has a leaf, is asked of the catalogs from before the range to
-after it. Without event triggers (`definitions`) only these two are known: a partition that is attached,
-truncated with its root and detached again between two pulls escapes that.
+Whether a relation is a partition, and whether a member has a leaf, is looked up in the catalogs from before
+to after the range. Without event triggers (`catalog_tracker`) only these two are known: a partition that is
+attached, truncated with its root and detached between two pulls is missed.
 
-A prepared transaction's T is kept beside its content, in a folder per root publication, and for the same
-reason: the slot sends it once (R9.8). It comes out at COMMIT PREPARED, when that range is peeked.
+The TRUNCATEs of a prepared transaction are stored like its rows, in one folder per root publication, because
+the slot sends them once (R9.8). They are read when the range with COMMIT PREPARED is peeked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from dataclasses import dataclass
 from cdc_replay.capture.change_origins import read_local_changes
 from cdc_replay.capture.publications import ROOT_PUBLICATIONS
 from cdc_replay.capture.transactions import CaptureCounts, TransactionAssembler
-from cdc_replay.capture.truncate_rows import RootsAdded, RootTruncate, truncates_in, union_truncates
+from cdc_replay.capture.truncate_rows import (
+    RootTruncate,
+    RootTruncateMerger,
+    parse_truncates,
+    union_truncates,
+)
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.prepared_transactions import PreparedKey
 from cdc_replay.changelog.segment import Segment
@@ -48,9 +53,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RootTruncates:
-    """What second peeks found: the TRUNCATEs of partitioned tables, and the shapes of these by version.
+    """TRUNCATEs of partitioned tables, and these tables' relations by version.
 
-    `resolved` are the prepared transactions that need not wait any more, by root publication.
+    `resolved` are prepared transactions to remove once the pull is committed, by root publication.
     """
 
     truncates: tuple[RootTruncate, ...]
@@ -60,9 +65,9 @@ class RootTruncates:
 
 @dataclass(frozen=True, slots=True)
 class PullRange:
-    """The transactions of one pull, and the catalogs of before and after them; `before` may be unknown.
+    """The range of one pull, and the catalogs `before` (None if unknown) and after it (`now`).
 
-    `between` gives those of between the two, as far as they are known; they are many after many commands.
+    `between` builds the known catalogs in between: many, after many DDL commands.
     """
 
     after: Lsn
@@ -73,18 +78,18 @@ class PullRange:
 
     @property
     def ends(self) -> tuple[PublisherCatalog, ...]:
-        """Those of before and after, if they are known."""
+        """The catalog before, if known, and the one after."""
         return (self.now,) if self.before is None else (self.before, self.now)
 
     @property
     def catalogs(self) -> tuple[PublisherCatalog, ...]:
-        """Those that are known, in order."""
+        """All known catalogs, in order."""
         first, *last = self.ends
         return (first, *self.between(), *last)
 
 
 class RootPeeks:
-    """Reads one publisher's slot with the root publications; `with_origins` tells their changes' origins."""
+    """Peeks one publisher's slot with the root publications; `with_origins` also reads changes' origins."""
 
     def __init__(self, connection: Connection, log: ChangeLog, slot: str, *, with_origins: bool) -> None:
         self._connection = connection
@@ -92,31 +97,31 @@ class RootPeeks:
         self._slot = slot
         self._with_origins = with_origins
 
-    def roots(self, pull: PullRange, first: TransactionAssembler) -> RootTruncates:
-        """What the second peeks of a pull say, none of them if `first` shows that there is nothing.
+    def read(self, pull: PullRange, first: TransactionAssembler) -> RootTruncates:
+        """Run the root peeks of a pull, those that the result of the `first` peek makes necessary.
 
         Raises:
             SlotMissing, SlotActive, SlotLost, PublicationMissing, MissingPrivilege: as for `peek`.
         """
-        may_name_roots = names_a_partition(pull, first.truncated) or has_unseen_root(pull)
-        found = [
-            self._peek(name, pull, first.truncated)
+        may_have_root = names_a_partition(pull, first.truncated_in_peek) or has_unseen_root(pull)
+        peeks = [
+            self._peek(name, pull, first.truncated_in_peek)
             for name in ROOT_PUBLICATIONS
-            if (may_name_roots and any(_members(catalog, name) for catalog in pull.ends))
-            or self._waits(name, first.decided)
+            if (may_have_root and any(_members(catalog, name) for catalog in pull.ends))
+            or self._has_stored(name, first.decided_xids)
         ]
         return RootTruncates(
-            union_truncates(one for each in found for one in each.truncates),
-            {version: relation for each in found for version, relation in each.relations.items()},
-            {name: keys for each in found for name, keys in each.resolved.items()},
+            union_truncates(truncate for peeked in peeks for truncate in peeked.truncates),
+            {version: relation for peeked in peeks for version, relation in peeked.relations.items()},
+            {name: keys for peeked in peeks for name, keys in peeked.resolved.items()},
         )
 
     def forget(self, roots: RootTruncates) -> None:
-        """Remove what was kept of prepared transactions whose outcome is durable now."""
+        """Remove stored TRUNCATEs of prepared transactions whose outcome is durable now."""
         for name, keys in roots.resolved.items():
             self._log.prepared_roots(name).remove(keys)
 
-    def _waits(self, name: str, decided: Set[int]) -> bool:
+    def _has_stored(self, name: str, decided: Set[int]) -> bool:
         return bool(decided) and any(key.xid in decided for key in self._log.prepared_roots(name).list_keys())
 
     def _peek(self, name: str, pull: PullRange, known: Set[RelationId]) -> RootTruncates:
@@ -130,12 +135,12 @@ class RootPeeks:
             TransactionAssembler(pull.after, self._log.prepared_roots(name), local) as assembler,
         ):
             truncates = tuple(
-                dataclasses.replace(one, relations=new)
+                dataclasses.replace(truncate, relations=added)
                 for raw in batches
                 for rows in assembler.feed(raw)
-                for one in truncates_in(rows)
-                # A publication of all tables also shows those that the first peek has shown.
-                if (new := tuple(relation for relation in one.relations if relation not in known))
+                for truncate in parse_truncates(rows)
+                # A publication FOR ALL TABLES also returns the relations of the first peek.
+                if (added := tuple(filter(lambda oid: oid not in known, truncate.relations)))
             )
         logger.info(
             "peeked (%s, %s] again with publication %s: %d TRUNCATEs of partitioned tables",
@@ -147,21 +152,21 @@ class RootPeeks:
 def merge_root_truncates(
     log: ChangeLog, segments: tuple[Segment, ...], roots: RootTruncates
 ) -> tuple[tuple[Segment, ...], CaptureCounts]:
-    """The written segments with the TRUNCATEs of partitioned tables in them, and how much more that is.
+    """Merge TRUNCATEs of partitioned tables into the segments; also returns the counts of added rows.
 
-    They are written anew, one row group at a time, and the old files are removed: a pull's rows stay in one
-    file, in order, whatever it held.
+    Segments are rewritten one row group at a time, and the old files removed: the rows of a pull stay in
+    order.
     """
     if not roots.truncates:
         return segments, CaptureCounts()
-    rows = RootsAdded(log.read(segments), roots.truncates)
+    rows = RootTruncateMerger(log.read(segments), roots.truncates)
     merged = log.write(rows)
     log.discard(segments)
     return merged, CaptureCounts(rows.transactions, rows.messages)
 
 
 def names_a_partition(pull: PullRange, truncated: Set[RelationId]) -> bool:
-    """Whether one of these relations is, or may have been, a partition below a member."""
+    """Whether one of these relations is, or may have been, a partition of a member."""
     if pull.before is None or not truncated:
         return bool(truncated)
     catalogs = pull.catalogs
@@ -169,21 +174,21 @@ def names_a_partition(pull: PullRange, truncated: Set[RelationId]) -> bool:
 
 
 def _may_be_below_a_member(catalogs: Sequence[PublisherCatalog], relation: RelationId) -> bool:
-    known = [catalog for catalog in catalogs if relation in catalog.tables]
-    return not known or any(
+    with_relation = [catalog for catalog in catalogs if relation in catalog.tables]
+    return not with_relation or any(
         _is_member(catalog, name, ancestor)
-        for catalog in known
+        for catalog in with_relation
         for ancestor in catalog.ancestors(relation)
         for name in ROOT_PUBLICATIONS
     )
 
 
 def has_unseen_root(pull: PullRange) -> bool:
-    """Whether a member may have been truncated without a T on a leaf: it had no leaf at some time."""
+    """Whether a member may have been truncated without a T on a leaf: it had no leaf at some point."""
     members = {table.id for catalog in pull.ends for table in _all_members(catalog)}
     if pull.before is None or not members:
         return bool(members)
-    leaves = [_with_captured_leaves(catalog) for catalog in pull.catalogs]
+    leaves = [_captured_leaves(catalog) for catalog in pull.catalogs]
     return any(
         before.get(member, frozenset()).isdisjoint(after.get(member, ()))
         for before, after in itertools.pairwise(leaves)
@@ -191,13 +196,13 @@ def has_unseen_root(pull: PullRange) -> bool:
     )
 
 
-def _with_captured_leaves(catalog: PublisherCatalog) -> dict[RelationId, frozenset[RelationId]]:
+def _captured_leaves(catalog: PublisherCatalog) -> dict[RelationId, frozenset[RelationId]]:
     leaves: dict[RelationId, set[RelationId]] = {}
     for table in catalog.tables.values():
         if table.parent is not None and not table.is_partitioned and table.is_publishable:
             for ancestor in catalog.ancestors(table.id):
                 leaves.setdefault(ancestor.id, set()).add(table.id)
-    return {root: frozenset(found) for root, found in leaves.items()}
+    return {root: frozenset(relation_ids) for root, relation_ids in leaves.items()}
 
 
 def _all_members(catalog: PublisherCatalog) -> Iterator[Table]:
@@ -206,7 +211,6 @@ def _all_members(catalog: PublisherCatalog) -> Iterator[Table]:
 
 
 def _members(catalog: PublisherCatalog, name: str) -> tuple[Table, ...]:
-    """The partitioned tables that a root publication holds."""
     publication = catalog.publications.get(name)
     if publication is None or _is_empty(publication):
         return ()

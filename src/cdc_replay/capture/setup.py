@@ -1,23 +1,20 @@
-"""Prepare a publisher for capture, and undo it. Running it again changes nothing that is right already.
+"""Prepares a publisher for capture, and undoes it. Idempotent.
 
     checks → capture publications → event triggers → slot → mark → change log
 
-A dry run begins with what the role lacks (`grants`), so that an administrator can run the whole for a role
-that is no superuser; what that role finds then is right already.
+A dry run also prints the grants that the role lacks (`grants`), so that an administrator can run all of it
+for a role that is no superuser.
 
-The order matters: a publication that does not exist at a change blocks or loses it (R1.19), so the
-publications are there before the slot; the log starts where the slot does. A setup that dies in between is
-completed by the next one: a slot that has not moved from where it was made has delivered nothing, so the log
-starts at its position. A slot that has moved has a log, and if that is not there a new one would only hide
-it: the mark tells the two apart (`log_mark`).
+A publication that does not exist at a change blocks the slot or loses the change (R1.19), so the publications
+are created before the slot. The log starts at the slot's position. An interrupted setup is completed by the
+next one: an unmoved slot has delivered nothing, so the log starts at its position. A moved slot has a log;
+if that is missing, a new one would hide it. The mark distinguishes the two (`log_start`).
 
-The event triggers are wanted, not needed: where the role may not create them the rest is set up, and a
-warning says so. When they or the log are new, all definitions are written into the stream, which makes them
-exact from that position on (R9.11).
+Event triggers are optional: if the role may not create them, a warning says so. If they or the log are new,
+all definitions are written into the stream, which makes them exact from that position on (R9.11).
 
-Root publications that a slot was made without can be added: they are read only by pulls with a TRUNCATE of a
-partition, and from behind their creation on nothing is missing. A TRUNCATE before it stops the capture,
-rather than being read as one of the leaves.
+Root publications may be added to an existing slot: only pulls with a TRUNCATE of a partition read them. A
+TRUNCATE before their creation stops the capture; it is not captured as one of the leaves.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from cdc_replay.capture.ddl.event_triggers import (
     remove_event_triggers,
 )
 from cdc_replay.capture.grants import plan_grants
-from cdc_replay.capture.log_start import check_unread, execute_marks, log_mark, plan_mark, plan_unmark
+from cdc_replay.capture.log_start import check_unread, execute_marks, plan_mark, plan_unmark, read_mark
 from cdc_replay.capture.ownership import check_ownership
 from cdc_replay.capture.publications import (
     OUR_PUBLICATIONS,
@@ -78,10 +75,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SetupRequest:
-    """A publisher as the configuration wants it; `publications` are those of all its subscriptions.
+    """The configuration of a publisher; `publications` are those of all its subscriptions.
 
-    `origin_none`: one of them asks for `origin = none`. `event_trigger`: definitions are to be exact by
-    position, where the role may create event triggers.
+    `origin_none`: one of them has `origin = none`. `event_trigger`: create event triggers if permitted.
     """
 
     publisher: str
@@ -100,10 +96,9 @@ class SetupRequest:
 
 @dataclass(frozen=True, slots=True)
 class SetupOutcome:
-    """What was done, as SQL; `from_lsn` is where the log starts, None if it was a dry run without a slot.
+    """The executed statements in order, or those that a dry run would execute.
 
-    Statements are in order; after a dry run they are those that would have been executed. `event_trigger`
-    says whether the event triggers are there now.
+    `from_lsn` is the start of the log, None after a dry run. `event_trigger`: the event triggers exist now.
     """
 
     statements: tuple[str, ...]
@@ -115,13 +110,13 @@ class SetupOutcome:
 
 
 def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOutcome:
-    """Check the publisher, create its capture publications, slot and change log where they are missing.
+    """Check the publisher, and create its capture publications, slot and change log if they are missing.
 
     Raises:
-        PublisherNotReady, MissingPrivilege, PublicationMissing: listing everything that is in the way.
+        PublisherNotReady, MissingPrivilege, PublicationMissing: listing all obstacles.
         SlotMissing, SlotLost: if there is a log, but no slot that continues it.
-        ChangeLogMissing: if the slot has delivered changes to a log that is not there now.
-        ChangeLogMismatch: if there is a log of something else.
+        ChangeLogMissing: if the slot has delivered changes to a log that is missing now.
+        ChangeLogMismatch: if the log belongs to another publisher, history or slot.
     """
     with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
         check_server(connection, grants_follow=dry_run)
@@ -132,25 +127,25 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
         slot_created = not slot_exists(connection, request.slot)
         log_created = not ChangeLog.exists(request.change_log)
         _check_log(connection, request, has_slot=not slot_created)
-        warnings = _warnings(connection, catalog, request)
+        warnings = _setup_warnings(connection, catalog, request)
         statements = (
-            *(each.as_string(connection) for each in grants),
-            *_refresh(connection, catalog, request, dry_run=dry_run),
+            *(statement.as_string(connection) for statement in grants),
+            *_refresh_publications(connection, catalog, request, dry_run=dry_run),
         )
-        triggers, refused = _event_triggers(connection, request, dry_run=dry_run)
-        statements, warnings = (*statements, *triggers), (*warnings, *refused)
-        making = _making(connection, request, has_slot=not slot_created)
-        statements = (*statements, *(each.as_string(connection) for each in making.statements))
+        trigger_statements, trigger_warnings = _apply_event_triggers(connection, request, dry_run=dry_run)
+        statements, warnings = (*statements, *trigger_statements), (*warnings, *trigger_warnings)
+        plan = _plan_slot_and_mark(connection, request, has_slot=not slot_created)
+        statements = (*statements, *(statement.as_string(connection) for statement in plan.statements))
         from_lsn = None
         if not dry_run:
-            from_lsn, unmarked = _slot_and_log(connection, request, making)
-            warnings = (*warnings, *unmarked)
+            from_lsn, mark_warnings = _create_slot_and_log(connection, request, plan)
+            warnings = (*warnings, *mark_warnings)
         has_triggers = is_installed(connection, request.slot)
     return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn, has_triggers)
 
 
 def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Bring the capture publications to what the subscribed publications are now; returns the statements.
+    """Make the capture publications mirror the subscribed ones; returns the statements.
 
     Raises:
         PublicationMissing: if a subscribed publication does not exist.
@@ -160,11 +155,11 @@ def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False
         check_ownership(connection, EVENT_TRIGGERS)
         catalog = read_catalog(connection, texts=False)
         _check_publications(catalog, request.publications)
-        return _refresh(connection, catalog, request, dry_run=dry_run)
+        return _refresh_publications(connection, catalog, request, dry_run=dry_run)
 
 
 def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tuple[str, ...]:
-    """Remove what `setup_publisher` has created; returns what was removed. The log stays unless told.
+    """Remove what `setup_publisher` created; returns what was removed. The log stays unless `remove_log`.
 
     Raises:
         SlotActive: if a capture is running.
@@ -203,7 +198,7 @@ def _check_publications(catalog: PublisherCatalog, publications: Sequence[str]) 
         )
 
 
-def _refresh(
+def _refresh_publications(
     connection: Connection, catalog: PublisherCatalog, request: SetupRequest, *, dry_run: bool
 ) -> tuple[str, ...]:
     plans = plan_capture_publications(connection, catalog, request.publications, request.slot)
@@ -214,34 +209,33 @@ def _refresh(
 
 
 def _execute(connection: Connection, plan: PublicationPlan) -> None:
-    # One transaction: no change may find the publication missing between its drop and its creation.
+    # In one transaction: a change between drop and creation would be blocked or lost (R1.19).
     with translated_errors(f'cannot set up publication "{plan.name}"'), connection.transaction():
         for statement in plan.statements:
             connection.execute(statement)
 
 
-def _event_triggers(
+def _apply_event_triggers(
     connection: Connection, request: SetupRequest, *, dry_run: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Bring the event triggers to what is wanted; the statements, and a warning if that is not permitted."""
+    """Create or remove the event triggers; returns the statements, or a warning if that is not permitted."""
     if request.event_trigger:
         if (foreign := foreign_event_triggers(connection, request.slot)) is not None:
             return (), (f"event triggers are not set up: {foreign} [R9.11]",)
         plan = plan_event_triggers(connection, request.slot, request.publications)
     else:
         plan = plan_removal(connection, request.slot)
-    refused = None if dry_run else apply_plan(connection, plan)
-    if refused is None:
+    refusal = None if dry_run else apply_plan(connection, plan)
+    if refusal is None:
         return tuple(statement.as_string(connection) for statement in plan), ()
     warning = (
-        f"event triggers cannot be set up ({refused}): let a superuser run what `setup --dry-run` prints;"
-        " until then a changed definition takes effect from the beginning of the pull that finds it [R9.11]"
+        f"event triggers cannot be set up ({refusal}): let a superuser run what `setup --dry-run` prints;"
+        " until then a changed definition takes effect at the start of the pull that detects it [R9.11]"
     )
     return (), (warning,)
 
 
 def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool) -> None:
-    """Check that slot and log, where they are there already, belong together."""
     if not ChangeLog.exists(request.change_log):
         if has_slot:
             check_unread(connection, request.slot, request.change_log)
@@ -255,7 +249,7 @@ def _check_log(connection: Connection, request: SetupRequest, *, has_slot: bool)
 
 @dataclass(frozen=True, slots=True)
 class _SetupPlan:
-    """The statements that make what is missing of slot and mark, in order; `slot` is None if it is there."""
+    """The statements that create a missing slot and mark, in order; `slot` is None if it exists."""
 
     unmark: tuple[sql.Composed, ...] = ()
     slot: sql.Composed | None = None
@@ -266,43 +260,42 @@ class _SetupPlan:
         return (*self.unmark, *(() if self.slot is None else (self.slot,)), *self.mark)
 
 
-def _making(connection: Connection, request: SetupRequest, *, has_slot: bool) -> _SetupPlan:
+def _plan_slot_and_mark(connection: Connection, request: SetupRequest, *, has_slot: bool) -> _SetupPlan:
     if not has_slot:
         return _SetupPlan(
             plan_unmark(connection, request.slot),
             create_slot_statement(connection, request.slot, two_phase=request.two_phase),
             (plan_mark(request.slot),),
         )
-    if log_mark(connection, request.slot) is not None:
+    if read_mark(connection, request.slot) is not None:
         return _SetupPlan()
-    # A setup died before the mark, or the log is older than marks are.
+    # A setup died before the mark, or an earlier release created the log.
     has_log = ChangeLog.exists(request.change_log)
     start = ChangeLog.open(request.change_log).header.start_lsn if has_log else None
     return _SetupPlan(mark=(plan_mark(request.slot, start),))
 
 
-def _slot_and_log(
-    connection: Connection, request: SetupRequest, making: _SetupPlan
+def _create_slot_and_log(
+    connection: Connection, request: SetupRequest, plan: _SetupPlan
 ) -> tuple[Lsn, tuple[str, ...]]:
-    """Create the slot and the log that are missing; where the log starts, and warnings."""
     slot_created = not slot_exists(connection, request.slot)
     if slot_created:
-        # First: if this dies before the new mark, the next setup would take the new slot, which is past the
-        # old mark, for one that was read. If it may not be taken back, that is what happens.
-        execute_marks(connection, making.unmark)
+        # First: with the old mark still set, a crash before the new mark would make the next setup regard the
+        # new slot, which is past the old mark, as one that was read from.
+        execute_marks(connection, plan.unmark)
         create_slot(connection, request.slot, two_phase=request.two_phase)
         logger.info("created replication slot %s of publisher %s", request.slot, request.publisher)
-    # Before the log: a log without a mark could be captured to, and then be missed by nobody.
-    warnings = execute_marks(connection, making.mark)
+    # Before the log: if a log without a mark is captured to and then lost, nothing shows the loss.
+    warnings = execute_marks(connection, plan.mark)
     if ChangeLog.exists(request.change_log):
         return ChangeLog.open(request.change_log).header.start_lsn, warnings
     if slot_created:
         start = check_slot(connection, request.slot).confirmed_flush
     else:
-        # Again, at the last moment: the log may have been there when everything was checked.
+        # Checked again: the log may have existed at the first check.
         start = check_unread(connection, request.slot, request.change_log)
     if is_installed(connection, request.slot):
-        # Before there is a log: a setup that dies here is completed by the next one.
+        # Before the log is created: a setup that dies here is completed by the next one.
         emit_full_catalog(connection)
     identity = system_identity(connection)
     header = LogHeader(identity.system_identifier, identity.timeline, request.slot, start, identity.database)
@@ -311,7 +304,9 @@ def _slot_and_log(
     return start, warnings
 
 
-def _warnings(connection: Connection, catalog: PublisherCatalog, request: SetupRequest) -> tuple[str, ...]:
+def _setup_warnings(
+    connection: Connection, catalog: PublisherCatalog, request: SetupRequest
+) -> tuple[str, ...]:
     return (
         *_two_phase_warnings(connection, request),
         *_identity_warnings(catalog, request.publications),
@@ -323,11 +318,11 @@ def _warnings(connection: Connection, catalog: PublisherCatalog, request: SetupR
 def _two_phase_warnings(connection: Connection, request: SetupRequest) -> Iterator[str]:
     if not slot_exists(connection, request.slot):
         return
-    found = slot_status(connection, request.slot).two_phase
-    if found != request.two_phase:
+    two_phase = slot_status(connection, request.slot).two_phase
+    if two_phase != request.two_phase:
         yield (
-            f'replication slot "{request.slot}" has two_phase = {str(found).lower()}; the configuration says'
-            f" {str(request.two_phase).lower()}, which only a new slot can have"
+            f'replication slot "{request.slot}" has two_phase = {str(two_phase).lower()}; the configuration'
+            f" has {str(request.two_phase).lower()}, which requires a new slot"
         )
 
 
@@ -337,10 +332,10 @@ def _root_warnings(connection: Connection, catalog: PublisherCatalog, request: S
             f"table {name} has more than {ROOT_DEPTHS - 1} ancestors: a TRUNCATE of it, as the published"
             " relation, is not captured [R2.14]"
         )
-    late = [name for name in ROOT_PUBLICATIONS if name not in catalog.publications]
-    if late and slot_exists(connection, request.slot):
+    younger = [name for name in ROOT_PUBLICATIONS if name not in catalog.publications]
+    if younger and slot_exists(connection, request.slot):
         yield (
-            f'publications {", ".join(late)} are younger than replication slot "{request.slot}": run'
+            f'publications {", ".join(younger)} are younger than replication slot "{request.slot}": run'
             " `cdc-replay capture` before the next TRUNCATE of a partitioned table [R1.19]"
         )
 
@@ -348,13 +343,13 @@ def _root_warnings(connection: Connection, catalog: PublisherCatalog, request: S
 def _origin_warnings(catalog: PublisherCatalog, request: SetupRequest) -> Iterator[str]:
     if request.origin_none and catalog.server_version < ORIGIN_OPTION_SINCE:
         yield (
-            "a subscription asks for origin = none: before PostgreSQL 16 the publisher tells the origin of"
-            " whole transactions only, so changes with an origin in a local transaction are applied [R8.20]"
+            "a subscription has origin = none: before PostgreSQL 16 the publisher sends only the origin of"
+            " whole transactions, so changes with an origin in a local transaction are applied [R8.20]"
         )
 
 
 def _identity_warnings(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[str]:
-    """Tables on which UPDATE or DELETE fails, as it does without the capture publications (R2.17)."""
+    """Tables on which UPDATE or DELETE fails, with or without the capture publications (R2.17)."""
     members = capture_set(catalog, publications)
     for table in sorted(catalog.tables.values(), key=lambda table: table.name):
         if table.is_partitioned or not table.is_publishable or _has_identity(table):
@@ -375,5 +370,7 @@ def _has_identity(table: Table) -> bool:
 def _covers(catalog: PublisherCatalog, members: CaptureMembers, table: Table) -> bool:
     family = (table, *catalog.ancestors(table.id))
     if members.all_tables:
-        return not any(one.name in members.exceptions for one in family)
-    return any(one.name in members.tables or one.name.schema in members.schemas for one in family)
+        return not any(relative.name in members.exceptions for relative in family)
+    return any(
+        relative.name in members.tables or relative.name.schema in members.schemas for relative in family
+    )

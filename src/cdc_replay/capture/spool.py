@@ -1,8 +1,7 @@
-"""The rows of transactions whose end is not known yet: in memory while they are few, else in files.
+"""Rows of open transactions: in memory up to a limit, then in temporary files.
 
-Any number of streamed transactions can be open at once, so what bounds memory is one limit for all of them;
-the largest go to their files first, as in the server. The files have no names: nothing is left behind by a
-process that dies.
+Any number of streamed transactions can be open, so one memory limit applies to all of them together; the
+largest is spilled first, as in the server. The files are unlinked, so a killed process leaves none.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from cdc_replay.capture.message_batch import BODY_SCHEMA
 from cdc_replay.errors import ChangeLogNotWritable
 
 MEMORY_BYTES: Final = 16 << 20
-"""What all unfinished transactions together hold in memory."""
+"""The limit for all open transactions together."""
 
 
 def limit_memory(spools: Iterable[Spool]) -> None:
-    """Let the largest write their rows to files until all together hold no more than `MEMORY_BYTES`.
+    """Write the largest spools to files until at most `MEMORY_BYTES` remain in memory.
 
     Raises:
-        ChangeLogNotWritable: if there is no room for them in the temporary folder.
+        ChangeLogNotWritable: if the temporary folder is full.
     """
-    by_size = sorted(spools, key=lambda spool: spool.held_bytes, reverse=True)
-    total_bytes = sum(spool.held_bytes for spool in by_size)
+    by_size = sorted(spools, key=lambda spool: spool.memory_bytes, reverse=True)
+    total_bytes = sum(spool.memory_bytes for spool in by_size)
     for spool in by_size:
         if total_bytes <= MEMORY_BYTES:
             return
-        total_bytes -= spool.held_bytes
+        total_bytes -= spool.memory_bytes
         spool.write_out()
 
 
@@ -40,71 +39,71 @@ class Spool:
     """Batches of `BODY_SCHEMA`, read once in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._held: list[pa.RecordBatch] = []
-        self.held_bytes = 0
-        """What is in memory."""
+        self._batches: list[pa.RecordBatch] = []
+        self.memory_bytes = 0
+        """Size of the rows in memory."""
         self._file: IO[bytes] | None = None
         self._writer: pa.RecordBatchStreamWriter = None
-        self._open: contextlib.ExitStack | None = None
+        self._exit_stack: contextlib.ExitStack | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was added."""
-        return not self._held and self._file is None
+        """Whether nothing was added."""
+        return not self._batches and self._file is None
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows at the end."""
-        self._held.append(batch)
-        self.held_bytes += batch.nbytes
+        self._batches.append(batch)
+        self.memory_bytes += batch.nbytes
 
     def write_out(self) -> None:
-        """Move what is in memory to the file.
+        """Move the rows in memory to the file.
 
         Raises:
-            ChangeLogNotWritable: if there is no room for it in the temporary folder.
+            ChangeLogNotWritable: if the temporary folder is full.
         """
         try:
             self._write()
         except OSError as error:
-            raise _no_room(error) from error
+            raise _out_of_space(error) from error
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """All batches; nothing is held afterwards."""
+        """Yield all batches, then close the spool."""
         if self._file is not None:
             self._writer.close()
             self._file.seek(0)
             with pa.ipc.open_stream(self._file) as reader:
                 yield from reader
-        yield from self._held
+        yield from self._batches
         self.close()
 
     def close(self) -> None:
-        """Give up what is held."""
-        self._held, self.held_bytes = [], 0
+        """Discard all rows."""
+        self._batches, self.memory_bytes = [], 0
         self._file = None
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._exit_stack is not None:
+            self._exit_stack.close()
+            self._exit_stack = None
 
     def _write(self) -> None:
         if self._file is None:
-            # Only now: most transactions are small, and one costs as little as it can.
-            self._open = contextlib.ExitStack()
-            self._file = self._open.enter_context(_nameless_file())
+            # Created lazily: most transactions are small.
+            self._exit_stack = contextlib.ExitStack()
+            self._file = self._exit_stack.enter_context(_create_file())
             self._writer = pa.ipc.new_stream(self._file, BODY_SCHEMA)
-        for batch in self._held:
+        for batch in self._batches:
             self._writer.write_batch(batch)
-        self._held, self.held_bytes = [], 0
+        self._batches, self.memory_bytes = [], 0
 
 
-def _nameless_file() -> IO[bytes]:
+def _create_file() -> IO[bytes]:
     return tempfile.TemporaryFile(prefix="cdc_replay_")
 
 
-def _no_room(error: OSError) -> ChangeLogNotWritable:
+def _out_of_space(error: OSError) -> ChangeLogNotWritable:
     return ChangeLogNotWritable(
-        f'temporary folder "{tempfile.gettempdir()}" cannot take a large transaction',
+        f'temporary folder "{tempfile.gettempdir()}" is too small for a large transaction',
         detail=str(error),
-        hint="Make room there, or set TMPDIR to a folder that has room for the largest open transaction, then"
-        " run the command again. Nothing is lost: the replication slot still has it.",
+        hint="Free space there, or set TMPDIR to a folder with space for the largest open transaction, then"
+        " run the command again. Nothing is lost: the replication slot retains the transaction.",
     )

@@ -1,30 +1,26 @@
-"""Messages of one peek → rows of the log: committed transactions only, in commit order.
+"""Assembles the messages of one peek into log rows: committed transactions only, in commit order.
 
-| on the wire            | what becomes of it                                                           |
-|------------------------|------------------------------------------------------------------------------|
-| B … C                  | a transaction, whole and committed (R9.1)                                    |
-| S … E S … E c          | collected by xid until c; interleaved with others (R9.5)                     |
-| A(top, sub)            | the rows of `sub` are left out at c; all of it if the two are equal          |
-| S … without c, A, p    | dropped: the next peek sends the transaction again, perhaps as B … C (R1.26) |
-| b … P, S … E p         | kept aside, durably, until its outcome (R9.8), again if it is sent again     |
-| K                      | what was kept is a transaction at K's position; if nothing was, none (R9.9)  |
-| r                      | what was kept is forgotten                                                   |
-| M                      | a row if it is of our event triggers; else it is not there (`message_code`)  |
-| R                      | the shape of the rows behind it; in a stream, of its own until c (R1.16)     |
-| O                      | the transaction's origin (R1.12)                                             |
-| Y                      | nothing: types are known from the catalog                                    |
+| on the wire         | effect                                                                       |
+|---------------------|------------------------------------------------------------------------------|
+| B … C               | a complete, committed transaction (R9.1)                                     |
+| S … E S … E c       | collected by xid until c; interleaved with other transactions (R9.5)         |
+| A(top, sub)         | the rows of `sub` are dropped at c; all rows if `sub` is `top`               |
+| S … without c, A, p | dropped: the next peek sends the transaction again, perhaps as B … C (R1.26) |
+| b … P, S … E p      | stored durably until the outcome (R9.8); replaced if it is sent again        |
+| K                   | the stored rows, if any, become a transaction at K's position (R9.9)         |
+| r                   | the stored rows are removed                                                  |
+| M                   | a row; other messages than the event triggers' were dropped (`message_code`) |
+| R                   | version of the following rows' relation; in a stream, local until c (R1.16)  |
+| O                   | origin of the transaction (R1.12)                                            |
+| Y                   | ignored: types are read from the catalog                                     |
 
-Transactions that end at or before the log's end are in it already and are left out (R1.30). Rows are
-numbered in their transaction after aborted subtransactions are left out, so a streamed transaction has the
-same rows as one that is not.
-
-A logical message of a streamed block has the id of the top transaction, whatever savepoint it was written in
-(R1.9). Those of others stay in the log where that was rolled back; where the messages of the event triggers
-are concerned, which decide what changes mean, the range has to be read without streaming.
+Transactions that end at or before the log's end are already in the log and are skipped (R1.30). `seq` is
+assigned after aborted subtransactions are dropped, so streaming does not change the rows of a transaction.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -48,37 +44,37 @@ from cdc_replay.capture.message_batch import (
     restamp_prepared,
 )
 from cdc_replay.capture.open_transaction import OpenTransaction
-from cdc_replay.capture.plain_transactions import TransactionRun, parts
+from cdc_replay.capture.plain_transactions import TransactionRun, split_runs
 from cdc_replay.capture.spool import limit_memory
-from cdc_replay.capture.truncate_rows import truncated_in
+from cdc_replay.capture.truncate_rows import truncated_relations
 from cdc_replay.changelog.prepared_transactions import PreparedKey, PreparedTransactions
 from cdc_replay.errors import DecodingFailed, InvalidMessage
 from cdc_replay.model.lsn import ZERO, Lsn
 from cdc_replay.model.relation import Relation, RelationId
 from cdc_replay.pgoutput import messages as m
-from cdc_replay.pgoutput.reader import decode, relation_of
+from cdc_replay.pgoutput.reader import decode, parse_relation
 from cdc_replay.postgres.peek import RawMessages
 
 _LONG_STREAM_ABORT: Final = 1 + 4 + 4 + 8 + 8
 _RELATION: Final = ord(m.MessageType.RELATION.value)
 _LAST_LSN: Final = 2**63 - 1
-"""Positions of the log are signed numbers of 64 bits."""
+"""The log stores positions as signed 64-bit integers."""
 _OUTSIDE: Final = frozenset(b"BSbcAprK")
-"""What never comes between the first and the last message of a transaction or block."""
+"""Message types that never occur inside a transaction or block."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Committed:
-    """A transaction that is complete: its rows are in `open`, or waited under `prepared`."""
+class _CommittedTransaction:
+    """A committed transaction; its rows are in `transaction`, or stored under `prepared`."""
 
     stamp: TransactionStamp
-    open: OpenTransaction | None = None
+    transaction: OpenTransaction | None = None
     prepared: PreparedKey | None = None
 
 
 @dataclass(slots=True)
 class CaptureCounts:
-    """What went into the log; bytes are those of the messages."""
+    """Counts of captured transactions and messages; `bytes` is the size of the messages."""
 
     transactions: int = 0
     messages: int = 0
@@ -91,11 +87,10 @@ class CaptureCounts:
 
 
 class TransactionAssembler:
-    """Puts the messages of one peek together; used as a context manager, for one peek only (R1.9, R1.14).
+    """Assembles the messages of one peek (R1.9, R1.14); a context manager.
 
-    `after` is the end of the log; `prepared` is where prepared transactions wait; `local` tells the changes
-    without an origin, where that matters (R8.20); `messages` which logical messages are of our event
-    triggers.
+    `after` is the end of the log. `prepared` stores prepared transactions. `local` lists the changes without
+    an origin, if some subscription needs that (R8.20). `messages` drops foreign logical messages.
     """
 
     def __init__(
@@ -107,19 +102,19 @@ class TransactionAssembler:
         messages: MessageFilter | None = None,
     ) -> None:
         self.end_lsn = ZERO
-        """The end of the last transaction that is complete, whether it was new or not."""
+        """The end of the last complete transaction, including skipped ones."""
         self.relations: dict[int, Relation] = {}
-        """All relation shapes that were sent, by version."""
+        """All relations that were sent, by version."""
         self.resolved: list[PreparedKey] = []
-        """Prepared transactions that need not wait any more, once this pull is committed."""
-        self.decided: set[int] = set()
-        """The xids of prepared transactions whose outcome was sent, whether they waited or not."""
-        self.truncated: set[RelationId] = set()
-        """The relations that TRUNCATEs of this peek name, those of prepared transactions included."""
+        """Prepared transactions to remove once this pull is committed."""
+        self.decided_xids: set[int] = set()
+        """The xids of prepared transactions whose outcome was sent, stored or not."""
+        self.truncated_in_peek: set[RelationId] = set()
+        """The relations truncated in this peek, including prepared transactions."""
         self.catalog_messages: list[CatalogMessage] = []
-        """What DDL of committed transactions changed, as far as event triggers tell of it."""
-        self.described: set[RelationId] = set()
-        """The relations that committed transactions have changed, and others that were described to these."""
+        """The event triggers' messages of committed transactions."""
+        self.described_relations: set[RelationId] = set()
+        """The relations that committed transactions changed or that were described in them."""
         self.tally = CaptureCounts()
         self._after = after
         self._prepared = prepared
@@ -130,8 +125,8 @@ class TransactionAssembler:
         self._open: OpenTransaction | None = None
         self._in_stream = False
         self._streams: dict[int, OpenTransaction] = {}
-        self._committed: list[_Committed] = []
-        self._chunk: MessageBatch
+        self._committed: list[_CommittedTransaction] = []
+        self._batch: MessageBatch
 
     def __enter__(self) -> Self:
         return self
@@ -139,85 +134,86 @@ class TransactionAssembler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._unfinished():
-            one.spool.close()
+        for transaction in self._unfinished_transactions():
+            transaction.spool.close()
 
     def feed(self, raw: RawMessages) -> Iterator[pa.RecordBatch]:
-        """Take the next messages; yields rows of the log for the transactions that they complete.
+        """Add the next messages; yields log rows of the transactions that they complete.
 
         Raises:
-            InvalidMessage: if the messages are not what pgoutput sends.
-            DecodingFailed: if a streamed transaction can only be understood without streaming.
+            InvalidMessage: if the messages violate the protocol.
+            DecodingFailed: if a streamed transaction can only be read without streaming.
         """
-        self._chunk = chunk = self._messages.filtered(MessageBatch.of(raw, in_stream=self._in_stream))
-        yield from self._counted(self._taken(chunk))
-        for one in self._unfinished():
-            one.spill(chunk)
-        limit_memory(one.spool for one in self._unfinished())
+        batch = self._messages.drop_foreign(MessageBatch.from_raw(raw, in_stream=self._in_stream))
+        self._batch = batch
+        yield from self._count(self._assemble(batch))
+        for transaction in self._unfinished_transactions():
+            transaction.spill(batch)
+        limit_memory(transaction.spool for transaction in self._unfinished_transactions())
 
-    def _taken(self, chunk: MessageBatch) -> Iterator[pa.RecordBatch]:
+    def _assemble(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
         position = 0
-        for part in parts(chunk):
+        for part in split_runs(batch):
             start = part.start if isinstance(part, TransactionRun) else part
             if start > position:
-                self._take_data(position, start)
+                self._add_data(position, start)
             if isinstance(part, TransactionRun):
-                yield from self._emitted()
-                yield from self._stretched(part)
+                yield from self._emit_completed()
+                yield from self._emit_run(part)
                 position = part.stop
             else:
-                self._take_control(part)
+                self._handle_control(part)
                 position = part + 1
-        if len(chunk.kinds) > position:
-            self._take_data(position, len(chunk.kinds))
-        yield from self._emitted()
+        if len(batch.kinds) > position:
+            self._add_data(position, len(batch.kinds))
+        yield from self._emit_completed()
 
-    def _take_data(self, start: int, stop: int) -> None:
-        if (one := self._open) is not None:
-            one.runs.append(MessageRange(start, stop, one.relations))
-            if self._in_stream and not one.tells_of_ddl:
-                one.tells_of_ddl = self._chunk.has_message(start, stop)
+    def _add_data(self, start: int, stop: int) -> None:
+        if (transaction := self._open) is not None:
+            transaction.runs.append(MessageRange(start, stop, transaction.relations))
+            if self._in_stream and not transaction.has_ddl_messages:
+                transaction.has_ddl_messages = self._batch.has_logical_message(start, stop)
             return
         raise InvalidMessage("a change is outside of any transaction", rule="R9.1")
 
-    def _take_control(self, position: int) -> None:
-        data = self._chunk.message(position)
+    def _handle_control(self, position: int) -> None:
+        data = self._batch.message(position)
         if data[0] == _RELATION:
             self._relation(data)
             return
         if self._open is not None and data[0] in _OUTSIDE:
             raise InvalidMessage(f'message "{chr(data[0])}" is inside another transaction', rule="R9.1")
-        # Capture never asks for streaming = parallel, but what it adds says nothing that matters here (R1.3).
+        # Capture never uses streaming = parallel; its extra fields would be ignored here (R1.3).
         message = decode(data, streaming_parallel=len(data) == _LONG_STREAM_ABORT)
         self._HANDLERS[type(message)](self, message)
 
-    def _stretched(self, stretch: TransactionRun) -> Iterator[pa.RecordBatch]:
+    def _emit_run(self, run: TransactionRun) -> Iterator[pa.RecordBatch]:
         if self._open is not None:
-            raise InvalidMessage(f"transaction {stretch.xid[0]} is inside another transaction", rule="R9.1")
-        lsns = np.append(self.end_lsn.value, stretch.end_lsn)
-        for late in np.flatnonzero(np.diff(lsns) <= 0).tolist():
-            raise _out_of_order(Lsn(int(lsns[late + 1])), Lsn(int(lsns[late])))
+            raise InvalidMessage(f"transaction {run.xid[0]} is inside another transaction", rule="R9.1")
+        lsns = np.append(self.end_lsn.value, run.end_lsn)
+        for index in np.flatnonzero(np.diff(lsns) <= 0).tolist():
+            raise _out_of_order(Lsn(int(lsns[index + 1])), Lsn(int(lsns[index])))
         self.end_lsn = Lsn(int(lsns[-1]))
-        new = stretch.after(self._after.value)
+        new = run.after(self._after.value)
         if new.counts.any():
-            yield self._finished(log_rows(new.body(self._chunk, self._global), new.stamps(), new.counts))
+            yield self._finish_rows(log_rows(new.body(self._batch, self._global), new.stamps(), new.counts))
 
     def _relation(self, data: bytes) -> None:
-        relation = relation_of(data)
+        relation = parse_relation(data)
         self.relations.setdefault(relation.version, relation)
         if self._open is not None:
             self._open.relations = self._open.relations.with_version(relation.id, relation.version)
         if not self._in_stream:
             self._global = self._global.with_version(relation.id, relation.version)
             if self._open is None or not self._open.is_prepared:
-                self.described.add(relation.id)
+                self.described_relations.add(relation.id)
 
     def _begin(self, message: m.Begin | m.BeginPrepare) -> None:
         is_prepared = isinstance(message, m.BeginPrepare)
         self._open = OpenTransaction(message.xid, self._global, is_prepared=is_prepared)
 
     def _commit(self, message: m.Commit) -> None:
-        self._complete(self._closed(), message.end_lsn, message.commit_time)
+        self._complete(self._close_open(), message.end_lsn, message.commit_time)
 
     def _origin(self, message: m.Origin) -> None:
         if self._open is None:
@@ -225,51 +221,51 @@ class TransactionAssembler:
         self._open.origin = message.name
 
     def _type(self, message: m.TypeMessage) -> None:
-        """Types are known from the catalog (R1.10)."""
+        """Ignored: types are read from the catalog (R1.10)."""
 
     def _stream_start(self, message: m.StreamStart) -> None:
         if message.is_first:
             self._abandon(message.xid)
             # The server describes every relation again in each streamed transaction (R1.16).
             self._streams[message.xid] = OpenTransaction(message.xid, RelationVersions())
-        self._open = self._streamed(message.xid)
+        self._open = self._stream_of(message.xid)
         self._in_stream = True
 
     def _stream_stop(self, _message: m.StreamStop) -> None:
-        self._closed(in_stream=True)
+        self._close_open(in_stream=True)
         self._in_stream = False
 
     def _stream_commit(self, message: m.StreamCommit) -> None:
-        one = self._end_of_stream(message.xid)
-        # From here on the server takes the shapes that it sent in this stream as known to everybody (R1.16).
-        self._global = self._global.with_all(one.relations)
-        self.described.update(map(RelationId, one.relations.versions))
-        self._complete(one, message.end_lsn, message.commit_time)
+        transaction = self._pop_stream(message.xid)
+        # From here on the server regards the relations of this stream as sent to all transactions (R1.16).
+        self._global = self._global.with_all(transaction.relations)
+        self.described_relations.update(map(RelationId, transaction.relations.versions))
+        self._complete(transaction, message.end_lsn, message.commit_time)
 
     def _stream_abort(self, message: m.StreamAbort) -> None:
         if message.xid == message.subxid:
             self._abandon(message.xid)
-        elif (one := self._streams.get(message.xid)) is not None:
-            if one.tells_of_ddl:
+        elif (transaction := self._streams.get(message.xid)) is not None:
+            if transaction.has_ddl_messages:
                 raise DecodingFailed(
-                    f"streamed transaction {one.xid} has DDL and a savepoint that was rolled back, and its"
-                    " logical messages do not say whether they are of that one",
-                    hint="It can be decoded without streaming.",
+                    f"streamed transaction {transaction.xid} contains DDL and a rolled-back savepoint",
+                    detail="Streamed logical messages do not name the savepoint that they were written in.",
+                    hint="The transaction can be read without streaming.",
                     rule="R1.9",
                 )
-            one.aborted.add(message.subxid)
-            # The subtransaction may have made the shapes: the server describes all of them again (R1.16).
-            one.relations = RelationVersions()
+            transaction.aborted.add(message.subxid)
+            # The subtransaction may have altered relations: the server describes all of them again (R1.16).
+            transaction.relations = RelationVersions()
 
     def _prepare(self, message: m.Prepare) -> None:
-        self._keep(self._closed(is_prepared=True), message)
+        self._store_prepared(self._close_open(is_prepared=True), message)
 
     def _stream_prepare(self, message: m.StreamPrepare) -> None:
-        self._keep(self._end_of_stream(message.xid), message)
+        self._store_prepared(self._pop_stream(message.xid), message)
 
     def _commit_prepared(self, message: m.CommitPrepared) -> None:
         self._advance(message.end_lsn)
-        self.decided.add(message.xid)
+        self.decided_xids.add(message.xid)
         key = self._waiting.pop(message.xid, None)
         if key is None:
             return
@@ -278,11 +274,11 @@ class TransactionAssembler:
             is_local = self._local is None or self._local.has_commit(message.end_lsn)
             origin = None if is_local else UNNAMED
             stamp = TransactionStamp(message.end_lsn, message.commit_time, message.xid, origin)
-            self._committed.append(_Committed(stamp, prepared=key))
+            self._committed.append(_CommittedTransaction(stamp, prepared=key))
 
     def _rollback_prepared(self, message: m.RollbackPrepared) -> None:
         self._advance(message.end_lsn)
-        self.decided.add(message.xid)
+        self.decided_xids.add(message.xid)
         self.resolved.append(PreparedKey(message.xid, message.prepare_end_lsn))
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[TransactionAssembler, Any], None]]] = {
@@ -301,29 +297,29 @@ class TransactionAssembler:
         m.RollbackPrepared: _rollback_prepared,
     }
 
-    def _closed(self, *, in_stream: bool = False, is_prepared: bool = False) -> OpenTransaction:
-        one = self._open
-        if one is None or (self._in_stream, one.is_prepared) != (in_stream, is_prepared):
+    def _close_open(self, *, in_stream: bool = False, is_prepared: bool = False) -> OpenTransaction:
+        transaction = self._open
+        if transaction is None or (self._in_stream, transaction.is_prepared) != (in_stream, is_prepared):
             raise InvalidMessage("a transaction ends that did not start", rule="R9.1")
         self._open = None
-        return one
+        return transaction
 
-    def _streamed(self, xid: int) -> OpenTransaction:
+    def _stream_of(self, xid: int) -> OpenTransaction:
         try:
             return self._streams[xid]
         except KeyError:
             raise InvalidMessage(f"streamed transaction {xid} did not start", rule="R9.5") from None
 
-    def _end_of_stream(self, xid: int) -> OpenTransaction:
-        one = self._streamed(xid)
+    def _pop_stream(self, xid: int) -> OpenTransaction:
+        transaction = self._stream_of(xid)
         del self._streams[xid]
-        return one
+        return transaction
 
     def _abandon(self, xid: int) -> None:
-        if (one := self._streams.pop(xid, None)) is not None:
-            one.spool.close()
+        if (transaction := self._streams.pop(xid, None)) is not None:
+            transaction.spool.close()
 
-    def _unfinished(self) -> Iterator[OpenTransaction]:
+    def _unfinished_transactions(self) -> Iterator[OpenTransaction]:
         yield from self._streams.values()
         if self._open is not None and not self._in_stream:
             yield self._open
@@ -334,61 +330,62 @@ class TransactionAssembler:
         _check_position(end_lsn)
         self.end_lsn = end_lsn
 
-    def _complete(self, one: OpenTransaction, end_lsn: Lsn, commit_time: int | None) -> None:
+    def _complete(self, transaction: OpenTransaction, end_lsn: Lsn, commit_time: int | None) -> None:
         self._advance(end_lsn)
         if end_lsn <= self._after:
-            one.spool.close()
+            transaction.spool.close()
             return
-        self._committed.append(_Committed(TransactionStamp(end_lsn, commit_time, one.xid, one.origin), one))
+        stamp = TransactionStamp(end_lsn, commit_time, transaction.xid, transaction.origin)
+        self._committed.append(_CommittedTransaction(stamp, transaction))
 
-    def _keep(self, one: OpenTransaction, message: m.Prepare | m.StreamPrepare) -> None:
-        # A transaction that was prepared before the slot had two_phase comes with its COMMIT PREPARED, under
-        # the position of its PREPARE (R9.9): that says nothing about whether its content is known.
+    def _store_prepared(self, transaction: OpenTransaction, message: m.Prepare | m.StreamPrepare) -> None:
+        # A transaction that was prepared before the slot had two_phase is sent together with its COMMIT
+        # PREPARED, at its PREPARE's LSN (R9.9): that may be before the log's end although its rows are new.
         _check_position(message.end_lsn)
         self.end_lsn = max(self.end_lsn, message.end_lsn)
-        one.spill(self._chunk)
-        stamp = TransactionStamp(message.end_lsn, message.prepare_time, one.xid, one.origin)
-        key = PreparedKey(one.xid, message.end_lsn)
-        if self._prepared.store(key, map(self._finished, number_rows(one.bodies(), stamp))):
-            self._waiting[one.xid] = key
+        transaction.spill(self._batch)
+        stamp = TransactionStamp(message.end_lsn, message.prepare_time, transaction.xid, transaction.origin)
+        key = PreparedKey(transaction.xid, message.end_lsn)
+        if self._prepared.store(key, map(self._finish_rows, number_rows(transaction.bodies(), stamp))):
+            self._waiting[transaction.xid] = key
 
-    def _emitted(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the completed transactions; those that lie wholly in the chunk are made together."""
-        plain: list[_Committed] = []
+    def _emit_completed(self) -> Iterator[pa.RecordBatch]:
+        """Rows of completed transactions; those that lie completely in the batch are built together."""
+        plain: list[_CommittedTransaction] = []
         for committed in self._committed:
-            if committed.open is not None and committed.open.is_plain:
+            if committed.transaction is not None and committed.transaction.is_plain:
                 plain.append(committed)
                 continue
-            yield from self._together(plain)
+            yield from self._emit_plain(plain)
             plain = []
-            yield from self._alone(committed)
-        yield from self._together(plain)
+            yield from self._emit_single(committed)
+        yield from self._emit_plain(plain)
         self._committed = []
 
-    def _together(self, plain: list[_Committed]) -> Iterator[pa.RecordBatch]:
-        runs = [run for one in plain if one.open for run in one.open.runs]
-        if not runs:
+    def _emit_plain(self, plain: list[_CommittedTransaction]) -> Iterator[pa.RecordBatch]:
+        ranges = [committed.transaction.runs for committed in plain if committed.transaction]
+        if not any(ranges):
             return
-        counts = [sum(run.stop - run.start for run in one.open.runs) for one in plain if one.open]
-        stamps = TransactionStamps.of([one.stamp for one in plain])
-        yield self._finished(log_rows(self._chunk.body(runs), stamps, counts))
+        counts = [sum(run.stop - run.start for run in runs) for runs in ranges]
+        stamps = TransactionStamps.from_stamps([committed.stamp for committed in plain])
+        body = self._batch.body(list(itertools.chain.from_iterable(ranges)))
+        yield self._finish_rows(log_rows(body, stamps, counts))
 
-    def _alone(self, committed: _Committed) -> Iterator[pa.RecordBatch]:
-        if committed.open is not None:
-            committed.open.spill(self._chunk)
-            yield from map(self._finished, number_rows(committed.open.bodies(), committed.stamp))
+    def _emit_single(self, committed: _CommittedTransaction) -> Iterator[pa.RecordBatch]:
+        if (transaction := committed.transaction) is not None:
+            transaction.spill(self._batch)
+            yield from map(self._finish_rows, number_rows(transaction.bodies(), committed.stamp))
         elif committed.prepared is not None:
             for batch in self._prepared.content(committed.prepared):
                 yield restamp_prepared(batch, committed.stamp)
 
-    def _finished(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows that this peek has sent, as they are written or kept."""
-        self.truncated.update(truncated_in(rows))
-        return rows if self._local is None else self._local.marked(rows)
+    def _finish_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        self.truncated_in_peek.update(truncated_relations(rows))
+        return rows if self._local is None else self._local.mark_origins(rows)
 
-    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _count(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            # A message outside of any transaction has no commit time, and is none (R9.13).
+            # A message outside of any transaction has no commit time and does not count as one (R9.13).
             first = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
             self.tally.transactions += first.true_count
             self.tally.messages += batch.num_rows
@@ -399,7 +396,7 @@ class TransactionAssembler:
 
 def _check_position(end_lsn: Lsn) -> None:
     if end_lsn.value > _LAST_LSN:
-        raise InvalidMessage(f"a transaction ends at {end_lsn}, where no WAL can be", rule="R1.2")
+        raise InvalidMessage(f"a transaction ends at {end_lsn}, beyond the largest WAL position", rule="R1.2")
 
 
 def _out_of_order(end_lsn: Lsn, previous: Lsn) -> InvalidMessage:

@@ -1,15 +1,15 @@
-"""Rows of TRUNCATE, and how the partitioned tables of the second peeks get into them (R2.13, R2.14).
+"""Merges truncated partitioned tables, which root peeks return, into the log's TRUNCATE rows (R2.13, R2.14).
 
-The WAL has one record per TRUNCATE statement, which names partitioned tables and leaves alike. A peek shows
-of it, as one message, the relations that its publications publish: the capture publications the leaves, a
-root publication the partitioned tables of one depth. All of them have the position of that record.
+The WAL has one record per TRUNCATE statement, which names partitioned tables and leaves. A peek returns one
+message with the relations that its publications publish: leaves for the capture publications, the partitioned
+tables of one depth for a root publication. All these messages have the LSN of that record.
 
     leaf identity   T(leaf1, leaf2) at 0/15F8   ┐
     depth 0         T(root)         at 0/15F8   ├   one row of the log: T(leaf1, leaf2, root, middle)
     depth 1         T(middle)       at 0/15F8   ┘
-    depth 0         T(empty_root)   at 0/1A20   ─   a row of its own, between the changes around it
+    depth 0         T(empty_root)   at 0/1A20   ─   a new row, in LSN order
 
-So one statement stays one row, in one place, and the rows of a transaction are numbered without gaps as ever.
+So each statement is one row, and `seq` of a transaction's rows has no gaps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cdc_replay.pgoutput.reader import decode
 
 @dataclass(frozen=True, slots=True)
 class RootTruncate:
-    """What second peeks say of one TRUNCATE; `lsn` is the position of its record."""
+    """The partitioned tables of one TRUNCATE; `lsn` is the position of its record."""
 
     commit_lsn: int
     commit_time: int | None
@@ -44,11 +44,11 @@ class RootTruncate:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Its place in the log."""
+        """Its position in the log."""
         return self.commit_lsn, self.lsn
 
-    def row(self) -> pa.RecordBatch:
-        """The statement as a row of the log, if that has none of it yet; its `seq` is to be set."""
+    def to_row(self) -> pa.RecordBatch:
+        """A new log row for the statement; the caller sets `seq`."""
         columns = {
             "commit_lsn": self.commit_lsn,
             "commit_time": self.commit_time,
@@ -64,26 +64,28 @@ class RootTruncate:
         return pa.RecordBatch.from_pylist([columns], schema=LOG_SCHEMA)
 
     def add_to(self, row: pa.RecordBatch) -> pa.RecordBatch:
-        """The row that the log has of the statement, with these relations behind its own."""
-        found = _truncate(row["message"][0].as_py())
-        message = truncate_message(found.flags, tuple(dict.fromkeys((*found.relations, *self.relations))))
+        """The statement's existing log row, with these relations appended."""
+        truncate = _parse_truncate(row["message"][0].as_py())
+        message = truncate_message(
+            truncate.flags, tuple(dict.fromkeys((*truncate.relations, *self.relations)))
+        )
         field = row.schema.field("message")
         return row.set_column(row.schema.get_field_index("message"), field, pa.array([message], pa.binary()))
 
 
-def truncates_in(rows: pa.RecordBatch) -> Iterator[RootTruncate]:
-    """The TRUNCATEs among rows of the log."""
+def parse_truncates(rows: pa.RecordBatch) -> Iterator[RootTruncate]:
+    """The TRUNCATEs among log rows."""
     for row in rows.filter(_are_truncates(rows)).to_pylist():
-        message = _truncate(row["message"])
+        message = _parse_truncate(row["message"])
         yield RootTruncate(
             row["commit_lsn"], row["commit_time"], row["xid"], row["origin"], row["lsn"],
             message.flags, message.relations,
         )  # fmt: skip
 
 
-def truncated_in(rows: pa.RecordBatch) -> frozenset[RelationId]:
-    """The relations that TRUNCATEs among rows of the log name."""
-    return frozenset(relation for one in truncates_in(rows) for relation in one.relations)
+def truncated_relations(rows: pa.RecordBatch) -> frozenset[RelationId]:
+    """The relations that TRUNCATEs among log rows name."""
+    return frozenset(relation for truncate in parse_truncates(rows) for relation in truncate.relations)
 
 
 def truncate_message(flags: TruncateFlag, relations: Sequence[RelationId]) -> bytes:
@@ -92,81 +94,86 @@ def truncate_message(flags: TruncateFlag, relations: Sequence[RelationId]) -> by
 
 
 def union_truncates(truncates: Iterable[RootTruncate]) -> tuple[RootTruncate, ...]:
-    """One per statement, in the order of the log, with the relations of all peeks."""
-    found: dict[tuple[int, int], RootTruncate] = {}
-    for one in truncates:
-        held = found.get(one.position)
-        relations = one.relations if held is None else (*held.relations, *one.relations)
-        found[one.position] = replace(one, relations=tuple(dict.fromkeys(relations)))
-    return tuple(found[position] for position in sorted(found))
+    """One per statement, in log order, with the relations of all peeks."""
+    by_position: dict[tuple[int, int], RootTruncate] = {}
+    for truncate in truncates:
+        previous = by_position.get(truncate.position)
+        relations = truncate.relations if previous is None else (*previous.relations, *truncate.relations)
+        by_position[truncate.position] = replace(truncate, relations=tuple(dict.fromkeys(relations)))
+    return tuple(by_position[position] for position in sorted(by_position))
 
 
-class RootsAdded:
-    """Rows of the log in order, with those of second peeks among them; iterated once.
+class RootTruncateMerger:
+    """Iterates over log rows with the TRUNCATEs of root peeks merged in; can be iterated once.
 
-    `messages` and `transactions` count, afterwards, what the log has more by that.
+    Afterwards `messages` and `transactions` are the numbers of added rows and of added transactions.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch], truncates: Sequence[RootTruncate]) -> None:
         self.messages = 0
         self.transactions = 0
         self._batches = batches
-        self._waiting = deque(truncates)
-        self._last_commit = 0
+        self._pending = deque(truncates)
+        self._last_commit_lsn = 0
         self._next_seq = 0
-        self._counted_commit = 0
+        self._counted_commit_lsn = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
-            due = list(self._due((batch["commit_lsn"][-1].as_py(), batch["lsn"][-1].as_py())))
-            yield self._numbered(self._merged(batch, due) if due else batch)
-        while self._waiting:
-            yield self._numbered(self._inserted(self._waiting.popleft(), is_known=False))
+            due = list(self._pop_due((batch["commit_lsn"][-1].as_py(), batch["lsn"][-1].as_py())))
+            yield self._renumber(self._merge(batch, due) if due else batch)
+        while self._pending:
+            yield self._renumber(self._insert(self._pending.popleft(), has_transaction=False))
 
-    def _due(self, last: tuple[int, int]) -> Iterator[RootTruncate]:
-        while self._waiting and self._waiting[0].position <= last:
-            yield self._waiting.popleft()
+    def _pop_due(self, last: tuple[int, int]) -> Iterator[RootTruncate]:
+        while self._pending and self._pending[0].position <= last:
+            yield self._pending.popleft()
 
-    def _merged(self, batch: pa.RecordBatch, due: Sequence[RootTruncate]) -> pa.RecordBatch:
+    def _merge(self, batch: pa.RecordBatch, due: Sequence[RootTruncate]) -> pa.RecordBatch:
         commit_lsn, lsn = batch["commit_lsn"].to_numpy(), batch["lsn"].to_numpy()
         truncates = _are_truncates(batch).to_numpy(zero_copy_only=False)
         pieces: list[pa.RecordBatch] = []
-        done = 0
-        for one in due:
-            start, stop = np.searchsorted(commit_lsn, (one.commit_lsn, one.commit_lsn + 1)).tolist()
-            of_statement = np.flatnonzero(truncates[start:stop] & (lsn[start:stop] == one.lsn))
-            if len(of_statement):
-                place = start + int(of_statement[0])
-                pieces += [batch.slice(done, place - done), one.add_to(batch.slice(place, 1))]
-                done = place + 1
+        copied = 0
+        for truncate in due:
+            start, stop = np.searchsorted(commit_lsn, (truncate.commit_lsn, truncate.commit_lsn + 1)).tolist()
+            same_statement = np.flatnonzero(truncates[start:stop] & (lsn[start:stop] == truncate.lsn))
+            if len(same_statement):
+                index = start + int(same_statement[0])
+                pieces += [batch.slice(copied, index - copied), truncate.add_to(batch.slice(index, 1))]
+                copied = index + 1
                 continue
-            place = max(done, start + int(np.count_nonzero(lsn[start:stop] < one.lsn)))
-            pieces += [batch.slice(done, place - done), self._inserted(one, is_known=start < stop)]
-            done = place
-        return pa.concat_batches([*pieces, batch.slice(done)])
+            index = max(copied, start + int(np.count_nonzero(lsn[start:stop] < truncate.lsn)))
+            pieces += [
+                batch.slice(copied, index - copied),
+                self._insert(truncate, has_transaction=start < stop),
+            ]
+            copied = index
+        return pa.concat_batches([*pieces, batch.slice(copied)])
 
-    def _inserted(self, one: RootTruncate, *, is_known: bool) -> pa.RecordBatch:
+    def _insert(self, truncate: RootTruncate, *, has_transaction: bool) -> pa.RecordBatch:
         self.messages += 1
-        if not is_known and one.commit_lsn not in {self._last_commit, self._counted_commit}:
+        if not has_transaction and truncate.commit_lsn not in {
+            self._last_commit_lsn,
+            self._counted_commit_lsn,
+        }:
             self.transactions += 1
-            self._counted_commit = one.commit_lsn
-        return one.row()
+            self._counted_commit_lsn = truncate.commit_lsn
+        return truncate.to_row()
 
-    def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same with the ordinals of its rows in their transactions, counted anew."""
+    def _renumber(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         commit_lsn = batch["commit_lsn"].to_numpy()
         seq = np.arange(len(commit_lsn)) - np.searchsorted(commit_lsn, commit_lsn)
-        seq[commit_lsn == self._last_commit] += self._next_seq
-        self._last_commit, self._next_seq = int(commit_lsn[-1]), int(seq[-1]) + 1
+        seq[commit_lsn == self._last_commit_lsn] += self._next_seq
+        self._last_commit_lsn, self._next_seq = int(commit_lsn[-1]), int(seq[-1]) + 1
         column = pa.array(seq.astype(np.int32))
         return batch.set_column(batch.schema.get_field_index("seq"), batch.schema.field("seq"), column)
 
 
-def _truncate(message: bytes) -> Truncate:
-    found = decode(message)
-    if not isinstance(found, Truncate):
-        raise InvalidMessage(f"a {found.type.name} message is where a TRUNCATE should be", rule="R1.1")
-    return found
+def _parse_truncate(message: bytes) -> Truncate:
+    parsed = decode(message)
+    if not isinstance(parsed, Truncate):
+        raise InvalidMessage(f"expected a TRUNCATE message, got {parsed.type.name}", rule="R1.1")
+    return parsed
 
 
 def _are_truncates(rows: pa.RecordBatch) -> pa.BooleanArray:

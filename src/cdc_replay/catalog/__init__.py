@@ -1,1 +1,1 @@
-"""What the publisher says: its publications and tables, read and kept by WAL position."""
+"""The publisher's catalog: publications and tables, read and versioned by WAL position."""

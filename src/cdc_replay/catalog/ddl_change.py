@@ -1,9 +1,9 @@
-"""What one DDL command changed, as the publisher's event triggers say it: from a message to a new catalog.
+"""What one DDL command changed, as the publisher's event triggers report it, and how it changes a catalog.
 
 The triggers (`capture.ddl.event_triggers`) write transactional logical messages, so that a definition has a
 position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
 
-`cdc_replay.catalog`: rows of the reader's queries, of the objects that the command touched.
+`cdc_replay.catalog`: rows of the reader's queries, for the objects that the command touched.
 
     {"format": 1,
      "touched_tables": [oid…], "partitions": [oid…], "written_columns": [[table, attnum]…],
@@ -12,31 +12,30 @@ position in the change stream (R9.10, R9.11). Their content is JSON in UTF-8.
      "schemas_of": [oid…], "added_schemas": [[publication, name]…], "removed_schemas": [[publication, name]…],
      "tables": [row…], "columns": [row…], "publications": [row…], "memberships": [row…]}
 
-| the known catalog has                                       | then                                        |
-|-------------------------------------------------------------|---------------------------------------------|
-| a touched table, with its memberships                       | its rows replace it; without one it is gone |
-| a column of it that is as it was, and was not written       | its type is spelled as it was               |
-| a table, not touched, whose parent is touched, and which is | it was detached: it has no parent           |
-| not among `partitions`, the children that stay as they are  |                                             |
-| a respelled table, with its memberships                     | texts of what is as it was are replaced     |
-| a touched publication                                       | its row replaces it, but for what it lists; |
-|                                                             | without one it is gone                      |
-| a publication of `schemas_of`                               | the row's list of schemas replaces its own  |
-| what is added to a publication, or removed                  | is there, or is gone                        |
-| anything else                                               | stays                                       |
+| object of the previous catalog                               | effect                                     |
+|--------------------------------------------------------------|--------------------------------------------|
+| a touched table, with its memberships                        | replaced by its row; removed without a row |
+| an unchanged column of it, not among `written_columns`       | keeps the text of its type                 |
+| an untouched table whose parent is touched, and which is not | it was detached: its parent is removed     |
+| among `partitions` (the children that stay as they are)      |                                            |
+| a respelled table, with its memberships                      | texts of its unchanged parts are replaced  |
+| a touched publication                                        | replaced by its row, except for its lists; |
+|                                                              | removed without a row                      |
+| a publication of `schemas_of`                                | gets the row's list of schemas             |
+| what is added to a publication or removed from it            | is added or removed                        |
+| anything else                                                | stays                                      |
 
-What is not known and touched is added, a new publication with everything that it lists. So a delta has
-nothing but what its own transaction did, and was alone to do: two transactions with open DDL do not undo each
-other.
+New touched objects are added, a new publication with its lists. A DDL change contains only what its own
+transaction changed, under a lock: two transactions with open DDL do not undo each other.
 
     {"format": 1, "whole": true, "tables": …, "columns": …, "publications": …, "memberships": …}
 
-says everything; what is not in it is gone.
+is a full catalog: objects that are not in it do not exist.
 
-`cdc_replay.rewrite`: `{"format": 1, "relations": [oid…]}`, tables whose rows were rewritten, so that their
-values may have changed without a change being sent (R11.9).
+`cdc_replay.rewrite`: `{"format": 1, "relations": [oid…]}`, tables that were rewritten, so that their values
+may have changed without a change being sent (R11.9).
 
-Before the JSON there is a line with the code of the message (`capture.ddl.message_code`).
+A line with the code of the message (`capture.ddl.message_code`) precedes the JSON.
 """
 
 from __future__ import annotations
@@ -49,29 +48,29 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
-from cdc_replay.catalog.reader import CatalogRow, memberships_of, publication_of, tables_of
-from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES, DeltaContent, RewriteContent
+from cdc_replay.catalog.reader import CatalogRow, parse_memberships, parse_publication, parse_tables
+from cdc_replay.catalog.schema import MAX_MESSAGE_BYTES, DdlChangeContent, RewriteContent
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import Membership, Publication, PublisherCatalog, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, RelationId
 
 CATALOG_PREFIX: Final = "cdc_replay.catalog"
-"""Of the messages that say what a command changed."""
+"""Prefix of the messages with what a command changed."""
 
 REWRITE_PREFIX: Final = "cdc_replay.rewrite"
-"""Of the messages that say that tables were rewritten."""
+"""Prefix of the messages that name rewritten tables."""
 
-DELTA_FORMAT: Final = 1
+MESSAGE_FORMAT: Final = 1
 
 CODE_LINE: Final = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{64})\n")
-"""Ordinal and code, which come before the content of a message of the event triggers."""
+"""Ordinal and code, the first line of a message of the event triggers."""
 
-_Content = TypeVar("_Content", DeltaContent, RewriteContent)
+_Content = TypeVar("_Content", DdlChangeContent, RewriteContent)
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogDelta:
-    """What one command changed; `publications` have no memberships, which may need other tables' columns."""
+class DdlChange:
+    """What one command changed; memberships are raw rows, as they may refer to other tables' columns."""
 
     whole: bool
     touched_tables: frozenset[RelationId]
@@ -89,107 +88,107 @@ class CatalogDelta:
     memberships: tuple[CatalogRow, ...]
 
 
-def parse_delta(content: bytes | str) -> CatalogDelta:
-    """The delta of a message with `CATALOG_PREFIX`.
+def parse_ddl_change(content: bytes | str) -> DdlChange:
+    """Parse a message with `CATALOG_PREFIX`.
 
     Raises:
-        InvalidMessage: if it is not such a text.
+        InvalidMessage: if it has another form.
     """
-    read = _read(DeltaContent, content)
+    parsed = _parse_content(DdlChangeContent, content)
     try:
-        tables = tables_of(read.tables, read.columns)
+        tables = parse_tables(parsed.tables, parsed.columns)
     except (ValueError, LookupError) as error:
         raise _invalid(f"{type(error).__name__}: {error}") from error
     if any(table.dropped_columns < 0 for table in tables.values()):
-        raise _invalid("a table has more columns than numbers for them")
-    return CatalogDelta(
-        whole=read.whole,
-        touched_tables=_relations(read.touched_tables),
-        partitions=_relations(read.partitions),
-        written_columns=frozenset((RelationId(oid), attnum) for oid, attnum in read.written_columns),
-        respelled_tables=_relations(read.respelled_tables),
-        touched_publications=frozenset(read.touched_publications),
-        schemas_of=frozenset(read.schemas_of),
+        raise _invalid("a table has more columns than its highest attnum")
+    return DdlChange(
+        whole=parsed.whole,
+        touched_tables=_relation_ids(parsed.touched_tables),
+        partitions=_relation_ids(parsed.partitions),
+        written_columns=frozenset((RelationId(oid), attnum) for oid, attnum in parsed.written_columns),
+        respelled_tables=_relation_ids(parsed.respelled_tables),
+        touched_publications=frozenset(parsed.touched_publications),
+        schemas_of=frozenset(parsed.schemas_of),
         removed_memberships=frozenset(
-            (publication, RelationId(relation)) for publication, relation in read.removed_memberships
+            (publication, RelationId(relation)) for publication, relation in parsed.removed_memberships
         ),
-        added_schemas=frozenset(read.added_schemas),
-        removed_schemas=frozenset(read.removed_schemas),
+        added_schemas=frozenset(parsed.added_schemas),
+        removed_schemas=frozenset(parsed.removed_schemas),
         tables=tables,
-        publications={row[0]: publication_of(row, {}) for row in read.publications},
-        memberships=read.memberships,
+        publications={row[0]: parse_publication(row, {}) for row in parsed.publications},
+        memberships=parsed.memberships,
     )
 
 
-def without_code(content: bytes) -> bytes:
-    """What a message says; one of a log that is older than codes has no line to take off."""
-    line = CODE_LINE.match(content)
-    return content if line is None else content[line.end() :]
+def strip_code(content: bytes) -> bytes:
+    """The content without its code line, which messages of older logs do not have."""
+    code_line = CODE_LINE.match(content)
+    return content if code_line is None else content[code_line.end() :]
 
 
 def parse_rewrite(content: bytes | str) -> tuple[RelationId, ...]:
     """The tables that a message with `REWRITE_PREFIX` names.
 
     Raises:
-        InvalidMessage: if it is not such a text.
+        InvalidMessage: if it has another form.
     """
-    return tuple(map(RelationId, _read(RewriteContent, content).relations))
+    return tuple(map(RelationId, _parse_content(RewriteContent, content).relations))
 
 
-def apply_delta(catalog: PublisherCatalog, delta: CatalogDelta) -> PublisherCatalog:
-    """The catalog after the command; its position is still that of `catalog`."""
-    if delta.whole:
-        tables = dict(delta.tables)
-        members = memberships_of(delta.memberships, tables)
+def apply_ddl_change(catalog: PublisherCatalog, change: DdlChange) -> PublisherCatalog:
+    """The catalog after the command, with the position of `catalog`."""
+    if change.whole:
+        tables = dict(change.tables)
+        members = parse_memberships(change.memberships, tables)
         publications = [
-            dataclasses.replace(each, memberships=members.get(oid, {}))
-            for oid, each in delta.publications.items()
+            dataclasses.replace(publication, memberships=members.get(oid, {}))
+            for oid, publication in change.publications.items()
         ]
     else:
-        tables = _tables(catalog, delta)
-        publications = list(_publications(catalog, delta, tables))
+        tables = _merge_tables(catalog, change)
+        publications = list(_merge_publications(catalog, change, tables))
     return dataclasses.replace(
-        catalog, tables=tables, publications={each.name: each for each in publications}
+        catalog, tables=tables, publications={publication.name: publication for publication in publications}
     )
 
 
-def _tables(catalog: PublisherCatalog, delta: CatalogDelta) -> dict[RelationId, Table]:
-    found: dict[RelationId, Table] = {}
+def _merge_tables(catalog: PublisherCatalog, change: DdlChange) -> dict[RelationId, Table]:
+    tables: dict[RelationId, Table] = {}
     for relation, table in catalog.tables.items():
-        if relation in delta.touched_tables:
+        if relation in change.touched_tables:
             continue
-        if relation in delta.respelled_tables and relation in delta.tables:
-            found[relation] = _respelled(table, delta.tables[relation])
-        elif table.parent not in delta.touched_tables or relation in delta.partitions:
-            found[relation] = table
-        elif not _is_private(table):
-            found[relation] = dataclasses.replace(table, parent=None)
-    for relation, table in delta.tables.items():
-        if relation in delta.touched_tables:
-            found[relation] = _touched(catalog.tables.get(relation), table, delta)
-    return found
+        if relation in change.respelled_tables and relation in change.tables:
+            tables[relation] = _respell(table, change.tables[relation])
+        elif table.parent not in change.touched_tables or relation in change.partitions:
+            tables[relation] = table
+        elif not _is_unlogged_leaf(table):
+            tables[relation] = dataclasses.replace(table, parent=None)
+    for relation, table in change.tables.items():
+        if relation in change.touched_tables:
+            tables[relation] = _merge_touched(catalog.tables.get(relation), table, change)
+    return tables
 
 
-def _touched(known: Table | None, told: Table, delta: CatalogDelta) -> Table:
-    """The table as it is told, but for names of types that somebody else has changed since."""
-    spelled = {} if known is None else {_structure(column): column for column in known.columns}
+def _merge_touched(previous: Table | None, new: Table, change: DdlChange) -> Table:
+    """The new table; unchanged columns keep type names, which another transaction may have changed since."""
+    spellings = {} if previous is None else {_structure(column): column for column in previous.columns}
 
-    def column(told_column: TableColumn) -> TableColumn:
-        before = spelled.get(_structure(told_column))
-        if before is None or (told.id, told_column.attnum) in delta.written_columns:
-            return told_column
-        return dataclasses.replace(told_column, type_sql=before.type_sql, collation_sql=before.collation_sql)
+    def column(new_column: TableColumn) -> TableColumn:
+        before = spellings.get(_structure(new_column))
+        if before is None or (new.id, new_column.attnum) in change.written_columns:
+            return new_column
+        return dataclasses.replace(new_column, type_sql=before.type_sql, collation_sql=before.collation_sql)
 
-    return dataclasses.replace(told, columns=tuple(map(column, told.columns)))
+    return dataclasses.replace(new, columns=tuple(map(column, new.columns)))
 
 
-def _respelled(table: Table, told: Table) -> Table:
-    """The table with the names of what it is made of; what has become something else since stays as it is."""
-    spelled = {_structure(column): column for column in told.columns}
+def _respell(table: Table, new: Table) -> Table:
+    """The table with new schema and type names; parts that have changed otherwise stay as they are."""
+    spellings = {_structure(column): column for column in new.columns}
     return dataclasses.replace(
         table,
-        name=QualifiedName(told.name.schema, table.name.name),
-        columns=tuple(spelled.get(_structure(column), column) for column in table.columns),
+        name=QualifiedName(new.name.schema, table.name.name),
+        columns=tuple(spellings.get(_structure(column), column) for column in table.columns),
     )
 
 
@@ -197,84 +196,86 @@ def _structure(column: TableColumn) -> tuple[object, ...]:
     return (column.attnum, column.name, column.type_oid, column.typmod, column.generated)
 
 
-def _is_private(table: Table) -> bool:
+def _is_unlogged_leaf(table: Table) -> bool:
     """An unlogged table that is not partitioned is known only as a partition (R2.1)."""
     return not table.is_publishable and not table.is_partitioned
 
 
-def _publications(
-    catalog: PublisherCatalog, delta: CatalogDelta, tables: Mapping[RelationId, Table]
+def _merge_publications(
+    catalog: PublisherCatalog, change: DdlChange, tables: Mapping[RelationId, Table]
 ) -> Iterator[Publication]:
-    members = memberships_of(delta.memberships, tables)
-    known = {each.oid for each in catalog.publications.values()}
-    for each in catalog.publications.values():
-        told = delta.publications.get(each.oid)
-        if each.oid in delta.touched_publications and told is None:
+    members = parse_memberships(change.memberships, tables)
+    previous_oids = {publication.oid for publication in catalog.publications.values()}
+    for publication in catalog.publications.values():
+        new = change.publications.get(publication.oid)
+        if publication.oid in change.touched_publications and new is None:
             continue
-        renewed = each if told is None or each.oid not in delta.touched_publications else told
+        base = publication if new is None or publication.oid not in change.touched_publications else new
         yield dataclasses.replace(
-            renewed,
-            schemas=_listed_schemas(each, told, delta),
-            memberships=_memberships(each, members.get(each.oid, {}), delta, tables),
+            base,
+            schemas=_merge_schemas(publication, new, change),
+            memberships=_merge_memberships(publication, members.get(publication.oid, {}), change, tables),
         )
-    for oid, told in delta.publications.items():
-        if oid in delta.touched_publications and oid not in known:
-            yield dataclasses.replace(told, memberships=members.get(oid, {}))
+    for oid, new in change.publications.items():
+        if oid in change.touched_publications and oid not in previous_oids:
+            yield dataclasses.replace(new, memberships=members.get(oid, {}))
 
 
-def _listed_schemas(known: Publication, told: Publication | None, delta: CatalogDelta) -> frozenset[str]:
-    schemas = known.schemas if told is None or known.oid not in delta.schemas_of else told.schemas
-    removed = {name for publication, name in delta.removed_schemas if publication == known.oid}
+def _merge_schemas(previous: Publication, new: Publication | None, change: DdlChange) -> frozenset[str]:
+    schemas = previous.schemas if new is None or previous.oid not in change.schemas_of else new.schemas
+    removed = {name for publication, name in change.removed_schemas if publication == previous.oid}
     return (schemas - removed) | {
-        name for publication, name in delta.added_schemas if publication == known.oid
+        name for publication, name in change.added_schemas if publication == previous.oid
     }
 
 
-def _memberships(
-    known: Publication,
-    told: Mapping[RelationId, Membership],
-    delta: CatalogDelta,
+def _merge_memberships(
+    previous: Publication,
+    new: Mapping[RelationId, Membership],
+    change: DdlChange,
     tables: Mapping[RelationId, Table],
 ) -> dict[RelationId, Membership]:
-    kept = {
+    memberships = {
         relation: membership
-        for relation, membership in known.memberships.items()
+        for relation, membership in previous.memberships.items()
         if relation in tables
-        and relation not in delta.touched_tables
-        and (known.oid, relation) not in delta.removed_memberships
+        and relation not in change.touched_tables
+        and (previous.oid, relation) not in change.removed_memberships
     }
-    for relation, membership in told.items():
-        if relation not in delta.respelled_tables:
-            kept[relation] = membership
-        elif relation in kept and _tree(kept[relation]) == _tree(membership):
-            kept[relation] = dataclasses.replace(kept[relation], row_filter=membership.row_filter)
-    return kept
+    for relation, membership in new.items():
+        if relation not in change.respelled_tables:
+            memberships[relation] = membership
+        elif relation in memberships and _filter_tree(memberships[relation]) == _filter_tree(membership):
+            memberships[relation] = dataclasses.replace(
+                memberships[relation], row_filter=membership.row_filter
+            )
+    return memberships
 
 
-def _tree(membership: Membership) -> str | None:
+def _filter_tree(membership: Membership) -> str | None:
     return None if membership.row_filter is None else membership.row_filter.node_tree
 
 
-def _relations(oids: Iterable[int]) -> frozenset[RelationId]:
+def _relation_ids(oids: Iterable[int]) -> frozenset[RelationId]:
     return frozenset(map(RelationId, oids))
 
 
-def _read(kind: type[_Content], content: bytes | str) -> _Content:
-    if len(content) > MOST_MESSAGE_BYTES:
-        raise _invalid(f"it has more than {MOST_MESSAGE_BYTES} bytes")
+def _parse_content(kind: type[_Content], content: bytes | str) -> _Content:
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise _invalid(f"it has more than {MAX_MESSAGE_BYTES} bytes")
     try:
-        return kind.model_validate_json(without_code(content) if isinstance(content, bytes) else content)
+        return kind.model_validate_json(strip_code(content) if isinstance(content, bytes) else content)
     except ValidationError as error:
         # Without the value, which may be as long as the message.
         (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
         if first["loc"] == ("format",):
             raise InvalidMessage(
-                f"a message of the publisher's event triggers is not of format {DELTA_FORMAT}",
+                f"a message of the publisher's event triggers is not of format {MESSAGE_FORMAT}",
                 hint="Use the version of cdc-replay whose `setup` installed the triggers, or a later one.",
                 rule="R9.11",
             ) from error
         raise _invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except ValueError as error:  # a text of Python can have what UTF-8 has not
+    except ValueError as error:  # a str can have characters that UTF-8 cannot encode
         raise _invalid(str(error)) from error
 
 

@@ -1,20 +1,19 @@
-"""The JSON form of the publisher's catalog.
+"""The JSON form of the publisher's catalog, as the change log stores it.
 
-The JSON form is what the change log keeps, so it is stable: format 1 is read for as long as there are logs
-of it. Keys are those of the values in `model/publication.py`; sets are sorted lists; enums are PostgreSQL's
-own words and characters; the position is in PostgreSQL's form; tables are in order of oid, publications in
-order of name. So equal catalogs have equal texts.
+Format 1 is stable. Keys are the fields of `model/publication.py`; sets are sorted lists; enums are
+PostgreSQL's words and characters; tables are in order of oid, publications in order of name. So equal
+catalogs have equal texts.
 
     {"format": 1, "lsn": "0/16B3748", "server_version": 180006,
      "publications": [
         {"oid", "name", "all_tables", "via_root", "actions", "schemas", "publish_generated",
          "memberships": [{"relation", "row_filter": null | {"node_tree", "sql"}, "columns": null | […],
-                          "is_exception": true}]}],      the last one only where it is one
+                          "is_exception": true}]}],      only if true
      "tables": [
         {"id", "schema", "name", "is_partitioned", "parent", "replica_identity", "key_columns",
          "primary_key", "dropped_columns", "is_publishable",
          "columns": [{"attnum", "name", "type_oid", "typmod", "type_sql", "collation_sql",
-                      "generated", "generation_sql", "generation_tree"}]}]}      the last of generated columns
+                      "generated", "generation_sql", "generation_tree"}]}]}      the last only if generated
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, Final, TypeAlias
 from pydantic import ValidationError
 
 from cdc_replay.catalog.schema import (
-    MOST_CATALOG_BYTES,
+    MAX_CATALOG_BYTES,
     StoredCatalog,
     StoredColumn,
     StoredMembership,
@@ -53,12 +52,12 @@ _Json: TypeAlias = dict[str, Any]
 
 
 def same_definitions(a: PublisherCatalog, b: PublisherCatalog) -> bool:
-    """Whether the two say the same, wherever in the WAL they were read."""
+    """Whether the catalogs are equal apart from their position."""
     return a == dataclasses.replace(b, lsn=a.lsn)
 
 
 def catalog_to_json(catalog: PublisherCatalog) -> str:
-    """The JSON form described above, in one line."""
+    """The JSON form, in one line."""
     return json.dumps(
         {
             "format": FORMAT,
@@ -75,15 +74,15 @@ def catalog_to_json(catalog: PublisherCatalog) -> str:
 
 
 def catalog_from_json(text: str) -> PublisherCatalog:
-    """The catalog of a text that `catalog_to_json` has made.
+    """Parse the result of `catalog_to_json`.
 
     Raises:
-        ChangeLogDamaged: if it is not such a text.
+        ChangeLogDamaged: if the text has another form.
     """
-    if len(text) > MOST_CATALOG_BYTES:
-        raise _damaged(f"it has more than {MOST_CATALOG_BYTES} bytes")
+    if len(text) > MAX_CATALOG_BYTES:
+        raise _damaged(f"it has more than {MAX_CATALOG_BYTES} bytes")
     try:
-        read = StoredCatalog.model_validate_json(text)
+        stored = StoredCatalog.model_validate_json(text)
     except ValidationError as error:
         # Without the value, which may be as long as the text.
         (first, *_) = error.errors(include_url=False, include_context=False, include_input=False)
@@ -96,10 +95,10 @@ def catalog_from_json(text: str) -> PublisherCatalog:
     except ValueError as error:
         raise _damaged(str(error)) from error
     return PublisherCatalog(
-        lsn=Lsn.parse(read.lsn),
-        server_version=read.server_version,
-        publications={each.name: _publication(each) for each in read.publications},
-        tables={RelationId(each.id): _table(each) for each in read.tables},
+        lsn=Lsn.parse(stored.lsn),
+        server_version=stored.server_version,
+        publications={publication.name: _publication(publication) for publication in stored.publications},
+        tables={RelationId(table.id): _table(table) for table in stored.tables},
     )
 
 
@@ -120,17 +119,17 @@ def _publication_json(publication: Publication) -> _Json:
     }
 
 
-def _publication(read: StoredPublication) -> Publication:
-    memberships = [_membership(membership) for membership in read.memberships]
+def _publication(stored: StoredPublication) -> Publication:
+    memberships = [_membership(membership) for membership in stored.memberships]
     return Publication(
-        oid=read.oid,
-        name=read.name,
-        all_tables=read.all_tables,
-        via_root=read.via_root,
-        actions=frozenset(PublishAction(action) for action in read.actions),
-        schemas=frozenset(read.schemas),
+        oid=stored.oid,
+        name=stored.name,
+        all_tables=stored.all_tables,
+        via_root=stored.via_root,
+        actions=frozenset(PublishAction(action) for action in stored.actions),
+        schemas=frozenset(stored.schemas),
         memberships={membership.relation: membership for membership in memberships},
-        publish_generated=read.publish_generated,
+        publish_generated=stored.publish_generated,
     )
 
 
@@ -146,13 +145,13 @@ def _membership_json(membership: Membership) -> _Json:
     }
 
 
-def _membership(read: StoredMembership) -> Membership:
-    row_filter = read.row_filter
+def _membership(stored: StoredMembership) -> Membership:
+    row_filter = stored.row_filter
     return Membership(
-        relation=RelationId(read.relation),
+        relation=RelationId(stored.relation),
         row_filter=None if row_filter is None else RowFilter(row_filter.node_tree, row_filter.sql),
-        columns=None if read.columns is None else frozenset(read.columns),
-        is_exception=read.is_exception,
+        columns=None if stored.columns is None else frozenset(stored.columns),
+        is_exception=stored.is_exception,
     )
 
 
@@ -173,40 +172,40 @@ def _table_json(table: Table) -> _Json:
 
 
 def _column_json(column: TableColumn) -> _Json:
-    written = dataclasses.asdict(column) | {"generated": column.generated.value}
+    column_json = dataclasses.asdict(column) | {"generated": column.generated.value}
     if column.generation_tree is None:
-        del written["generation_tree"]
-    return written
+        del column_json["generation_tree"]
+    return column_json
 
 
-def _table(read: StoredTable) -> Table:
+def _table(stored: StoredTable) -> Table:
     return Table(
-        id=RelationId(read.id),
-        name=QualifiedName(read.schema_name, read.name),
-        is_partitioned=read.is_partitioned,
-        parent=None if read.parent is None else RelationId(read.parent),
-        replica_identity=ReplicaIdentity(read.replica_identity),
-        key_columns=read.key_columns,
-        primary_key=read.primary_key,
-        columns=tuple(map(_column, read.columns)),
-        dropped_columns=read.dropped_columns,
-        is_publishable=read.is_publishable,
+        id=RelationId(stored.id),
+        name=QualifiedName(stored.schema_name, stored.name),
+        is_partitioned=stored.is_partitioned,
+        parent=None if stored.parent is None else RelationId(stored.parent),
+        replica_identity=ReplicaIdentity(stored.replica_identity),
+        key_columns=stored.key_columns,
+        primary_key=stored.primary_key,
+        columns=tuple(map(_column, stored.columns)),
+        dropped_columns=stored.dropped_columns,
+        is_publishable=stored.is_publishable,
     )
 
 
-def _column(read: StoredColumn) -> TableColumn:
-    # Not by calling the enum, which takes as long as all the rest.
+def _column(stored: StoredColumn) -> TableColumn:
+    # A dictionary: calling the enum takes as long as everything else.
     return TableColumn(
-        read["attnum"],
-        read["name"],
-        read["type_oid"],
-        read["typmod"],
-        read["type_sql"],
-        read["collation_sql"],
-        _GENERATED[read["generated"]],
-        read["generation_sql"],
-        read.get("generation_tree"),
+        stored["attnum"],
+        stored["name"],
+        stored["type_oid"],
+        stored["typmod"],
+        stored["type_sql"],
+        stored["collation_sql"],
+        _GENERATED[stored["generated"]],
+        stored["generation_sql"],
+        stored.get("generation_tree"),
     )
 
 
-_GENERATED: Final = {each.value: each for each in Generated}
+_GENERATED: Final = {generated.value: generated for generated in Generated}

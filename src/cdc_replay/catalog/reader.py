@@ -1,15 +1,13 @@
-"""What the publisher says: its system catalogs → `PublisherCatalog`.
+"""Reads the publisher's system catalogs into a `PublisherCatalog`.
 
-The queries are values (`CatalogRows`), because the publisher's event triggers ask the same ones about the
-objects of a DDL command (`capture.ddl.event_triggers`), and `delta` makes the same values of their rows.
+The queries are values (`CatalogRows`), because the event triggers use them too, for the objects of a DDL
+command (`capture.ddl.event_triggers`); `ddl_change` parses their rows.
 
-Five statements under one snapshot, whatever the number of tables. They read what 15 to 18 have in common;
-columns that only later versions have (18: `pg_publication.pubgencols`; 19: `pg_publication_rel.prexcept`) are
-reached through `to_jsonb`, which has no opinion about absent columns.
+Five statements under one snapshot, for any number of tables. Columns that only later versions have (18:
+`pg_publication.pubgencols`; 19: `pg_publication_rel.prexcept`) are read through `to_jsonb`.
 
-The catalog rows come from the snapshot, but `pg_get_expr` and `format_type` look at the newest definitions,
-as all such functions of PostgreSQL do. Concurrent DDL can therefore show in the printed form of an
-expression; what decides (the node trees, names, numbers) is of the snapshot.
+Catalog rows come from the snapshot, but `pg_get_expr` and `format_type` use the newest definitions. So
+concurrent DDL can show in printed expressions; node trees, names and oids are those of the snapshot.
 """
 
 from __future__ import annotations
@@ -52,11 +50,11 @@ _POSITION: Final = """
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """One kind of catalog rows: what a row consists of, where it comes from, and in which order.
+    """The query for one kind of catalog rows.
 
-    `row` is a list of expressions, so that it is as good inside of `select …` as of `json_build_array(…)`;
-    `source` has a condition `{only}` over the aliases of its tables. `text` is what `{text}` stands for in
-    `row`: the text of an expression, which the server prints under a lock of its table.
+    `row` is a list of expressions, for `select …` and for `json_build_array(…)`; `source` has a condition
+    `{only}` on the aliases of its tables; `text` replaces `{text}` in `row`: an expression's text, which the
+    server prints under a lock on its table.
     """
 
     row: LiteralString
@@ -65,12 +63,12 @@ class CatalogRows:
     text: LiteralString = "''"
 
     def select(self, only: sql.Composable, *, texts: bool = True) -> sql.Composed:
-        """The rows as tuples, in order; without `texts` these are empty, and no lock is needed."""
+        """Select the rows as tuples; without `texts` these are empty and no lock is needed."""
         source = sql.SQL(self.source).format(only=only)
         return sql.SQL("select {} {} order by {}").format(self._row(texts), source, sql.SQL(self.order))
 
     def select_json(self, only: sql.Composable) -> sql.Composed:
-        """One JSON array of the rows as JSON arrays, in order."""
+        """Select the rows as one JSON array of arrays."""
         source = sql.SQL(self.source).format(only=only)
         return sql.SQL(
             "select coalesce(json_agg(json_build_array({}) order by {}), '[]') {}"
@@ -80,7 +78,7 @@ class CatalogRows:
         return sql.SQL(self.row).format(text=sql.SQL(self.text if texts else "''"))
 
 
-# R2.1. An unlogged table is never published, but it can be a partition or the root of tables that are.
+# R2.1: an unlogged table is never published, but it can be a partition or the root of published tables.
 # R1.8: the identity of a table is an index that is unique, valid, immediate and not partial, or nothing.
 TABLES: Final = CatalogRows(
     row="""c.oid::bigint, n.nspname, c.relname, c.relkind = 'p', c.relpersistence = 'p', i.inhparent::bigint,
@@ -137,7 +135,7 @@ MEMBERSHIPS: Final = CatalogRows(
     order="m.prpubid, m.prrelid",
     text="pg_get_expr(m.prqual, m.prrelid)",
 )
-"""Tables `m` that publications list, or leave out (R2.18)."""
+"""Tables `m` that publications list or except (R2.18)."""
 
 _EVERYTHING: Final = sql.SQL("true")
 
@@ -145,62 +143,64 @@ _EVERYTHING: Final = sql.SQL("true")
 def read_catalog(connection: Connection, lsn: Lsn | None = None, *, texts: bool = True) -> PublisherCatalog:
     """All publications and publishable tables of the connection's database, from one snapshot.
 
-    `texts` are those of row filters and generated columns, which wait for tables that are being altered.
-
-    In an open transaction of the caller, that transaction's snapshot is used: it must be a repeatable read
-    one, for instance one that imported an exported snapshot. `lsn` becomes the catalog's position; by default
-    it is the WAL flush position at the time of the reading.
+    `texts`: also read the texts of row filters and generated columns, which waits for tables that are being
+    altered. An open transaction of the caller is used; it must be repeatable read. `lsn` becomes the
+    catalog's position (default: the current WAL flush position).
 
     Raises:
-        PublisherNotReady: if the server has a version that was not tested (R2.18).
+        PublisherNotReady: if the server's version is not supported (R2.18).
         MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
     """
     check_version(connection)
-    with translated_errors("cannot read the publisher's catalog"), one_snapshot(connection):
+    with translated_errors("cannot read the publisher's catalog"), single_snapshot(connection):
         position = lsn or Lsn.parse(connection.execute(_POSITION).fetchall()[0][0])
         tables = connection.execute(TABLES.select(_EVERYTHING)).fetchall()
         relations = [row[0] for row in tables]
         columns = connection.execute(
-            COLUMNS.select(_one_of("a.attrelid"), texts=texts), (relations,)
+            COLUMNS.select(_any_of("a.attrelid"), texts=texts), (relations,)
         ).fetchall()
         publications = connection.execute(PUBLICATIONS.select(_EVERYTHING)).fetchall()
         memberships = connection.execute(
-            MEMBERSHIPS.select(_one_of("m.prrelid"), texts=texts), (relations,)
+            MEMBERSHIPS.select(_any_of("m.prrelid"), texts=texts), (relations,)
         ).fetchall()
-    found = tables_of(tables, columns)
-    members = memberships_of(memberships, found)
+    parsed_tables = parse_tables(tables, columns)
+    memberships_by_publication = parse_memberships(memberships, parsed_tables)
     return PublisherCatalog(
         lsn=position,
         server_version=connection.info.server_version,
-        publications={row[1]: publication_of(row, members.get(row[0], {})) for row in publications},
-        tables=found,
+        publications={
+            row[1]: parse_publication(row, memberships_by_publication.get(row[0], {})) for row in publications
+        },
+        tables=parsed_tables,
     )
 
 
-def _one_of(column: LiteralString) -> sql.Composed:
+def _any_of(column: LiteralString) -> sql.Composed:
     return sql.SQL("{} = any(%s)").format(sql.SQL(column))
 
 
 @contextlib.contextmanager
-def one_snapshot(connection: Connection) -> Iterator[None]:
-    """A transaction whose snapshot everything is read under; one that is open already stays as it is.
+def single_snapshot(connection: Connection) -> Iterator[None]:
+    """Run the block in one repeatable read transaction; an open transaction is used as it is.
 
     Raises:
-        psycopg.Error: if the server cannot be asked.
+        psycopg.Error: if the server fails.
     """
     if connection.info.transaction_status is not TransactionStatus.IDLE:
         yield
         return
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
-        # format_type and pg_get_expr leave out the schemas that are in the search path.
+        # format_type and pg_get_expr omit schemas that are in the search path.
         connection.execute("set local search_path = ''")
         yield
 
 
-def tables_of(rows: Iterable[CatalogRow], columns: Iterable[CatalogRow]) -> dict[RelationId, Table]:
-    """The tables of rows of `TABLES` and `COLUMNS`, the latter in order."""
-    columns_of = {relation: tuple(found) for relation, found in groupby(columns, key=lambda row: row[0])}
+def parse_tables(rows: Iterable[CatalogRow], columns: Iterable[CatalogRow]) -> dict[RelationId, Table]:
+    """The tables of rows of `TABLES` and (ordered) `COLUMNS`."""
+    columns_of = {
+        relation: tuple(rows_of_table) for relation, rows_of_table in groupby(columns, key=lambda row: row[0])
+    }
     return {RelationId(row[0]): _table(row, columns_of.get(row[0], ())) for row in rows}
 
 
@@ -224,15 +224,15 @@ def _table(row: CatalogRow, columns: Sequence[CatalogRow]) -> Table:
         is_partitioned=is_partitioned,
         parent=None if parent is None else RelationId(parent),
         replica_identity=ReplicaIdentity(replica_identity),
-        key_columns=_named(identity, names),
-        primary_key=_named(primary_key, names),
+        key_columns=_column_names(identity, names),
+        primary_key=_column_names(primary_key, names),
         columns=tuple(_column(column) for column in columns),
         dropped_columns=width - len(columns),
         is_publishable=is_permanent,
     )
 
 
-def _named(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ...]:
+def _column_names(attnums: Iterable[int] | None, names: _Names) -> tuple[str, ...]:
     return tuple(names[attnum] for attnum in attnums or ())
 
 
@@ -247,12 +247,12 @@ def _column(row: CatalogRow) -> TableColumn:
         collation_sql=collation_sql,
         generated=Generated(generated),
         generation_sql=generation_sql,
-        # Rows of an earlier release's messages do not have it.
+        # Rows of earlier releases' messages do not have it.
         generation_tree=tree[0] if tree else None,
     )
 
 
-def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]) -> Publication:
+def parse_publication(row: CatalogRow, memberships: Mapping[RelationId, Membership]) -> Publication:
     """The publication of a row of `PUBLICATIONS`."""
     oid, name, all_tables, via_root, insert, update, delete, truncate, schemas, publish_generated = row
     published = zip(PublishAction, (insert, update, delete, truncate), strict=True)
@@ -268,25 +268,27 @@ def publication_of(row: CatalogRow, memberships: Mapping[RelationId, Membership]
     )
 
 
-def memberships_of(
+def parse_memberships(
     rows: Iterable[CatalogRow], tables: Mapping[RelationId, Table]
 ) -> dict[int, dict[RelationId, Membership]]:
-    """Rows of `MEMBERSHIPS` by the publication's oid and the table; those of unknown tables are left out.
+    """Rows of `MEMBERSHIPS` by publication oid and table; those of unknown tables are skipped.
 
-    A row of an earlier release's messages does not end with whether it is an exception: none is.
+    Rows of earlier releases' messages have no last column: none is an exception.
     """
-    found: dict[int, dict[RelationId, Membership]] = {}
+    memberships: dict[int, dict[RelationId, Membership]] = {}
     for publication, relation, node_tree, text, attnums, *is_exception in rows:
         if relation not in tables:
             continue
         if node_tree is not None and text is None:
-            continue  # pg_get_expr no longer finds the table: it was dropped after the snapshot was taken
+            continue  # pg_get_expr does not find the table: it was dropped after the snapshot
         names = {column.attnum: column.name for column in tables[relation].columns}
-        found.setdefault(publication, {})[RelationId(relation)] = Membership(
+        memberships.setdefault(publication, {})[RelationId(relation)] = Membership(
             relation=RelationId(relation),
             row_filter=None if node_tree is None else RowFilter(node_tree, text),
-            # A message of a transaction with an old snapshot may know a column here, and not in the table.
-            columns=None if attnums is None else frozenset(names[each] for each in attnums if each in names),
+            # A message of a transaction with an old snapshot may have a column that the table row does not.
+            columns=None
+            if attnums is None
+            else frozenset(names[attnum] for attnum in attnums if attnum in names),
             is_exception=any(is_exception),
         )
-    return found
+    return memberships

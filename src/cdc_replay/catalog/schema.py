@@ -1,15 +1,15 @@
-"""What the JSON of catalog messages and stored catalogs may consist of, value by value.
+"""Pydantic models of catalog messages and stored catalogs.
 
-Both come from elsewhere: messages through the change stream, catalogs through the files of the log. They are
-read by pydantic in strict mode, which knows no value of another type, no key that is not named here, and no
-depth without end. What has not the form is a `ValidationError`, which callers tell as their own.
+Both are external input: messages come through the change stream, catalogs from the files of the log. Strict
+mode rejects other types and unknown keys, and the models bound the depth. Callers translate
+`ValidationError` into their own error.
 
-| is       | may be                                                                               |
-|----------|--------------------------------------------------------------------------------------|
-| a name   | 1 to 63 bytes of UTF-8, without NUL: what fits into the type `name`                  |
-| an oid   | from 1 to 2^32 - 1                                                                   |
-| a number | of a column: from 1 to 1600                                                          |
-| a text   | without NUL; of types and collations, up to 1000 characters                          |
+| value  | allowed                                                             |
+|--------|---------------------------------------------------------------------|
+| name   | 1 to 63 bytes of UTF-8 without NUL: what fits into the type `name`  |
+| oid    | from 1 to 2^32 - 1                                                  |
+| attnum | from 1 to 1600                                                      |
+| text   | without NUL; for types and collations, up to 1000 characters        |
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ from typing import Annotated, Final, Literal, NotRequired, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from typing_extensions import TypedDict
 
-MOST_MESSAGE_BYTES: Final = 64 << 20
-"""Of one message, as it is kept in the log; what is read from the stream is smaller (`postgres.peek`)."""
+MAX_MESSAGE_BYTES: Final = 64 << 20
+"""Of one message in the log; the limit for the stream is smaller (`postgres.peek`)."""
 
-MOST_CATALOG_BYTES: Final = 1 << 30
-"""Of one stored catalog: of more than a million tables."""
+MAX_CATALOG_BYTES: Final = 1 << 30
+"""Of one stored catalog: enough for more than a million tables."""
 
-_LONGEST_NAME: Final = 63
+_MAX_NAME_BYTES: Final = 63
 
 
 def _fits_into_name(text: str) -> str:
-    if len(text.encode()) > _LONGEST_NAME:
-        raise ValueError(f"a name has up to {_LONGEST_NAME} bytes")
+    if len(text.encode()) > _MAX_NAME_BYTES:
+        raise ValueError(f"a name has up to {_MAX_NAME_BYTES} bytes")
     return text
 
 
-_Ascii: TypeAlias = Annotated[str, StringConstraints(max_length=_LONGEST_NAME, pattern=r"^[\x01-\x7f]+$")]
-_Wide: TypeAlias = Annotated[
-    str,
-    StringConstraints(max_length=_LONGEST_NAME, pattern=r"^[^\x00]+$"),
-    AfterValidator(_fits_into_name),
+_Ascii: TypeAlias = Annotated[str, StringConstraints(max_length=_MAX_NAME_BYTES, pattern=r"^[\x01-\x7f]+$")]
+_NonAscii: TypeAlias = Annotated[
+    str, StringConstraints(max_length=_MAX_NAME_BYTES, pattern=r"^[^\x00]+$"), AfterValidator(_fits_into_name)
 ]
-Name: TypeAlias = Annotated[_Ascii | _Wide, Field(union_mode="left_to_right")]
-"""Nearly all are ASCII, for which nothing of Python is called."""
+Name: TypeAlias = Annotated[_Ascii | _NonAscii, Field(union_mode="left_to_right")]
+"""Nearly all names are ASCII, which pydantic validates without a call to Python."""
 
 Text: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 ShortText: TypeAlias = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]+$")]
@@ -65,7 +63,7 @@ _ColumnRow: TypeAlias = tuple[
     Oid, Attnum, Name, Oid, Typmod, ShortText, ShortText | None, Attgenerated, Text | None, Text | None
 ]
 ColumnRow: TypeAlias = Annotated[_ColumnRow | _EarlierColumnRow, Field(union_mode="left_to_right")]
-"""Of `reader.COLUMNS`; an earlier release did not tell the tree of a generation expression."""
+"""Of `reader.COLUMNS`; earlier releases had no generation tree."""
 
 PublicationRow: TypeAlias = tuple[Oid, Name, bool, bool, bool, bool, bool, bool, tuple[Name, ...], bool]
 """Of `reader.PUBLICATIONS`."""
@@ -75,14 +73,14 @@ _MembershipRow: TypeAlias = tuple[Oid, Oid, Text | None, Text | None, Attnums | 
 MembershipRow: TypeAlias = Annotated[
     _MembershipRow | _EarlierMembershipRow, Field(union_mode="left_to_right")
 ]
-"""Of `reader.MEMBERSHIPS`; an earlier release did not tell of exceptions."""
+"""Of `reader.MEMBERSHIPS`; earlier releases had no exceptions."""
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class DeltaContent(_Strict):
+class DdlChangeContent(_Strict):
     """The content of a message with `CATALOG_PREFIX`."""
 
     format: Literal[1]
@@ -139,7 +137,7 @@ class StoredPublication(_Strict):
 
 
 class StoredColumn(TypedDict):
-    """A column of a stored catalog; a dictionary, because there are so many."""
+    """A column of a stored catalog; a dictionary, which is faster for many columns."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
@@ -171,7 +169,7 @@ class StoredTable(_Strict):
 
 
 class StoredCatalog(_Strict):
-    """A catalog as `history` writes it."""
+    """A catalog as `json_form` writes it."""
 
     format: Literal[1]
     lsn: Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{1,8}/[0-9A-F]{1,8}$")]

@@ -51,7 +51,7 @@ class RowReader:
     @classmethod
     def from_relations(cls, relations: Mapping[int, Relation]) -> RowReader:
         """A reader with these relations by version."""
-        return cls(ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]))
+        return cls(ChangeDecoder.from_relations(EVERYTHING, relations, [(0, 0)]))
 
     def read(self, group: RowGroup) -> RowGroupSummary:
         """Decode every message of the row group, and summarize it.
@@ -65,7 +65,7 @@ class RowReader:
                 row = pc.index(pc.is_null(batch[name]), value=True).as_py()
                 raise row_fault(group, row, f"It has no {name}.")
         try:
-            self.decoder.changes(batch)
+            self.decoder.decode(batch)
             _decode_logical(batch)
         except InvalidMessage as error:
             raise ChangeLogDamaged(

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from cdc_replay.catalog.ddl_change import parse_delta
+from cdc_replay.catalog.ddl_change import parse_ddl_change
 from cdc_replay.catalog.json_form import catalog_from_json
 from cdc_replay.changelog import verify
 from cdc_replay.changelog.log import ChangeLog
@@ -72,7 +72,7 @@ def _check_catalogs(change_log: ChangeLog) -> None:
             if version.owner is None:
                 catalog_from_json(version.text)
             else:
-                parse_delta(version.text)
+                parse_ddl_change(version.text)
         except (ChangeLogDamaged, InvalidMessage) as error:
             raise ChangeLogDamaged(
                 f'the catalog that is in force from {version.from_lsn} on in change log "{change_log.uri}"'

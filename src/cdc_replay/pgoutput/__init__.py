@@ -1,11 +1,11 @@
 """The wire format of pgoutput and nothing else (spec section 1).
 
-| module   | what it is                                                             |
-|----------|------------------------------------------------------------------------|
-| messages | the messages as values                                                 |
-| reader   | bytes → message: the readable reference, for one message at a time     |
-| columnar | Arrow batch of messages → Arrow batch of changes: the same, vectorised |
-| kernels  | the compiled loops of columnar                                         |
+| module   | content                                                    |
+|----------|------------------------------------------------------------|
+| messages | the messages as values                                     |
+| reader   | the reference reader, for one message at a time            |
+| columnar | the vectorised decoder: Arrow batch of messages to changes |
+| kernels  | the compiled loops of columnar                             |
 
 `docs/pgoutput.md` has more examples.
 

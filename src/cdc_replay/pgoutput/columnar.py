@@ -1,15 +1,15 @@
 """Arrow batch of messages → Arrow batch of changes, without a Python loop per message or value.
 
-The new columns are built as Arrow's own buffers. Of `old` and `old_kinds` (and likewise of `new`), one is a
-list of texts, the other a text with one character per element of the list, so that the two share offsets and
-validity. Three changes, the second of which has no old tuple:
+The new columns are built as Arrow buffers. `old` is a list of texts, `old_kinds` a text with one character
+per list element, so that the two share offsets and validity (likewise `new`). Three changes, the second
+without old tuple:
 
     row        0        1      2
     offsets    0        2      2          4
-    kinds      t    n          t    t          the characters of old_kinds, and which values are not NULL
+    kinds      t    n          t    t          characters of old_kinds; t: not NULL
     values     "a"  -          ""   "bc"       value offsets 0 1 1 1 3 into the bytes "abc"
 
-TRUNCATE is rare and goes through the reference reader; logical messages are left out.
+TRUNCATE is rare and uses the reference reader; logical messages are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHANGES_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in 
 
 PROBLEMS: Final[dict[Fault, tuple[str, str]]] = {
     Fault.ENDS_EARLY: ("message ends too early", "R1.2"),
-    Fault.BYTES_LEFT: ("bytes behind the end of the message", "R1.2"),
+    Fault.BYTES_LEFT: ("bytes after the end of the message", "R1.2"),
     Fault.OTHER_TYPE: ("message type differs from the log's column kind", "R1.2"),
     Fault.OTHER_RELATION: ("relation differs from the log's column relation_id", "R1.2"),
     Fault.UNKNOWN_TUPLE: ("unknown tuple", "R1.2"),
@@ -53,7 +53,7 @@ PROBLEMS: Final[dict[Fault, tuple[str, str]]] = {
     Fault.BINARY_VALUE: ("value in binary format, which the log must not be captured with", "R1.4"),
     Fault.NEGATIVE_LENGTH: ("negative length of a value", "R1.4"),
 }
-"""What is said of a fault, and the rule."""
+"""The error text and the rule of each fault."""
 
 _TRUNCATE: Final = ord(MessageType.TRUNCATE.value)
 _MESSAGE: Final = ord(MessageType.MESSAGE.value)
@@ -64,9 +64,9 @@ _LENGTH_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ChangeDecoder:
-    """Decodes the changes of one window; made once, used for every batch.
+    """Decodes the changes of one window, batch by batch.
 
-    The arrays `versions`, `relation_ids` and `column_counts` go together and are in the order of `versions`.
+    `versions` is sorted; `relation_ids` and `column_counts` are in the same order.
     """
 
     window: Window
@@ -76,40 +76,42 @@ class ChangeDecoder:
     catalogs: CatalogVersions
 
     @classmethod
-    def of(
+    def from_relations(
         cls, window: Window, relations: Mapping[int, Relation], catalogs: Sequence[tuple[int, int]]
     ) -> ChangeDecoder:
-        """For `relations` by version, and the versions of the catalog, see `CatalogVersions.of`."""
-        known = sorted(relations.items())
+        """Build from `relations` by version, and catalog versions as for `CatalogVersions.of`."""
+        ordered = sorted(relations.items())
         return cls(
             window=window,
-            versions=np.array([version for version, _ in known], dtype=np.int64),
-            relation_ids=np.array([relation.id for _, relation in known], dtype=np.int64),
-            column_counts=np.array([len(relation.columns) for _, relation in known], dtype=np.int64),
+            versions=np.array([version for version, _ in ordered], dtype=np.int64),
+            relation_ids=np.array([relation.id for _, relation in ordered], dtype=np.int64),
+            column_counts=np.array([len(relation.columns) for _, relation in ordered], dtype=np.int64),
             catalogs=CatalogVersions.of(catalogs),
         )
 
-    def changes(self, log: pa.RecordBatch) -> pa.RecordBatch:
+    def decode(self, log: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of `log` (in LOG columns) whose commit LSN is in the window, in CHANGES columns.
 
-        They stay in order; a TRUNCATE is one row per relation, logical messages are left out.
+        The order is kept; a TRUNCATE becomes one row per relation, logical messages are skipped.
 
         Raises:
-            InvalidMessage: if a message is not well-formed, or does not agree with the other columns of its
-                row or with its relation version. The text names the row of `log` and the offset.
+            InvalidMessage: if a message is not well-formed, or contradicts its row or relation version; the
+                text names row and offset.
         """
-        batch = _LogBatch.of(log)
-        wanted = self._in_window(batch)
+        batch = _LogBatch.from_rows(log)
+        is_in_window = self._in_window(batch)
         is_truncate = batch.kinds == _TRUNCATE
-        changes = self._row_changes(batch, np.flatnonzero(wanted & ~is_truncate & (batch.kinds != _MESSAGE)))
-        truncated = np.flatnonzero(wanted & is_truncate)
-        if not len(truncated):
+        changes = self._row_changes(
+            batch, np.flatnonzero(is_in_window & ~is_truncate & (batch.kinds != _MESSAGE))
+        )
+        truncate_rows = np.flatnonzero(is_in_window & is_truncate)
+        if not len(truncate_rows):
             return changes
-        both = pa.concat_batches([changes, self._truncates(batch, truncated)])
-        return both.sort_by([("commit_lsn", "ascending"), ("seq", "ascending")])
+        combined = pa.concat_batches([changes, self._truncate_changes(batch, truncate_rows)])
+        return combined.sort_by([("commit_lsn", "ascending"), ("seq", "ascending")])
 
     def _in_window(self, batch: _LogBatch) -> Bools:
-        commit_lsns = batch.numbers("commit_lsn")
+        commit_lsns = batch.int_column("commit_lsn")
         return (commit_lsns > self.window.after.value) & (commit_lsns <= self.window.upto.value)
 
     def _row_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
@@ -120,16 +122,16 @@ class ChangeDecoder:
         if fault:
             batch.refuse(rows[index], offset, *PROBLEMS[Fault(fault)])
         old, new = (
-            _Tuples.copied(data, np.ascontiguousarray(starts[:, side]), expected[:, 2], text_bytes)
+            _Tuples.copy_from(data, np.ascontiguousarray(starts[:, side]), expected[:, 2], text_bytes)
             for side, text_bytes in enumerate((old_bytes, new_bytes))
         )
         for tuples in (old, new):
-            if (bad := tuples.not_utf8()) is not None:
-                index, position = bad
+            if (bad_value := tuples.first_invalid_utf8()) is not None:
+                index, position = bad_value
                 batch.refuse(rows[index], position - offsets[rows[index]], "value is not UTF-8", "R1.11")
-        columns = batch.taken(rows) | {
+        columns = batch.shared_columns(rows) | {
             "catalog_version": self._catalog_versions(batch, rows),
-            "old_kind": old.letters(),
+            "old_kind": old.tuple_kinds(),
             "old": old.value_lists(),
             "old_kinds": old.kind_texts(),
             "new": new.value_lists(),
@@ -138,28 +140,29 @@ class ChangeDecoder:
         return _batch(columns, len(rows))
 
     def _expected(self, batch: _LogBatch, rows: Int64s) -> Int64s:
-        """Per row: message type, relation, number of columns (R1.4)."""
-        relation_ids = batch.numbers("relation_id")[rows]
-        versions = batch.numbers("relation_version")[rows]
-        places = np.searchsorted(self.versions, versions)
-        known = places < len(self.versions)
-        places[~known] = 0
+        relation_ids = batch.int_column("relation_id")[rows]
+        versions = batch.int_column("relation_version")[rows]
+        indexes = np.searchsorted(self.versions, versions)
+        is_known = indexes < len(self.versions)
+        indexes[~is_known] = 0
         if len(self.versions):
-            known &= (self.versions[places] == versions) & (self.relation_ids[places] == relation_ids)
-        if not known.all():
-            row = np.flatnonzero(~known)[0]
+            is_known &= (self.versions[indexes] == versions) & (self.relation_ids[indexes] == relation_ids)
+        if not is_known.all():
+            row = np.flatnonzero(~is_known)[0]
             problem = f"relation {relation_ids[row]} has no known version {versions[row]}"
             batch.refuse(rows[row], 0, problem, "R1.4")
-        counts = self.column_counts[places]
+        counts = self.column_counts[indexes]
         return np.stack([batch.kinds[rows].astype(np.int64), relation_ids, counts], axis=1)
 
     def _catalog_versions(self, batch: _LogBatch, rows: Int64s) -> pa.Array:
-        return pa.array(self.catalogs.numbers(batch.numbers("commit_lsn")[rows], batch.numbers("lsn")[rows]))
+        return pa.array(
+            self.catalogs.numbers(batch.int_column("commit_lsn")[rows], batch.int_column("lsn")[rows])
+        )
 
-    def _truncates(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
+    def _truncate_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
         messages = [batch.truncate(row) for row in rows]
         repeated = np.repeat(rows, [len(message.relations) for message in messages])
-        columns = batch.taken(repeated) | {
+        columns = batch.shared_columns(repeated) | {
             "relation_id": pa.array(
                 [relation for message in messages for relation in message.relations], pa.int64()
             ),
@@ -180,7 +183,7 @@ class _LogBatch:
     kinds: Bytes
 
     @classmethod
-    def of(cls, log: pa.RecordBatch) -> _LogBatch:
+    def from_rows(cls, log: pa.RecordBatch) -> _LogBatch:
         kind = log.column("kind")
         offsets, data = text_buffers(kind)
         batch = cls(log, data[offsets[0] : offsets[-1]])
@@ -192,24 +195,24 @@ class _LogBatch:
             batch.refuse(row, 0, f'unknown kind "{kind[row]}" in the log', "R1.2")
         return batch
 
-    def numbers(self, name: str) -> Int64s:
+    def int_column(self, name: str) -> Int64s:
         """A column of integers, 0 for NULL."""
         return int_array(self.log.column(name))
 
-    def taken(self, rows: Int64s) -> dict[str, pa.Array]:
-        """What LOG and CHANGES have in common, of `rows`."""
+    def shared_columns(self, rows: Int64s) -> dict[str, pa.Array]:
+        """The columns that LOG and CHANGES share, of `rows`."""
         common = self.log.select([name for name in CHANGES.names if name in self.log.schema.names])
         if not np.array_equal(rows, np.arange(common.num_rows)):
             common = common.take(pa.array(rows, pa.int64()))
         return dict(zip(common.schema.names, common.columns, strict=True))
 
     def truncate(self, row: int) -> Truncate:
-        """The message of a row of kind T."""
+        """Decode a row of kind T."""
         try:
             message = decode(self._message(row))
         except InvalidMessage as error:
             raise InvalidMessage(
-                f"{error.message}, row {row}", detail=self._where(row), rule=error.rule
+                f"{error.message}, row {row}", detail=self._describe_row(row), rule=error.rule
             ) from error
         if not isinstance(message, Truncate):
             self.refuse(row, 0, *PROBLEMS[Fault.OTHER_TYPE])
@@ -218,11 +221,11 @@ class _LogBatch:
     def refuse(self, row: int, offset: int, problem: str, rule: str) -> Never:
         raise InvalidMessage(
             f"invalid pgoutput message: {problem} at offset {offset}, row {row}",
-            detail=self._where(row),
+            detail=self._describe_row(row),
             rule=rule,
         )
 
-    def _where(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         commit_lsn, seq = (self.log.column(name)[row].as_py() for name in ("commit_lsn", "seq"))
         return (
             f"Row {row} is message {seq} of the transaction that commits at {Lsn(commit_lsn or 0)}"
@@ -230,16 +233,15 @@ class _LogBatch:
         )
 
     def _message(self, row: int) -> bytes:
-        """The bytes of a row, none if it is NULL."""
         message: bytes | None = self.log.column("message")[row].as_py()
         return message or b""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tuples:
-    """The old tuples, or the new ones, of a batch of row changes: what Arrow's arrays are made of.
+    """The old or the new tuples of a batch of row changes, as buffers.
 
-    `starts` are the positions of their letters in `data`, 0 where a row has none. The columns of a row are
+    `starts` are the positions of their kinds (K, O, N) in `data`, 0 for none. The columns of a row are
     `offsets[row]` to `offsets[row + 1]` in `kinds` and `values`.
     """
 
@@ -250,8 +252,8 @@ class _Tuples:
     values: pa.StringArray
 
     @classmethod
-    def copied(cls, data: Bytes, starts: Int64s, counts: Int64s, text_bytes: int) -> _Tuples:
-        """The located tuples, with `counts` columns and `text_bytes` bytes of text in all.
+    def copy_from(cls, data: Bytes, starts: Int64s, counts: Int64s, text_bytes: int) -> _Tuples:
+        """Copy the located tuples, with `counts` columns and `text_bytes` bytes of text in total.
 
         Nothing exceeds 32 bits: each column takes at least a byte of a message, and the messages of a batch
         are an Arrow array with 32-bit offsets.
@@ -267,14 +269,14 @@ class _Tuples:
         )
         return cls(data, starts, offsets, kinds, array)
 
-    def letters(self) -> pa.StringArray:
+    def tuple_kinds(self) -> pa.StringArray:
         """K, O or N per row, NULL where there is no tuple."""
         sent = self.starts > 0
         offsets = np.zeros(len(sent) + 1, dtype=np.int32)
         np.cumsum(sent, out=offsets[1:])
-        letters = self.data[self.starts[sent]]
+        tuple_kinds = self.data[self.starts[sent]]
         return pa.StringArray.from_buffers(
-            len(sent), pa.py_buffer(offsets), pa.py_buffer(letters), bitmap(sent)
+            len(sent), pa.py_buffer(offsets), pa.py_buffer(tuple_kinds), bitmap(sent)
         )
 
     def value_lists(self) -> pa.ListArray:
@@ -288,15 +290,15 @@ class _Tuples:
             len(self.starts), pa.py_buffer(self.offsets), pa.py_buffer(self.kinds), bitmap(self.starts > 0)
         )
 
-    def not_utf8(self) -> tuple[int, int] | None:
+    def first_invalid_utf8(self) -> tuple[int, int] | None:
         """Row and position in `data` of the first value that is not UTF-8."""
         try:
             self.values.validate(full=True)
         except pa.ArrowInvalid:
-            bad = next(index for index, value in enumerate(self.values) if not _is_utf8(value))
-            row = int(np.searchsorted(self.offsets, bad, side="right")) - 1
+            bad_index = next(index for index, value in enumerate(self.values) if not _is_utf8(value))
+            row = int(np.searchsorted(self.offsets, bad_index, side="right")) - 1
             position = self.starts[row] + HEADER_BYTES
-            for index in range(self.offsets[row], bad):
+            for index in range(self.offsets[row], bad_index):
                 sent = self.kinds[index] == _TEXT
                 position += 1 + (_LENGTH_BYTES + len(self.values[index].as_buffer()) if sent else 0)
             return row, int(position) + 1 + _LENGTH_BYTES
@@ -314,7 +316,6 @@ def _is_utf8(value: pa.StringScalar) -> bool:
 
 
 def _batch(columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
-    """The columns in the order of CHANGES, those that are not given being NULL."""
     return pa.RecordBatch.from_arrays(
         [columns.get(field.name, pa.nulls(rows, field.type)) for field in CHANGES_SCHEMA],
         schema=CHANGES_SCHEMA,

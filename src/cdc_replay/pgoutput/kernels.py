@@ -1,12 +1,11 @@
-"""The loops of the columnar decoder, compiled.
+"""The compiled loops of the columnar decoder.
 
-Two passes over the row changes (I, U, D) of a batch. `locate_tuples` checks every message completely, byte
-by byte, against the end of *its own* message, and says where its tuples are and how many bytes of text they
-hold. `copy_values` then fills arrays of exactly that size, without checks, because nothing can be wrong any
-more: it reads what the first pass has read and nothing else.
+Two passes over the row changes (I, U, D) of a batch. `locate_tuples` checks every message completely against
+its own end, and returns the positions of its tuples and the size of their texts. `copy_values` fills arrays
+of exactly that size, without checks: it reads only bytes that the first pass has checked.
 
-Compiled code does not check array bounds. What keeps it inside is that every read in the first pass is
-preceded by a comparison with `end`; the tests run it over mutated messages with numba's own bounds checks.
+Compiled code does not check array bounds. Every read of the first pass is preceded by a comparison with
+`end`; the tests run it over mutated messages with numba's bounds checks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MUTABLE_TABLE: Final = types.Array(types.int64, 2, "C")
 
 
 class Fault(enum.IntEnum):
-    """What is wrong with a message."""
+    """The faults of a message."""
 
     NOTHING = 0
     ENDS_EARLY = 1
@@ -61,7 +60,7 @@ _COUNT: Final = 2  # number of columns
 _LENGTH: Final = 4  # of a value that is sent
 
 HEADER_BYTES: Final = 3
-"""From a tuple's letter to its first column: the letter and the number of columns."""
+"""From a tuple's kind to its first column: the kind and the number of columns."""
 
 
 @inlined
@@ -88,7 +87,7 @@ def _int16(data: Bytes, at: int) -> int:
 
 @inlined
 def _header(data: Bytes, begin: int, end: int, kind: int, relation_id: int) -> tuple[int, int]:
-    """Fault and its position, or the position behind message type and relation."""
+    """Fault and its position, or the position after message type and relation."""
     if begin == end:
         return Fault.ENDS_EARLY.value, begin
     if data[begin] != kind:
@@ -102,7 +101,7 @@ def _header(data: Bytes, begin: int, end: int, kind: int, relation_id: int) -> t
 
 @inlined
 def _value(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Fault and its position, or the position behind one column; and how many bytes of text it has."""
+    """Fault and its position, or the position after one column; and the size of its text."""
     if at >= end:
         return Fault.ENDS_EARLY.value, at, 0
     kind = data[at]
@@ -115,7 +114,7 @@ def _value(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @inlined
 def _text(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """As `_value`, for what follows the kind of a value that is sent: its length and its bytes."""
+    """As `_value`, for length and bytes of a value."""
     if end - at < _LENGTH:
         return Fault.ENDS_EARLY.value, at, 0
     length = _int32(data, at)
@@ -128,7 +127,7 @@ def _text(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @inlined
 def _tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
-    """Fault and its position, or the position behind the TupleData at `at`; and its bytes of text."""
+    """Fault and its position, or the position after the TupleData at `at`; and the size of its text."""
     if end - at < _COUNT:
         return Fault.ENDS_EARLY.value, at, 0
     count = _int16(data, at)
@@ -146,12 +145,12 @@ def _tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]
 
 @inlined
 def _old_tuple(data: Bytes, at: int, end: int, kind: int, columns: int) -> tuple[int, int, int, int]:
-    """As `_tuple`, for a letter K or O and its tuple; then the letter's position, 0 if there is none."""
+    """As `_tuple`, for a K or O and its tuple; then the position of K or O, 0 if there is none."""
     if at >= end:
         return Fault.ENDS_EARLY.value, at, 0, 0
-    letter = data[at]
-    if letter not in (_KEY, _FULL):
-        required = kind == _DELETE or letter != _NEW
+    tuple_kind = data[at]
+    if tuple_kind not in (_KEY, _FULL):
+        required = kind == _DELETE or tuple_kind != _NEW
         return (Fault.UNKNOWN_TUPLE.value if required else Fault.NOTHING.value), at, 0, 0
     fault, position, text_bytes = _tuple(data, at + 1, end, columns)
     return fault, position, text_bytes, at
@@ -159,7 +158,7 @@ def _old_tuple(data: Bytes, at: int, end: int, kind: int, columns: int) -> tuple
 
 @inlined
 def _new_tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, int]:
-    """As `_tuple`, for a letter N and its tuple."""
+    """As `_tuple`, for an N and its tuple."""
     if at >= end:
         return Fault.ENDS_EARLY.value, at, 0
     if data[at] != _NEW:
@@ -169,7 +168,7 @@ def _new_tuple(data: Bytes, at: int, end: int, columns: int) -> tuple[int, int, 
 
 @inlined
 def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s) -> tuple[int, int, int, int]:
-    """Fault, its position, bytes of text of the old and of the new tuple; `starts` receives their places."""
+    """Fault, its position, text sizes of the old and new tuple; writes their positions to `starts`."""
     kind = expected[0]
     fault, position = _header(data, begin, end, kind, expected[1])
     old_bytes = new_bytes = 0
@@ -187,14 +186,14 @@ def _locate(data: Bytes, begin: int, end: int, expected: Int64s, starts: Int64s)
 def locate_tuples(
     data: Bytes, offsets: Int32s, rows: Int64s, expected: Int64s, starts: Int64s
 ) -> tuple[int, int, int, int, int]:
-    """Check the messages in `rows` and find their tuples.
+    """Check the messages in `rows` and locate their tuples.
 
     `data[offsets[row]:offsets[row + 1]]` is a message. `expected` has a line per message: its type (I, U or
-    D), relation, number of columns. `starts` receives a line per message: the position in `data` of the
-    letter of the old tuple (K, O) and of the new one (N), 0 where there is none; it must come filled with 0.
+    D), relation, number of columns. `starts`, filled with 0 by the caller, receives a line per message: the
+    positions in `data` of the old tuple's kind (K, O) and of the new one's (N), 0 for none.
 
-    Returns the first `Fault`, its index in `rows` and its offset in that message; and how many bytes of text
-    all old and all new tuples hold.
+    Returns the first `Fault`, its index in `rows` and its offset in that message; and the text sizes of all
+    old and all new tuples.
     """
     old_bytes = new_bytes = 0
     for index in range(len(rows)):
@@ -210,8 +209,8 @@ def locate_tuples(
 
 @inlined
 def _copy(data: Bytes, at: int, length: int, values: Bytes, to: int) -> None:
-    # A signed index could count from the end of an array, as in Python; looking for that at each byte makes
-    # the whole decoder half as fast.
+    # Unsigned: a signed index may count from the end, as in Python; checking for that at each byte halves
+    # the decoder's speed.
     source, target = np.uint64(at), np.uint64(to)
     for index in range(np.uint64(length)):
         values[target + index] = data[source + index]
@@ -223,11 +222,11 @@ def copy_values(
 ) -> None:
     """Copy the columns of located tuples into Arrow buffers.
 
-    `starts` are positions of letters, 0 for none; columns `columns[row]` to `columns[row + 1]` are those of
-    `row`. For each column `kinds` receives its kind, and `value_offsets` (one longer, the first is 0) where
-    its value ends in `values`.
+    `starts` are the positions of tuple kinds, 0 for none; `row` has the columns `columns[row]` to
+    `columns[row + 1]`. Each column's kind is written to `kinds`, and the end of its value in `values` to
+    `value_offsets` (one longer, the first is 0).
     """
-    filled = 0
+    written_bytes = 0
     for row in range(len(starts)):
         position = starts[row] + HEADER_BYTES
         for column in range(columns[row], columns[row + 1]):
@@ -237,7 +236,7 @@ def copy_values(
             if kind == _TEXT:
                 length = _int32(data, position)
                 position += _LENGTH
-                _copy(data, position, length, values, filled)
-                filled += length
+                _copy(data, position, length, values, written_bytes)
+                written_bytes += length
                 position += length
-            value_offsets[column + 1] = filled
+            value_offsets[column + 1] = written_bytes

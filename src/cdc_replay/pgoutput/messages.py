@@ -1,8 +1,8 @@
 """The messages of pgoutput, protocol versions 1 to 4, as values (R1.2).
 
-LSNs are `Lsn`, times are microseconds since 1970-01-01 UTC in signed 64 bits, oids and transaction ids are
-unsigned. `xid` of a message that may be part of a streamed block is the (sub)transaction that made the change
-there (of a logical message: the top-level one), and None outside of a block (R1.9).
+Times are microseconds since 1970-01-01 UTC (signed 64 bits); oids and transaction ids are unsigned. In a
+streamed block `xid` is the (sub)transaction of the change (of a logical message: the top-level one); it is
+None outside of a block (R1.9).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TupleData:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction starts; it is known to commit at `commit_lsn`, the start of the commit record."""
+    """A transaction starts; `commit_lsn` is the start of its commit record."""
 
     type: ClassVar = MessageType.BEGIN
     commit_lsn: Lsn
@@ -119,7 +119,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationMessage:
-    """The shape of the tuples of `relation` that follow."""
+    """Describes `relation` for the following changes."""
 
     type: ClassVar = MessageType.RELATION
     xid: int | None
@@ -131,7 +131,7 @@ class RelationMessage:
 
 @dataclass(frozen=True, slots=True)
 class TypeMessage:
-    """The name of a type that is not built in; of its base type if it is a domain (R1.10)."""
+    """The name of a type that is not built in, or of a domain's base type (R1.10)."""
 
     type: ClassVar = MessageType.TYPE
     xid: int | None

@@ -1,11 +1,10 @@
-"""Bytes → message: the readable reference, one function per message (R1.2).
+"""The reference reader of pgoutput messages, one function per message type (R1.2).
 
-A message is read from its first byte to its last; every item is checked before it is used, and nothing may be
-left at the end. What does not fit is refused with the offset of the item that is wrong: a reader that guesses
-would apply something that nobody wrote.
+Every item is checked before it is used, and nothing may be left at the end. Errors name the offset of the
+faulty item.
 
-Some messages have another layout inside a streamed block (R1.9) or with the option `streaming = parallel`
-(R1.3). The bytes do not tell: the caller of `decode` says so, `decode_stream` keeps track of the
+The layout of some messages depends on being inside a streamed block (R1.9) or on the option `streaming =
+parallel` (R1.3), which the bytes do not show: the caller of `decode` passes it; `decode_stream` tracks the
 blocks.
 """
 
@@ -17,51 +16,18 @@ from typing import Final, Never, TypeAlias, TypeVar
 
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.relation import (
-    QualifiedName,
-    Relation,
-    RelationColumn,
-    RelationId,
-    ReplicaIdentity,
-)
-from cdc_replay.pgoutput.messages import (
-    IN_STREAM,
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Message,
-    MessageType,
-    OldTuple,
-    Origin,
-    Prepare,
-    RelationMessage,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Truncate,
-    TruncateFlag,
-    TupleData,
-    TupleKind,
-    TypeMessage,
-    Update,
-)
+from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
+from cdc_replay.pgoutput import messages as m
 
 POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000
-"""2000-01-01 00:00:00 UTC, from which PostgreSQL counts, in microseconds since 1970 (R1.1)."""
+"""PostgreSQL's epoch, 2000-01-01 00:00:00 UTC, in microseconds since 1970 (R1.1)."""
 
 _LAST_TIME: Final = 2**63 - 1
 
-_TYPES: Final = {ord(kind.value): kind for kind in MessageType}
+_TYPES: Final = {ord(kind.value): kind for kind in m.MessageType}
 _IDENTITIES: Final = {ord(identity.value): identity for identity in ReplicaIdentity}
-_OLD_TUPLES: Final = {ord(kind.value): kind for kind in OldTuple}
-_TUPLE_KINDS: Final = {ord(kind.value): kind for kind in TupleKind}
+_OLD_TUPLES: Final = {ord(kind.value): kind for kind in m.OldTuple}
+_TUPLE_KINDS: Final = {ord(kind.value): kind for kind in m.TupleKind}
 _NEW_TUPLE: Final = ord("N")
 _KEY_COLUMN: Final = 1
 _TRANSACTIONAL: Final = 1
@@ -70,26 +36,26 @@ _FIRST_SEGMENT: Final = 1
 _Value = TypeVar("_Value")
 
 
-def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = False) -> Message:
-    """The message that `data` is, which is one row of the slot functions.
+def decode(data: bytes, *, in_stream: bool = False, streaming_parallel: bool = False) -> m.Message:
+    """Decode one row of a slot function.
 
-    `in_stream` says that a StreamStart without its StreamStop came before it; `streaming_parallel` that the
-    stream was read with the option `streaming = parallel`.
+    `in_stream`: the message is inside a streamed block. `streaming_parallel`: the stream was read with the
+    option `streaming = parallel`.
 
     Raises:
-        InvalidMessage: if `data` is anything but one well-formed message. The text names the offset.
+        InvalidMessage: if `data` is not one well-formed message. The text names the offset.
     """
     cursor = _Cursor(data)
-    kind = cursor.one_of(_TYPES, "message type")
-    xid = cursor.uint32() if in_stream and kind in IN_STREAM else None
+    kind = cursor.lookup(_TYPES, "message type")
+    xid = cursor.uint32() if in_stream and kind in m.IN_STREAM else None
     readers = _PARALLEL_READERS if streaming_parallel else _READERS
     message = readers[kind](cursor, xid)
     cursor.finish()
     return message
 
 
-def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) -> Iterator[Message]:
-    """The messages of one call of a slot function, from its first row on: blocks never outlive it (R1.9).
+def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) -> Iterator[m.Message]:
+    """Decode all rows of one call of a slot function; blocks never span calls (R1.9).
 
     Raises:
         InvalidMessage: as `decode`.
@@ -97,39 +63,39 @@ def decode_stream(stream: Iterable[bytes], *, streaming_parallel: bool = False) 
     in_stream = False
     for data in stream:
         message = decode(data, in_stream=in_stream, streaming_parallel=streaming_parallel)
-        if isinstance(message, StreamStart | StreamStop):
-            in_stream = isinstance(message, StreamStart)
+        if isinstance(message, m.StreamStart | m.StreamStop):
+            in_stream = isinstance(message, m.StreamStart)
         yield message
 
 
-def without_stream_xid(data: bytes) -> tuple[int, bytes]:
-    """The transaction id of a message of a streamed block, and the message as it is outside of one (R1.9).
+def split_stream_xid(data: bytes) -> tuple[int, bytes]:
+    """Split a message of a streamed block into its transaction id and the message without it (R1.9).
 
     Raises:
-        InvalidMessage: if `data` is not a message that carries a transaction id there.
+        InvalidMessage: if messages of this type carry no transaction id.
     """
     cursor = _Cursor(data)
-    if cursor.one_of(_TYPES, "message type") not in IN_STREAM:
+    if cursor.lookup(_TYPES, "message type") not in m.IN_STREAM:
         cursor.refuse("message without transaction id", 0)
     return cursor.uint32(), data[:1] + data[5:]
 
 
 def relation_version(data: bytes) -> int:
-    """`Relation.version` of a Relation message, given without a streamed message's transaction id.
+    """`Relation.version` of a Relation message (without a streamed message's transaction id).
 
-    It is a hash of the bytes, signed 64 bit: the same shape has the same version in every pull.
+    It is a signed 64-bit hash of the bytes: equal descriptions have the same version in every pull.
     """
     return int.from_bytes(hashlib.blake2b(data).digest()[:8], "big", signed=True)
 
 
-def relation_of(data: bytes) -> Relation:
-    """The relation that a Relation message describes; `data` is without a streamed message's transaction id.
+def parse_relation(data: bytes) -> Relation:
+    """Parse a Relation message (without a streamed message's transaction id).
 
     Raises:
         InvalidMessage: if `data` is not a well-formed Relation message.
     """
     message = decode(data)
-    if not isinstance(message, RelationMessage):
+    if not isinstance(message, m.RelationMessage):
         raise _invalid(data, "not a Relation message", 0)
     return Relation(
         id=message.relation,
@@ -141,7 +107,7 @@ def relation_of(data: bytes) -> Relation:
 
 
 class _Cursor:
-    """A position in a message. Every method reads one item and moves behind it, or refuses the message."""
+    """A position in a message. Each method reads one item and advances, or rejects the message."""
 
     __slots__ = ("data", "position")
 
@@ -199,10 +165,10 @@ class _Cursor:
         schema = self.string()
         return QualifiedName(schema or "pg_catalog", self.string())
 
-    def count(self, number: int, start: int) -> range:
-        if number < 0:
-            self.refuse(f"negative count {number}", start)
-        return range(number)
+    def count(self, count: int, start: int) -> range:
+        if count < 0:
+            self.refuse(f"negative count {count}", start)
+        return range(count)
 
     def counted_bytes(self) -> bytes:
         start = self.position
@@ -211,23 +177,23 @@ class _Cursor:
             self.refuse(f"negative length {length}", start)
         return self.take(length)
 
-    def one_of(self, values: dict[int, _Value], what: str) -> _Value:
+    def lookup(self, values: dict[int, _Value], label: str) -> _Value:
         start = self.position
         byte = self.uint8()
         if byte not in values:
-            self.refuse(f'unknown {what} "{_printed(byte)}"', start)
+            self.refuse(f'unknown {label} "{_printed(byte)}"', start)
         return values[byte]
 
-    def flags(self, known: int) -> int:
+    def flags(self, allowed: int) -> int:
         start = self.position
         flags = self.uint8()
-        if flags & ~known:
+        if flags & ~allowed:
             self.refuse(f"unknown flags {flags:#04x}", start)
         return flags
 
     def finish(self) -> None:
         if self.position != len(self.data):
-            self.refuse("bytes behind the end of the message", self.position)
+            self.refuse("bytes after the end of the message", self.position)
 
 
 def _invalid(data: bytes, problem: str, offset: int) -> InvalidMessage:
@@ -243,26 +209,26 @@ def _printed(byte: int) -> str:
     return ascii(chr(byte))[1:-1]
 
 
-def _begin(cursor: _Cursor, _xid: int | None) -> Message:
-    return Begin(cursor.lsn(), cursor.time(), cursor.uint32())
+def _begin(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.Begin(cursor.lsn(), cursor.time(), cursor.uint32())
 
 
-def _commit(cursor: _Cursor, _xid: int | None) -> Message:
+def _commit(cursor: _Cursor, _xid: int | None) -> m.Message:
     cursor.flags(0)
-    return Commit(cursor.lsn(), cursor.lsn(), cursor.time())
+    return m.Commit(cursor.lsn(), cursor.lsn(), cursor.time())
 
 
-def _origin(cursor: _Cursor, _xid: int | None) -> Message:
-    return Origin(cursor.lsn(), cursor.string())
+def _origin(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.Origin(cursor.lsn(), cursor.string())
 
 
-def _relation(cursor: _Cursor, xid: int | None) -> Message:
+def _relation(cursor: _Cursor, xid: int | None) -> m.Message:
     relation = cursor.relation()
     name = cursor.qualified_name()
-    identity = cursor.one_of(_IDENTITIES, "replica identity")
+    identity = cursor.lookup(_IDENTITIES, "replica identity")
     start = cursor.position
     columns = tuple(_relation_column(cursor) for _ in cursor.count(cursor.int16(), start))
-    return RelationMessage(xid, relation, name, identity, columns)
+    return m.RelationMessage(xid, relation, name, identity, columns)
 
 
 def _relation_column(cursor: _Cursor) -> RelationColumn:
@@ -271,124 +237,124 @@ def _relation_column(cursor: _Cursor) -> RelationColumn:
     return RelationColumn(name, type_oid=cursor.uint32(), typmod=cursor.int32(), is_key=is_key)
 
 
-def _type(cursor: _Cursor, xid: int | None) -> Message:
-    return TypeMessage(xid, cursor.uint32(), cursor.qualified_name())
+def _type(cursor: _Cursor, xid: int | None) -> m.Message:
+    return m.TypeMessage(xid, cursor.uint32(), cursor.qualified_name())
 
 
-def _insert(cursor: _Cursor, xid: int | None) -> Message:
+def _insert(cursor: _Cursor, xid: int | None) -> m.Message:
     relation = cursor.relation()
-    cursor.one_of({_NEW_TUPLE: None}, "tuple")
-    return Insert(xid, relation, _tuple_data(cursor))
+    cursor.lookup({_NEW_TUPLE: None}, "tuple")
+    return m.Insert(xid, relation, _tuple_data(cursor))
 
 
-def _update(cursor: _Cursor, xid: int | None) -> Message:
+def _update(cursor: _Cursor, xid: int | None) -> m.Message:
     relation = cursor.relation()
     old = None
-    old_kind = cursor.one_of({_NEW_TUPLE: None, **_OLD_TUPLES}, "tuple")
+    old_kind = cursor.lookup({_NEW_TUPLE: None, **_OLD_TUPLES}, "tuple")
     if old_kind is not None:
         old = _tuple_data(cursor)
-        cursor.one_of({_NEW_TUPLE: None}, "tuple")
-    return Update(xid, relation, old_kind, old, _tuple_data(cursor))
+        cursor.lookup({_NEW_TUPLE: None}, "tuple")
+    return m.Update(xid, relation, old_kind, old, _tuple_data(cursor))
 
 
-def _delete(cursor: _Cursor, xid: int | None) -> Message:
+def _delete(cursor: _Cursor, xid: int | None) -> m.Message:
     relation = cursor.relation()
-    old_kind = cursor.one_of(_OLD_TUPLES, "tuple")
-    return Delete(xid, relation, old_kind, _tuple_data(cursor))
+    old_kind = cursor.lookup(_OLD_TUPLES, "tuple")
+    return m.Delete(xid, relation, old_kind, _tuple_data(cursor))
 
 
-def _tuple_data(cursor: _Cursor) -> TupleData:
+def _tuple_data(cursor: _Cursor) -> m.TupleData:
     start = cursor.position
     columns = [_value(cursor) for _ in cursor.count(cursor.int16(), start)]
-    return TupleData(tuple(kind for kind, _ in columns), tuple(value for _, value in columns))
+    return m.TupleData(tuple(kind for kind, _ in columns), tuple(value for _, value in columns))
 
 
-def _value(cursor: _Cursor) -> tuple[TupleKind, bytes | None]:
-    kind = cursor.one_of(_TUPLE_KINDS, "kind of value")
-    return kind, cursor.counted_bytes() if kind in {TupleKind.TEXT, TupleKind.BINARY} else None
+def _value(cursor: _Cursor) -> tuple[m.TupleKind, bytes | None]:
+    kind = cursor.lookup(_TUPLE_KINDS, "kind of value")
+    return kind, cursor.counted_bytes() if kind in {m.TupleKind.TEXT, m.TupleKind.BINARY} else None
 
 
-def _truncate(cursor: _Cursor, xid: int | None) -> Message:
+def _truncate(cursor: _Cursor, xid: int | None) -> m.Message:
     start = cursor.position
     relations = cursor.count(cursor.int32(), start)
-    flags = TruncateFlag(cursor.flags(sum(TruncateFlag)))
-    return Truncate(xid, flags, tuple(cursor.relation() for _ in relations))
+    flags = m.TruncateFlag(cursor.flags(sum(m.TruncateFlag)))
+    return m.Truncate(xid, flags, tuple(cursor.relation() for _ in relations))
 
 
-def _logical_message(cursor: _Cursor, xid: int | None) -> Message:
+def _logical_message(cursor: _Cursor, xid: int | None) -> m.Message:
     is_transactional = cursor.flags(_TRANSACTIONAL) != 0
-    return LogicalMessage(xid, is_transactional, cursor.lsn(), cursor.string(), cursor.counted_bytes())
+    return m.LogicalMessage(xid, is_transactional, cursor.lsn(), cursor.string(), cursor.counted_bytes())
 
 
-def _stream_start(cursor: _Cursor, _xid: int | None) -> Message:
-    return StreamStart(cursor.uint32(), is_first=cursor.flags(_FIRST_SEGMENT) != 0)
+def _stream_start(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.StreamStart(cursor.uint32(), is_first=cursor.flags(_FIRST_SEGMENT) != 0)
 
 
-def _stream_stop(_cursor: _Cursor, _xid: int | None) -> Message:
-    return StreamStop()
+def _stream_stop(_cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.StreamStop()
 
 
-def _stream_commit(cursor: _Cursor, _xid: int | None) -> Message:
+def _stream_commit(cursor: _Cursor, _xid: int | None) -> m.Message:
     xid = cursor.uint32()
     cursor.flags(0)
-    return StreamCommit(xid, cursor.lsn(), cursor.lsn(), cursor.time())
+    return m.StreamCommit(xid, cursor.lsn(), cursor.lsn(), cursor.time())
 
 
-def _stream_abort(cursor: _Cursor, _xid: int | None) -> Message:
-    return StreamAbort(cursor.uint32(), cursor.uint32(), None, None)
+def _stream_abort(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.StreamAbort(cursor.uint32(), cursor.uint32(), None, None)
 
 
-def _parallel_stream_abort(cursor: _Cursor, _xid: int | None) -> Message:
-    return StreamAbort(cursor.uint32(), cursor.uint32(), cursor.lsn(), cursor.time())
+def _parallel_stream_abort(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.StreamAbort(cursor.uint32(), cursor.uint32(), cursor.lsn(), cursor.time())
 
 
-def _begin_prepare(cursor: _Cursor, _xid: int | None) -> Message:
-    return BeginPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+def _begin_prepare(cursor: _Cursor, _xid: int | None) -> m.Message:
+    return m.BeginPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
 
 
-def _prepare(cursor: _Cursor, _xid: int | None) -> Message:
+def _prepare(cursor: _Cursor, _xid: int | None) -> m.Message:
     cursor.flags(0)
-    return Prepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+    return m.Prepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
 
 
-def _commit_prepared(cursor: _Cursor, _xid: int | None) -> Message:
+def _commit_prepared(cursor: _Cursor, _xid: int | None) -> m.Message:
     cursor.flags(0)
-    return CommitPrepared(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+    return m.CommitPrepared(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
 
 
-def _rollback_prepared(cursor: _Cursor, _xid: int | None) -> Message:
+def _rollback_prepared(cursor: _Cursor, _xid: int | None) -> m.Message:
     cursor.flags(0)
-    return RollbackPrepared(
+    return m.RollbackPrepared(
         cursor.lsn(), cursor.lsn(), cursor.time(), cursor.time(), cursor.uint32(), cursor.string()
     )
 
 
-def _stream_prepare(cursor: _Cursor, _xid: int | None) -> Message:
+def _stream_prepare(cursor: _Cursor, _xid: int | None) -> m.Message:
     cursor.flags(0)
-    return StreamPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
+    return m.StreamPrepare(cursor.lsn(), cursor.lsn(), cursor.time(), cursor.uint32(), cursor.string())
 
 
-_Reader: TypeAlias = Callable[[_Cursor, int | None], Message]
+_Reader: TypeAlias = Callable[[_Cursor, int | None], m.Message]
 
-_READERS: Final[dict[MessageType, _Reader]] = {
-    MessageType.BEGIN: _begin,
-    MessageType.COMMIT: _commit,
-    MessageType.ORIGIN: _origin,
-    MessageType.RELATION: _relation,
-    MessageType.TYPE: _type,
-    MessageType.INSERT: _insert,
-    MessageType.UPDATE: _update,
-    MessageType.DELETE: _delete,
-    MessageType.TRUNCATE: _truncate,
-    MessageType.MESSAGE: _logical_message,
-    MessageType.STREAM_START: _stream_start,
-    MessageType.STREAM_STOP: _stream_stop,
-    MessageType.STREAM_COMMIT: _stream_commit,
-    MessageType.STREAM_ABORT: _stream_abort,
-    MessageType.BEGIN_PREPARE: _begin_prepare,
-    MessageType.PREPARE: _prepare,
-    MessageType.COMMIT_PREPARED: _commit_prepared,
-    MessageType.ROLLBACK_PREPARED: _rollback_prepared,
-    MessageType.STREAM_PREPARE: _stream_prepare,
+_READERS: Final[dict[m.MessageType, _Reader]] = {
+    m.MessageType.BEGIN: _begin,
+    m.MessageType.COMMIT: _commit,
+    m.MessageType.ORIGIN: _origin,
+    m.MessageType.RELATION: _relation,
+    m.MessageType.TYPE: _type,
+    m.MessageType.INSERT: _insert,
+    m.MessageType.UPDATE: _update,
+    m.MessageType.DELETE: _delete,
+    m.MessageType.TRUNCATE: _truncate,
+    m.MessageType.MESSAGE: _logical_message,
+    m.MessageType.STREAM_START: _stream_start,
+    m.MessageType.STREAM_STOP: _stream_stop,
+    m.MessageType.STREAM_COMMIT: _stream_commit,
+    m.MessageType.STREAM_ABORT: _stream_abort,
+    m.MessageType.BEGIN_PREPARE: _begin_prepare,
+    m.MessageType.PREPARE: _prepare,
+    m.MessageType.COMMIT_PREPARED: _commit_prepared,
+    m.MessageType.ROLLBACK_PREPARED: _rollback_prepared,
+    m.MessageType.STREAM_PREPARE: _stream_prepare,
 }
-_PARALLEL_READERS: Final = {**_READERS, MessageType.STREAM_ABORT: _parallel_stream_abort}
+_PARALLEL_READERS: Final = {**_READERS, m.MessageType.STREAM_ABORT: _parallel_stream_abort}

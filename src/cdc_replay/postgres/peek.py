@@ -36,7 +36,7 @@ BATCH_BYTES: Final = 16 << 20
 OUR_PREFIXES: Final = b"cdc_replay."
 """The start of the prefixes of all our logical messages."""
 
-MOST_MESSAGE_BYTES: Final = 32 << 20
+MAX_MESSAGE_BYTES: Final = 32 << 20
 """A longer logical message is not ours: the catalog of 50,000 tables is smaller."""
 
 # Any role can write logical messages (77 is M) of any size: only the first bytes of foreign ones are sent,
@@ -125,7 +125,7 @@ def peek(
         upto_lsn=sql.Literal(str(upto_lsn)),
         upto_nchanges=sql.Literal(upto_nchanges),
         options=sql.Literal(list(options.arguments)),
-        most_bytes=sql.Literal(MOST_MESSAGE_BYTES),
+        most_bytes=sql.Literal(MAX_MESSAGE_BYTES),
         prefix=sql.Literal(OUR_PREFIXES),
         prefix_bytes=sql.Literal(len(OUR_PREFIXES)),
     )

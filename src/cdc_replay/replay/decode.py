@@ -117,7 +117,7 @@ class LogReader:
         # Here, not at the top: the driver, which only plans, need not load or compile the kernels.
         from cdc_replay.pgoutput.columnar import ChangeDecoder  # noqa: PLC0415
 
-        decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
+        decoder = ChangeDecoder.from_relations(self.window, self.relations, self.catalogs)
         first = sum(map(len, self.tasks[:task]))
         for number, group in enumerate(self.tasks[task], first):
             yield number, _decoded(decoder, group)
@@ -132,7 +132,7 @@ class LogReader:
 
 def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
     try:
-        return decoder.changes(read_row_group(group))
+        return decoder.decode(read_row_group(group))
     except InvalidMessage as error:
         raise InvalidMessage(
             f'{error.message} of row group {group.index} of segment "{group.uri}"',

@@ -36,7 +36,7 @@ def read_definitions_and_summary(
     """
     history = catalog_history(change_log)
     found = change_log.definitions_in(window, history.positions)
-    catalogs = _Catalogs(history, window, history.numbered({number for _, number in found.all}))
+    catalogs = _Catalogs(history, window, history.catalogs_of({number for _, number in found.all}))
     known = change_log.relations()
     changes = [
         VersionedRelation(known[version], number, catalogs.of(known[version].id, number))
@@ -67,7 +67,7 @@ class _Catalogs:
         earlier = [each for each in knowing if each < number]
         if knowing:
             return knowing[max(earlier) if earlier else min(knowing)]
-        older = (found for found in self.history.whole_catalogs(number) if relation in found.tables)
+        older = (found for found in self.history.full_catalogs(number) if relation in found.tables)
         return next(older, self.in_force[number])
 
     @functools.cached_property

@@ -36,9 +36,7 @@ def inserted(captured: Captured) -> list[str | None]:
     return [values[0] for kind, values in captured.changes() if kind == "I"]
 
 
-def test_committed_changes_are_in_the_log_in_commit_order_and_aborted_ones_are_not(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_log_has_committed_changes_in_commit_order_only(publisher: Database, set_up: SetUp) -> None:
     """R9.1, R9.2: the later transaction commits first; rolled back savepoints and rollbacks leave nothing."""
     publisher.run(TABLE)
     captured = set_up()
@@ -72,10 +70,8 @@ def test_committed_changes_are_in_the_log_in_commit_order_and_aborted_ones_are_n
     assert outcome.to_lsn == captured.log.end_lsn
 
 
-def test_every_row_names_a_relation_version_that_the_log_can_describe(
-    publisher: Database, set_up: SetUp
-) -> None:
-    """R1.13: the shape before and after ALTER TABLE are two versions; a truncate has none."""
+def test_log_has_relation_version_of_every_row(publisher: Database, set_up: SetUp) -> None:
+    """R1.13: before and after ALTER TABLE there are two versions; a TRUNCATE has none."""
     publisher.run(TABLE)
     captured = set_up()
     publisher.run(
@@ -94,7 +90,7 @@ def test_every_row_names_a_relation_version_that_the_log_can_describe(
     assert versions == {first["relation_version"], second["relation_version"]}
 
 
-def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, set_up: SetUp) -> None:
+def test_bounded_pulls_reach_target_without_loss(publisher: Database, set_up: SetUp) -> None:
     """R1.24: a pull ends after a whole transaction once its bound is passed; 3 messages each, bound 4."""
     publisher.run(TABLE)
     captured = set_up(max_changes_per_pull=4)
@@ -110,10 +106,8 @@ def test_bounded_pulls_reach_the_target_and_lose_nothing(publisher: Database, se
     assert reached[-1] == captured.log.end_lsn == captured.position
 
 
-def test_pulls_are_bounded_in_wal_and_reach_further_where_more_is_decoded_again(
-    publisher: Database, set_up: SetUp
-) -> None:
-    """R1.31: an open transaction holds restart_lsn back, and each pull decodes all that is behind it."""
+def test_pulls_are_bounded_in_wal_by_distance_to_restart_lsn(publisher: Database, set_up: SetUp) -> None:
+    """R1.31: an open transaction holds restart_lsn back, and each pull decodes from there."""
     publisher.run(TABLE)
     captured = set_up(wal_bytes_per_pull=1 << 12)
     with publisher.connect() as writer:
@@ -136,10 +130,8 @@ def test_pulls_are_bounded_in_wal_and_reach_further_where_more_is_decoded_again(
     assert inserted(captured)[-1] == "-1"
 
 
-def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(
-    publisher: Database, set_up: SetUp
-) -> None:
-    """Changes that nobody publishes still let the slot go on, so that it does not retain their WAL."""
+def test_empty_pull_moves_log_and_slot_without_new_file(publisher: Database, set_up: SetUp) -> None:
+    """Unpublished changes advance the slot too, so that it does not retain their WAL."""
     publisher.run(TABLE + "create table other (id int)")
     captured = set_up()
     before = captured.log.end_lsn
@@ -153,8 +145,8 @@ def test_an_empty_pull_moves_the_log_and_the_slot_but_adds_no_file(
     assert captured.log.segments(Window(Lsn(0), captured.log.end_lsn)) == ()
 
 
-def test_a_target_inside_an_open_transaction_does_not_lose_it(publisher: Database, set_up: SetUp) -> None:
-    """R1.21, R1.29: changes before the slot's position are sent if their commit is behind it."""
+def test_target_inside_open_transaction_does_not_lose_it(publisher: Database, set_up: SetUp) -> None:
+    """R1.21, R1.29: changes before the slot's position are sent if their commit is after it."""
     publisher.run(TABLE)
     captured = set_up()
     with publisher.connect() as writer:
@@ -171,29 +163,29 @@ def test_a_target_inside_an_open_transaction_does_not_lose_it(publisher: Databas
     assert inserted(captured) == ["2", "1", "3"]
 
 
-def test_a_position_behind_a_full_page_of_wal_can_be_reached(publisher: Database) -> None:
-    """R1.21: what the server tells there is behind the header of a page that nobody has written."""
+def test_position_after_full_wal_page_is_reachable(publisher: Database) -> None:
+    """R1.21: the server's position is after the header of a page that does not exist yet."""
     with publisher.connect() as connection:
-        told, ends = _positions(connection)
+        next_record, record_end = _positions(connection)
         # Others may write at the same time; then another page is tried.
         for _ in range(50):
-            room = WAL_PAGE_BYTES - told.value % WAL_PAGE_BYTES
+            room = WAL_PAGE_BYTES - next_record.value % WAL_PAGE_BYTES
             fill = "select pg_logical_emit_message(false, '', repeat('x', %s))"
             connection.execute(fill, (room - MESSAGE_BYTES,))
-            told, ends = _positions(connection)
-            if told.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
+            next_record, record_end = _positions(connection)
+            if next_record.value % WAL_PAGE_BYTES == WAL_PAGE_HEADER_BYTES:
                 break
 
-        assert ends.value % WAL_PAGE_BYTES == 0
-        assert told.value - ends.value == WAL_PAGE_HEADER_BYTES
-        assert current_position(publisher.dsn) >= ends
+        assert record_end.value % WAL_PAGE_BYTES == 0
+        assert next_record.value - record_end.value == WAL_PAGE_HEADER_BYTES
+        assert current_position(publisher.dsn) >= record_end
 
 
 def _positions(connection: Connection) -> tuple[Lsn, Lsn]:
     """Where the server says that it writes, and where its last record ends."""
     statement = sql.SQL("select pg_current_wal_insert_lsn()::text, ends from ({}) as found (ends)")
-    ((told, ends),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
-    return Lsn.parse(told), Lsn.parse(ends)
+    ((next_record, record_end),) = connection.execute(statement.format(sql.SQL(WAL_POSITIONS))).fetchall()
+    return Lsn.parse(next_record), Lsn.parse(record_end)
 
 
 def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -> None:
@@ -205,17 +197,17 @@ def test_asynchronous_commits_are_captured(publisher: Database, set_up: SetUp) -
         for number in range(5):
             writer.execute("insert into t values (%s, 'x')", (number,))
             captured.capture()
-            assert inserted(captured) == [str(one) for one in range(number + 1)]
+            assert inserted(captured) == [str(value) for value in range(number + 1)]
 
 
 @pytest.mark.parametrize(
     "failpoint",
     ["capture.after_peek", "capture.after_segment", "capture.after_commit", "capture.after_advance"],
 )
-def test_a_killed_capture_loses_and_doubles_nothing(
+def test_killed_capture_neither_loses_nor_duplicates(
     failpoint: str, publisher: Database, set_up: SetUp
 ) -> None:
-    """R1.30: what the log holds already is not added again, what it does not hold is read again."""
+    """R1.30: transactions in the log are not added again, the others are read again."""
     publisher.run(TABLE)
     captured = set_up(max_changes_per_pull=4)
     for number in range(4):
@@ -231,7 +223,7 @@ def test_a_killed_capture_loses_and_doubles_nothing(
     assert len({(row["commit_lsn"], row["seq"]) for row in rows}) == len(rows)
 
 
-def test_a_slot_that_is_behind_its_log_is_moved_to_the_log(publisher: Database, set_up: SetUp) -> None:
+def test_slot_before_log_end_is_moved_there(publisher: Database, set_up: SetUp) -> None:
     """R1.30: a crash of the publisher can take the slot back; the log is durable."""
     publisher.run(TABLE)
     captured = set_up()
@@ -245,7 +237,7 @@ def test_a_slot_that_is_behind_its_log_is_moved_to_the_log(publisher: Database, 
     assert inserted(captured) == ["1"]
 
 
-def test_a_second_capture_of_the_same_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
+def test_second_capture_of_same_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
     publisher.run(TABLE)
     captured = set_up()
     with (
@@ -257,7 +249,7 @@ def test_a_second_capture_of_the_same_slot_is_refused(publisher: Database, set_u
     captured.capture()
 
 
-def test_a_slot_that_another_process_reads_is_refused(publisher: Database, set_up: SetUp) -> None:
+def test_slot_that_another_process_reads_is_refused(publisher: Database, set_up: SetUp) -> None:
     """R1.33, SQLSTATE 55006: a walsender holds the slot."""
     publisher.run(TABLE + "insert into t values (1, 'x')")
     captured = set_up()
@@ -274,7 +266,7 @@ def test_a_slot_that_another_process_reads_is_refused(publisher: Database, set_u
             captured.capture()
 
 
-def test_changes_that_somebody_else_took_from_the_slot_are_a_gap(publisher: Database, set_up: SetUp) -> None:
+def test_changes_consumed_by_another_reader_are_a_gap(publisher: Database, set_up: SetUp) -> None:
     """A slot ahead of its log: refused with the positions and the way to resynchronise."""
     publisher.run(TABLE)
     captured = set_up()
@@ -289,7 +281,7 @@ def test_changes_that_somebody_else_took_from_the_slot_are_a_gap(publisher: Data
     assert "cdc-replay snapshot" in str(refused.value.hint)
 
 
-def test_a_dropped_slot_is_named_with_the_remedy(publisher: Database, set_up: SetUp) -> None:
+def test_dropped_slot_error_has_remedy(publisher: Database, set_up: SetUp) -> None:
     publisher.run(TABLE)
     captured = set_up()
     publisher.run(f"select pg_drop_replication_slot('{captured.source.slot}')")
@@ -298,23 +290,23 @@ def test_a_dropped_slot_is_named_with_the_remedy(publisher: Database, set_up: Se
     assert "cdc-replay setup" in str(refused.value.hint)
 
 
-def test_a_log_of_another_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
+def test_log_of_another_slot_is_refused(publisher: Database, set_up: SetUp) -> None:
     publisher.run(TABLE)
     captured = set_up()
     publisher.run("select pg_create_logical_replication_slot('another_slot', 'pgoutput')")
-    with pytest.raises(ChangeLogMismatch, match="not of this publisher") as refused:
+    with pytest.raises(ChangeLogMismatch, match="belongs to another publisher") as refused:
         captured.capture(slot="another_slot")
     assert "another_slot" in str(refused.value.detail)
 
 
-def test_capture_before_setup_says_so(publisher: Database, tmp_path: Path) -> None:
+def test_capture_before_setup_names_setup(publisher: Database, tmp_path: Path) -> None:
     source = CaptureSource("test", publisher.dsn, "nothing", str(tmp_path / "log"))
     with pytest.raises(ChangeLogMissing) as refused:
         capture_changes(source)
     assert "cdc-replay setup" in str(refused.value.hint)
 
 
-def test_the_catalog_is_kept_when_it_has_changed(publisher: Database, set_up: SetUp) -> None:
+def test_changed_catalog_is_stored(publisher: Database, set_up: SetUp) -> None:
     """R9.11: without event triggers each version is in force from the end of the pull before it was read."""
     publisher.run(TABLE)
     captured = set_up()
@@ -334,7 +326,7 @@ def test_the_catalog_is_kept_when_it_has_changed(publisher: Database, set_up: Se
     assert len(second.publications["p"].actions) == 1
 
 
-def test_messages_of_other_programs_are_not_kept(publisher: Database, set_up: SetUp) -> None:
+def test_messages_of_other_programs_are_dropped(publisher: Database, set_up: SetUp) -> None:
     """R9.4, R9.13: neither those outside of transactions, nor those in one."""
     publisher.run(TABLE)
     captured = set_up()
@@ -350,7 +342,7 @@ def test_messages_of_other_programs_are_not_kept(publisher: Database, set_up: Se
     assert captured.log.summary(Window(Lsn(0), captured.log.end_lsn)).transactions == 1
 
 
-def test_the_origin_of_a_transaction_is_kept(publisher: Database, set_up: SetUp) -> None:
+def test_log_has_origin_of_transaction(publisher: Database, set_up: SetUp) -> None:
     """R1.12: O follows B; a local transaction has none."""
     publisher.run(TABLE)
     captured = set_up()
@@ -367,7 +359,7 @@ def test_the_origin_of_a_transaction_is_kept(publisher: Database, set_up: SetUp)
     publisher.run(f"select pg_replication_origin_drop('origin_{publisher.name}')")
 
 
-def test_a_transaction_larger_than_memory_goes_through_a_file(
+def test_transaction_larger_than_memory_is_spilled_to_file(
     publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc_replay.capture.spool.MEMORY_BYTES", 100_000)

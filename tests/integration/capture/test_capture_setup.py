@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_replay.capture.log_start import log_mark
+from cdc_replay.capture.log_start import read_mark
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
@@ -41,18 +41,16 @@ SetUp = Callable[..., Captured]
 
 def members(publisher: Database) -> dict[str, list[str]]:
     """The listed tables of each capture publication, by the last letter of its name."""
-    found: dict[str, list[str]] = {name[-1]: [] for name in CAPTURE_PUBLICATIONS.values()}
+    result: dict[str, list[str]] = {name[-1]: [] for name in CAPTURE_PUBLICATIONS.values()}
     for publication, table in publisher.rows(
         "select pubname::text, prrelid::regclass::text from pg_publication_rel"
         " join pg_publication p on p.oid = prpubid where pubname like 'cdc_replay_capture%' order by 1, 2"
     ):
-        found[publication[-1]].append(table)
-    return found
+        result[publication[-1]].append(table)
+    return result
 
 
-def test_each_capture_publication_holds_the_tables_whose_action_is_published(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_capture_publications_have_tables_by_published_action(publisher: Database, set_up: SetUp) -> None:
     """R2.17: a table without replica identity that is published for inserts only stays updatable."""
     publisher.run(
         "create table keyed (id int primary key); create table keyless (id int);"
@@ -70,7 +68,7 @@ def test_each_capture_publication_holds_the_tables_whose_action_is_published(
     publisher.run("insert into keyless values (1); update keyless set id = 2; delete from keyless")
 
 
-def test_root_publications_hold_published_roots_by_depth(publisher: Database, set_up: SetUp) -> None:
+def test_root_publications_have_published_roots_by_depth(publisher: Database, set_up: SetUp) -> None:
     """R2.14: TRUNCATE alone, via root; all of them exist (R1.19), and they follow like the others."""
     publisher.run(
         "create table t (id int primary key) partition by range (id);"
@@ -103,7 +101,7 @@ def test_root_publications_hold_published_roots_by_depth(publisher: Database, se
     assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
 
 
-def test_setup_again_does_nothing(publisher: Database, set_up: SetUp) -> None:
+def test_repeated_setup_does_nothing(publisher: Database, set_up: SetUp) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     end = captured.log.end_lsn
@@ -115,7 +113,7 @@ def test_setup_again_does_nothing(publisher: Database, set_up: SetUp) -> None:
     assert captured.log.end_lsn == end == outcome.from_lsn == captured.position
 
 
-def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database, tmp_path: Path) -> None:
+def test_dry_run_returns_statements_and_changes_nothing(publisher: Database, tmp_path: Path) -> None:
     publisher.run('create table "T t" (id int primary key); create publication p for table "T t"')
     request = SetupRequest("test", publisher.dsn, "dry_run", str(tmp_path / "log"), ("p",))
 
@@ -133,15 +131,15 @@ def test_a_dry_run_shows_the_statements_and_changes_nothing(publisher: Database,
         # Run before the slot is there, it does no harm.
         connection.execute("select pg_drop_replication_slot('dry_run')")
         connection.execute(mark.encode())
-        assert log_mark(connection, "dry_run") is None
+        assert read_mark(connection, "dry_run") is None
         connection.execute(creation.encode())
         connection.execute(mark.encode())
     assert [len(tables) for tables in members(publisher).values()] == [1, 1, 1, 1]
     assert setup_publisher(request).statements == ()
 
 
-def test_a_refresh_follows_the_subscribed_publications(publisher: Database, set_up: SetUp) -> None:
-    """Tables and schemas come and go; to FOR ALL TABLES and back the publication is made anew."""
+def test_refresh_follows_subscribed_publications(publisher: Database, set_up: SetUp) -> None:
+    """Tables and schemas are added and removed; to FOR ALL TABLES and back the publication is recreated."""
     publisher.run(
         "create table a (id int primary key); create table b (id int primary key); create schema s;"
         "create table s.c (id int primary key); create publication p for table a;"
@@ -171,9 +169,7 @@ def test_a_refresh_follows_the_subscribed_publications(publisher: Database, set_
     assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
 
 
-def test_everything_that_is_in_the_way_is_listed_at_once(
-    make_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
+def test_setup_lists_all_obstacles_at_once(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """R1.33: wal_level and the role's attribute are both wrong."""
     cluster = make_cluster("not_logical", wal_level="replica")
     with psycopg.connect(cluster.dsn(), autocommit=True) as admin:
@@ -197,20 +193,20 @@ def reader(publisher: Database) -> Iterator[Database]:
     publisher.run(f"drop owned by {role}; drop role {role}")
 
 
-def test_a_role_without_replication_is_told_how_to_get_it(reader: Database, tmp_path: Path) -> None:
+def test_role_without_replication_gets_remedy(reader: Database, tmp_path: Path) -> None:
     dsn = reader.cluster.dsn(reader.name, f"reader_{reader.name}")
     with pytest.raises(MissingPrivilege, match="lacks the attribute REPLICATION") as refused:
         setup_publisher(SetupRequest("test", dsn, "s", str(tmp_path / "log"), ()))
     assert "alter role" in str(refused.value.hint)
 
 
-def test_all_missing_publications_are_named(publisher: Database, tmp_path: Path) -> None:
+def test_setup_names_all_missing_publications(publisher: Database, tmp_path: Path) -> None:
     request = SetupRequest("test", publisher.dsn, "s", str(tmp_path / "log"), ("x", "y"))
     with pytest.raises(PublicationMissing, match="x, y"):
         setup_publisher(request)
 
 
-def test_tables_whose_updates_fail_are_warned_about(publisher: Database, tmp_path: Path) -> None:
+def test_setup_warns_of_tables_whose_updates_fail(publisher: Database, tmp_path: Path) -> None:
     """R2.17: they fail with the real publication already."""
     publisher.run("create table keyless (id int); create publication p for table keyless")
     request = SetupRequest("test", publisher.dsn, "s", str(tmp_path / "log"), ("p",))
@@ -219,7 +215,7 @@ def test_tables_whose_updates_fail_are_warned_about(publisher: Database, tmp_pat
     assert "UPDATE and DELETE" in warning
 
 
-def test_the_publications_of_another_slot_are_not_touched(publisher: Database, set_up: SetUp) -> None:
+def test_publications_of_another_slot_are_not_changed(publisher: Database, set_up: SetUp) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     other = dataclasses.replace(captured.request, slot="other", change_log=captured.request.change_log + "2")
@@ -229,7 +225,7 @@ def test_the_publications_of_another_slot_are_not_touched(publisher: Database, s
     assert teardown_publisher(other) == ()
 
 
-def test_a_setup_that_died_after_the_slot_is_completed(publisher: Database, set_up: SetUp) -> None:
+def test_setup_that_died_after_slot_is_completed(publisher: Database, set_up: SetUp) -> None:
     """A slot without a log has delivered nothing: the log starts at the slot's position."""
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
@@ -247,7 +243,7 @@ class Died(Exception):
 
 
 @pytest.mark.parametrize("last", ["create_slot", "execute_marks"])
-def test_a_setup_that_dies_between_slot_and_log_is_completed(
+def test_setup_that_dies_between_slot_and_log_is_completed(
     last: str, publisher: Database, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the slot takes the place of an earlier one, whose position is marked."""
@@ -283,7 +279,7 @@ def test_a_setup_that_dies_between_slot_and_log_is_completed(
 
 def mark_of(captured: Captured) -> Lsn | None:
     with captured.database.connect() as connection:
-        return log_mark(connection, captured.request.slot)
+        return read_mark(connection, captured.request.slot)
 
 
 @pytest.fixture
@@ -298,7 +294,7 @@ def without_log(publisher: Database, set_up: SetUp, tmp_path: Path) -> Captured:
     return captured
 
 
-def test_a_log_that_is_missing_is_not_begun_anew(without_log: Captured, tmp_path: Path) -> None:
+def test_missing_log_is_not_recreated(without_log: Captured, tmp_path: Path) -> None:
     """Such as on a volume that is not mounted: the slot must not move on before it is back."""
     request, position = without_log.request, without_log.position
     without_log.database.run("create table u (id int primary key); alter publication p add table u")
@@ -321,7 +317,7 @@ def test_a_log_that_is_missing_is_not_begun_anew(without_log: Captured, tmp_path
     assert without_log.changes() == [("I", ("1",)), ("I", ("2",))]
 
 
-def test_after_a_teardown_a_missing_log_is_begun_anew(without_log: Captured) -> None:
+def test_missing_log_is_recreated_after_teardown(without_log: Captured) -> None:
     assert len(teardown_publisher(without_log.request)) == 1 + 4 + 4
 
     outcome = setup_publisher(without_log.request)
@@ -332,7 +328,7 @@ def test_after_a_teardown_a_missing_log_is_begun_anew(without_log: Captured) -> 
     assert without_log.changes() == [("I", ("3",))]
 
 
-def test_a_missing_log_whose_slot_is_gone_is_begun_anew(without_log: Captured) -> None:
+def test_missing_log_without_slot_is_recreated(without_log: Captured) -> None:
     without_log.database.run(f"select pg_drop_replication_slot('{without_log.request.slot}')")
 
     outcome = setup_publisher(without_log.request)
@@ -342,8 +338,8 @@ def test_a_missing_log_whose_slot_is_gone_is_begun_anew(without_log: Captured) -
     assert setup_publisher(without_log.request).statements == ()
 
 
-def test_an_older_log_is_marked_by_the_next_setup_and_stays_so(without_log: Captured, tmp_path: Path) -> None:
-    """Of before there were marks; a publication that is made anew keeps its mark."""
+def test_older_log_is_marked_by_next_setup(without_log: Captured, tmp_path: Path) -> None:
+    """The log is older than marks; a recreated publication keeps its mark."""
     request, slot = without_log.request, without_log.request.slot
     log = (tmp_path / "elsewhere").rename(request.change_log)
     without_log.database.run(
@@ -363,7 +359,7 @@ def test_an_older_log_is_marked_by_the_next_setup_and_stays_so(without_log: Capt
         setup_publisher(request)
 
 
-def test_a_role_that_may_not_mark_is_told_what_to_let_run(without_log: Captured, tmp_path: Path) -> None:
+def test_role_that_may_not_mark_gets_statement_for_owner(without_log: Captured, tmp_path: Path) -> None:
     database, request = without_log.database, without_log.request
     (tmp_path / "elsewhere").rename(request.change_log)
     comment = f"comment on publication {MARKED_PUBLICATION} is '{comment_text(request.slot)}'"
@@ -380,11 +376,11 @@ def test_a_role_that_may_not_mark_is_told_what_to_let_run(without_log: Captured,
         database.run(f"drop role {role}")
 
 
-def test_a_log_whose_slot_is_gone_is_not_continued_by_a_new_slot(publisher: Database, set_up: SetUp) -> None:
+def test_log_without_slot_is_not_continued_by_new_slot(publisher: Database, set_up: SetUp) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     publisher.run(f"select pg_drop_replication_slot('{captured.request.slot}')")
-    with pytest.raises(SlotMissing, match="does not exist any more") as refused:
+    with pytest.raises(SlotMissing, match="no longer exists") as refused:
         setup_publisher(captured.request)
     assert str(captured.log.end_lsn) in str(refused.value.detail)
     publisher.run(f"select pg_create_logical_replication_slot('{captured.request.slot}', 'pgoutput')")
@@ -392,10 +388,10 @@ def test_a_log_whose_slot_is_gone_is_not_continued_by_a_new_slot(publisher: Data
         captured.capture()
 
 
-def test_the_log_of_another_cluster_is_refused(
+def test_log_of_another_cluster_is_refused(
     publisher: Database, set_up: SetUp, subscriber_cluster: Cluster
 ) -> None:
-    """Another server behind the same configuration: its system identifier differs."""
+    """Another server with the same configuration: its system identifier differs."""
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
     elsewhere = create_database(subscriber_cluster, "other")
@@ -405,7 +401,7 @@ def test_the_log_of_another_cluster_is_refused(
     assert "system identifier" in str(refused.value.detail)
 
 
-def test_teardown_removes_what_setup_made_and_nothing_else(publisher: Database, set_up: SetUp) -> None:
+def test_teardown_removes_exactly_what_setup_created(publisher: Database, set_up: SetUp) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     captured = set_up()
 

@@ -65,7 +65,7 @@ def counts(twin: Twin) -> dict[str, int]:
     }
 
 
-def test_a_truncate_reaches_those_whose_published_relation_was_truncated(twin: Twin) -> None:
+def test_truncate_reaches_subscriptions_to_truncated_relation(twin: Twin) -> None:
     """R2.13, R2.10, R8.15: seven subscriptions at several levels of one tree, over one log."""
     twin.publisher.run(f"{TREE}; {PUBLICATIONS}; {ROWS.format(1)}")
     for name, (publications, tables, _) in SUBSCRIPTIONS.items():
@@ -117,7 +117,7 @@ def origin(twin: Twin) -> Iterator[str]:
     twin.publisher.run(f"select pg_replication_origin_drop('{name}')")
 
 
-def test_with_origin_none_changes_are_left_out_one_by_one(twin: Twin, origin: str) -> None:
+def test_origin_none_skips_single_changes(twin: Twin, origin: str) -> None:
     """R8.19, R8.20: by the origin of their own record, and by that of the commit."""
     tables = "create table t (id int primary key, a int)"
     twin.publisher.run(f"{TREE}; {tables}")

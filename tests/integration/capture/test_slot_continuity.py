@@ -1,4 +1,4 @@
-"""A slot beside its log: behind it after a crash, lost, of somebody else. Nothing is doubled or passed over.
+"""Slot and log: a slot before the log's end, lost, or foreign. Nothing is duplicated or skipped.
 
 What is done to a capture while it runs is in `faults/test_capture_faults.py`; promotions, restores and copies
 of the server are in `test_timelines.py`.
@@ -37,10 +37,10 @@ def insert(database: Database, *numbers: int) -> None:
         database.run(f"insert into t values ({number}, 'x')")
 
 
-def test_a_slot_that_a_crash_of_the_publisher_takes_back_doubles_nothing(
+def test_slot_reset_by_publisher_crash_duplicates_nothing(
     new_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    """R1.30: advance is not written to disk at once; what the slot sends again is in the log already."""
+    """R1.30: advance is not written to disk at once; redelivered transactions are in the log already."""
     cluster = new_cluster("crashing", checkpoint_timeout="1h")
     cluster.create()
     cluster.start()
@@ -70,7 +70,7 @@ def test_a_slot_that_a_crash_of_the_publisher_takes_back_doubles_nothing(
         holder.close()
 
 
-def test_what_a_slot_behind_its_log_sends_again_is_compared_in_bounded_steps(
+def test_redelivery_is_compared_in_bounded_steps(
     disturbed: Disturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four messages a step, that is one or two transactions: the slot follows step by step."""
@@ -84,7 +84,7 @@ def test_what_a_slot_behind_its_log_sends_again_is_compared_in_bounded_steps(
     assert disturbed.captured.position == disturbed.captured.log.end_lsn
 
 
-def test_a_slot_behind_a_log_that_was_pruned_since_is_moved(disturbed: Disturbed) -> None:
+def test_slot_before_pruned_log_is_moved(disturbed: Disturbed) -> None:
     """What the log does not hold any more cannot be compared, and need not be: it was there."""
     insert(disturbed.database, 1)
     disturbed.start("capture.after_commit").killed()
@@ -99,8 +99,8 @@ def test_a_slot_behind_a_log_that_was_pruned_since_is_moved(disturbed: Disturbed
     assert disturbed.captured.position == disturbed.captured.log.end_lsn
 
 
-def test_a_log_that_is_put_back_to_an_older_state_is_a_gap(disturbed: Disturbed, tmp_path: Path) -> None:
-    """R1.29: a log restored from a copy ends before the slot; the changes in between are gone."""
+def test_log_restored_to_older_state_is_a_gap(disturbed: Disturbed, tmp_path: Path) -> None:
+    """R1.29: a log restored from a copy ends before the slot; the changes in between are lost."""
     log = Path(disturbed.captured.source.change_log)
     insert(disturbed.database, 1)
     disturbed.captured.capture()
@@ -116,9 +116,7 @@ def test_a_log_that_is_put_back_to_an_older_state_is_a_gap(disturbed: Disturbed,
     assert "cdc-replay snapshot" in str(refused.value.hint)
 
 
-def test_a_slot_that_falls_out_of_the_wal_limit_is_lost_and_says_so(
-    new_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
+def test_slot_invalidated_by_wal_limit_is_lost(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """R1.33: wal_status lost. Neither capture nor setup goes on as if nothing had happened."""
     cluster = new_cluster("limited", max_slot_wal_keep_size="16MB", min_wal_size="32MB", max_wal_size="32MB")
     cluster.create()
@@ -148,8 +146,8 @@ def test_a_slot_that_falls_out_of_the_wal_limit_is_lost_and_says_so(
 
 
 @pytest.mark.parametrize("plugin", ["test_decoding", "pgoutput"])
-def test_a_slot_of_another_plugin_or_database_is_not_read(plugin: str, disturbed: Disturbed) -> None:
-    """R1.33: a slot of that name was made by somebody else after ours was dropped."""
+def test_slot_of_another_plugin_or_database_is_refused(plugin: str, disturbed: Disturbed) -> None:
+    """R1.33: another program created a slot of that name after ours was dropped."""
     slot = disturbed.captured.source.slot
     insert(disturbed.database, 1)
     disturbed.database.run(f"select pg_drop_replication_slot('{slot}')")
@@ -165,11 +163,11 @@ def test_a_slot_of_another_plugin_or_database_is_not_read(plugin: str, disturbed
         elsewhere.run(f"select pg_drop_replication_slot('{slot}')")
 
 
-def test_a_log_of_another_publisher_is_refused_with_all_that_differs(
+def test_log_of_another_publisher_is_refused_with_all_differences(
     disturbed: Disturbed,
 ) -> None:
     captured = disturbed.captured
-    with pytest.raises(ChangeLogMismatch, match="is not of this publisher") as refused:
+    with pytest.raises(ChangeLogMismatch, match="belongs to another publisher") as refused:
         captured.capture(change_log=disturbed.undisturbed.source.change_log)
     assert disturbed.undisturbed.source.slot in str(refused.value.detail)
     assert "Correct `dsn`, `slot` or `change_log`" in str(refused.value.hint)
@@ -180,11 +178,11 @@ def test_a_log_of_another_publisher_is_refused_with_all_that_differs(
     assert ChangeLog.open(captured.source.change_log).header.slot == captured.source.slot
 
 
-def test_a_server_that_is_gone_without_a_word_is_noticed(publisher: Database) -> None:
+def test_silently_lost_server_is_detected(publisher: Database) -> None:
     """A line that is dead ends the session in minutes, not in the hours that the system would take."""
     with connect(publisher.dsn, purpose="test") as connection:
-        found = connection.info.get_parameters()
-    assert {name: int(found[name]) for name in KEEPALIVES} == KEEPALIVES
+        actual = connection.info.get_parameters()
+    assert {name: int(actual[name]) for name in KEEPALIVES} == KEEPALIVES
     with connect(f"{publisher.dsn}?keepalives_idle=7", purpose="test") as connection:
-        found = connection.info.get_parameters()
-    assert (found["keepalives_idle"], found["keepalives_count"]) == ("7", "4")
+        actual = connection.info.get_parameters()
+    assert (actual["keepalives_idle"], actual["keepalives_count"]) == ("7", "4")

@@ -45,7 +45,7 @@ def write_wal(database: Database, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["unlogged", "another database", "rolled back"])
-def test_a_slot_follows_what_is_not_captured(what: str, publisher: Database, set_up: SetUp) -> None:
+def test_slot_advances_over_uncaptured_wal(what: str, publisher: Database, set_up: SetUp) -> None:
     """R1.29: an empty pull moves the log's end and the slot to where the server writes."""
     publisher.run(TABLE + "create unlogged table u (id int)")
     captured = set_up()
@@ -69,7 +69,7 @@ def test_a_slot_follows_what_is_not_captured(what: str, publisher: Database, set
     assert content(captured.log).equals(commits)
 
 
-def test_an_idle_publisher_is_left_alone(publisher: Database, set_up: SetUp) -> None:
+def test_capture_of_idle_publisher_moves_nothing(publisher: Database, set_up: SetUp) -> None:
     """Nothing was written: no commit of the log, no position moves."""
     publisher.run(TABLE)
     captured = set_up()
@@ -82,9 +82,7 @@ def test_an_idle_publisher_is_left_alone(publisher: Database, set_up: SetUp) -> 
     assert captured.position == end
 
 
-def test_an_open_transaction_is_passed_and_comes_whole_when_it_commits(
-    publisher: Database, set_up: SetUp
-) -> None:
+def test_open_transaction_is_captured_completely_at_commit(publisher: Database, set_up: SetUp) -> None:
     """R1.21, R1.31: three pulls pass its changes; the slot confirms them, and can still send them."""
     publisher.run(TABLE)
     captured = set_up()
@@ -142,20 +140,20 @@ def test_status_shows_what_the_slot_retains_from_its_restart_lsn(
         writer.execute("insert into t values (1, 'open')")
         write_wal(publisher, 2)
         capture(config, "pub")
-        (found,) = status(config).publishers
-    assert found.slot_state == "reserved"
+        (publisher_status,) = status(config).publishers
+    assert publisher_status.slot_state == "reserved"
     # Everything is captured, but for what was written since; the open transaction keeps the rest.
-    assert found.behind_bytes is not None
-    assert found.behind_bytes < MEGABYTE
-    assert found.retained_wal_bytes is not None
-    assert found.retained_wal_bytes > 2 * MEGABYTE
-    assert found.safe_wal_size_bytes is None
+    assert publisher_status.behind_bytes is not None
+    assert publisher_status.behind_bytes < MEGABYTE
+    assert publisher_status.retained_wal_bytes is not None
+    assert publisher_status.retained_wal_bytes > 2 * MEGABYTE
+    assert publisher_status.safe_wal_size_bytes is None
 
 
-def test_a_backlog_beyond_the_limit_is_captured_not_given_up(
+def test_backlog_beyond_limit_is_captured_and_slot_kept(
     publisher: Database, configured: Callable[..., Config]
 ) -> None:
-    """To capture is the best remedy; what was retained for the capture alone is let go by it."""
+    """Capturing is the best remedy: it releases the WAL that was retained for it."""
     config = configured("1MB")
     write_wal(publisher, 4)
     publisher.run("insert into t values (1, 'x')")
@@ -163,13 +161,13 @@ def test_a_backlog_beyond_the_limit_is_captured_not_given_up(
     assert capture(config, "pub").transactions == 1
 
     assert slot_exists(publisher)
-    (found,) = status(config).publishers
-    assert found.retained_wal_bytes is not None
-    assert found.retained_wal_bytes < MEGABYTE
+    (publisher_status,) = status(config).publishers
+    assert publisher_status.retained_wal_bytes is not None
+    assert publisher_status.retained_wal_bytes < MEGABYTE
 
 
 @pytest.mark.parametrize("kind", ["open", "prepared"])
-def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_named(
+def test_slot_is_dropped_for_open_transaction_and_error_names_it(
     kind: str, publisher: Database, configured: Callable[..., Config]
 ) -> None:
     """R1.31: the log is complete, but the server cannot remove WAL; the error says what was done and why."""
@@ -188,25 +186,25 @@ def test_a_transaction_that_keeps_more_than_the_limit_costs_the_slot_and_is_name
             capture(config, "pub")
 
         writer.rollback()
-    said = str(given_up.value)
-    assert f'replication slot "slot_{publisher.name}" retained ' in said
-    assert "of WAL and was dropped [R1.31]" in said
-    assert "`max_retained_wal` of publisher pub is 1024 kB" in said
+    text = str(given_up.value)
+    assert f'replication slot "slot_{publisher.name}" retained ' in text
+    assert "of WAL and was dropped [R1.31]" in text
+    assert "`max_retained_wal` of publisher pub is 1024 kB" in text
     named = f'prepared transaction "{gid}"' if kind == "prepared" else f"transaction of process {pid}"
-    assert f"but {named} (xid " in said
-    assert f'database "{publisher.name}"' in said
-    assert "cdc-replay setup" in said
+    assert f"but {named} (xid " in text
+    assert f'database "{publisher.name}"' in text
+    assert "cdc-replay setup" in text
     assert not slot_exists(publisher)
     log = ChangeLog.open(config.publisher("pub").change_log)
     assert content(log).num_rows == 1
-    with pytest.raises(SlotMissing, match="does not exist any more"):
+    with pytest.raises(SlotMissing, match="no longer exists"):
         capture(config, "pub")
 
 
-def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_are_told(
+def test_slot_is_dropped_after_failed_capture_and_error_has_both_reasons(
     publisher: Database, configured: Callable[..., Config], tmp_path: Path
 ) -> None:
-    """The folder of the log is gone; WAL gathers, and the server's disk comes first."""
+    """The log's folder is missing and WAL accumulates: protecting the server's disk has priority."""
     config = configured("3MB")
     capture(config, "pub")
     (tmp_path / "log").rename(tmp_path / "gone")
@@ -224,7 +222,7 @@ def test_a_capture_that_fails_beyond_the_limit_costs_the_slot_and_both_reasons_a
     assert not slot_exists(publisher)
 
 
-def test_a_slot_is_not_given_up_while_another_capture_is_at_work(
+def test_slot_is_kept_while_another_capture_runs(
     publisher: Database, configured: Callable[..., Config]
 ) -> None:
     config = configured("1MB")
@@ -235,7 +233,7 @@ def test_a_slot_is_not_given_up_while_another_capture_is_at_work(
         assert slot_exists(publisher)
 
 
-def test_a_slot_that_is_not_ours_is_not_dropped(
+def test_foreign_slot_is_not_dropped(
     publisher: Database, configured: Callable[..., Config], tmp_path: Path
 ) -> None:
     """Its publications carry the name of the slot that they were made for."""

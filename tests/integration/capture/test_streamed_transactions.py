@@ -29,7 +29,7 @@ def insert_many(connection: Connection, first: int, rows: int = LARGE, table: st
 
 
 def writer(database: Database) -> Connection:
-    """A session that commits when it is told to."""
+    """A session without autocommit."""
     connection = database.connect()
     connection.autocommit = False
     return connection
@@ -40,28 +40,28 @@ def server_version(database: Database) -> int:
         return connection.info.server_version
 
 
-def test_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path: Path) -> None:
-    """R9.2, R9.5: rolled back ones vanish with what is below them, released ones stay at their place."""
+def test_stream_without_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path: Path) -> None:
+    """R9.2, R9.5: rolled-back savepoints are dropped with nested ones, released ones keep their position."""
     publisher.run(TABLE + "alter table t replica identity full")
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        one.execute("savepoint outer_one")
-        insert_many(one, 10_000)
-        one.execute("savepoint inner_one")
-        one.execute("update t set a = 'rolled back' where id < 1000")
-        one.execute("savepoint innermost")
-        one.execute("delete from t")
-        one.execute("rollback to inner_one")
-        insert_many(one, 20_000)
-        one.execute("release inner_one")
-        insert_many(one, 30_000)
-        one.execute("rollback to outer_one")
-        one.execute("savepoint kept")
-        one.execute("savepoint kept_below")
-        insert_many(one, 40_000)
-        one.execute("release kept")
-        one.commit()
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        session.execute("savepoint outer_one")
+        insert_many(session, 10_000)
+        session.execute("savepoint inner_one")
+        session.execute("update t set a = 'rolled back' where id < 1000")
+        session.execute("savepoint innermost")
+        session.execute("delete from t")
+        session.execute("rollback to inner_one")
+        insert_many(session, 20_000)
+        session.execute("release inner_one")
+        insert_many(session, 30_000)
+        session.execute("rollback to outer_one")
+        session.execute("savepoint kept")
+        session.execute("savepoint kept_below")
+        insert_many(session, 40_000)
+        session.execute("release kept")
+        session.commit()
 
     assert twins.sent().keys() >= set("SEAc")
     rows = twins.settle()
@@ -69,16 +69,16 @@ def test_savepoints_rolled_back_at_several_depths(publisher: Database, tmp_path:
     assert len(rows) == inserted(rows) == 2 * LARGE
 
 
-def test_a_savepoint_name_used_again_and_again(publisher: Database, tmp_path: Path) -> None:
+def test_reused_savepoint_name_is_captured(publisher: Database, tmp_path: Path) -> None:
     """R9.5: each use is a subtransaction of its own; some are large enough to be streamed, some are not."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
+    with writer(publisher) as session:
         for number in range(12):
-            one.execute("savepoint s")
-            insert_many(one, number * 10_000, LARGE if number % 2 else 1)
-            one.execute("rollback to s" if number % 3 else "release s")
-        one.commit()
+            session.execute("savepoint s")
+            insert_many(session, number * 10_000, LARGE if number % 2 else 1)
+            session.execute("rollback to s" if number % 3 else "release s")
+        session.commit()
 
     assert twins.sent()["A"] > 0
     rows = twins.settle()
@@ -87,34 +87,36 @@ def test_a_savepoint_name_used_again_and_again(publisher: Database, tmp_path: Pa
     assert inserted(rows) == len(rows) == 2 + 2 * LARGE
 
 
-def test_a_rolled_back_savepoint_that_was_never_streamed(publisher: Database, tmp_path: Path) -> None:
+def test_rolled_back_savepoint_that_was_never_streamed_is_dropped(
+    publisher: Database, tmp_path: Path
+) -> None:
     """R9.5: no A names it, and nothing of it is sent."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        one.execute("savepoint s")
-        one.execute("insert into t values (-1, 'rolled back')")
-        one.execute("rollback to s")
-        insert_many(one, 10_000)
-        one.commit()
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        session.execute("savepoint s")
+        session.execute("insert into t values (-1, 'rolled back')")
+        session.execute("rollback to s")
+        insert_many(session, 10_000)
+        session.commit()
 
     rows = twins.settle()
 
     assert inserted(rows) == len(rows) == 2 * LARGE
 
 
-def test_transactions_rolled_back_after_they_were_streamed(publisher: Database, tmp_path: Path) -> None:
+def test_transactions_rolled_back_after_streaming_are_dropped(publisher: Database, tmp_path: Path) -> None:
     """R9.2, R9.5, R1.26: while it is open, and once it is not."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
+    with writer(publisher) as session:
+        insert_many(session, 0)
         publisher.run("insert into t values (-1, 'kept')")
         assert twins.sent()["S"] > 0
         assert inserted(twins.settle()) == 1
-        insert_many(one, 10_000)
-        one.rollback()
+        insert_many(session, 10_000)
+        session.rollback()
     publisher.run("insert into t values (-2, 'kept')")
 
     assert twins.sent()["c"] == 0
@@ -123,16 +125,18 @@ def test_transactions_rolled_back_after_they_were_streamed(publisher: Database, 
     assert inserted(rows) == len(rows) == 2
 
 
-def test_streamed_transactions_of_which_nothing_is_published(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transactions_without_published_changes_are_empty(
+    publisher: Database, tmp_path: Path
+) -> None:
     """R9.4, R1.27: S, E and c come for them; they are no transactions of the log."""
     publisher.run(TABLE + "create table other (id int, a text)")
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0, table="other")
-        one.execute("savepoint s")
-        insert_many(one, 0)
-        one.execute("rollback to s")
-        one.commit()
+    with writer(publisher) as session:
+        insert_many(session, 0, table="other")
+        session.execute("savepoint s")
+        insert_many(session, 0)
+        session.execute("rollback to s")
+        session.commit()
 
     assert twins.sent()["c"] == 1
     outcome = twins.subject.capture()
@@ -141,17 +145,17 @@ def test_streamed_transactions_of_which_nothing_is_published(publisher: Database
     assert twins.settle() == []
 
 
-def test_streamed_transactions_side_by_side(publisher: Database, tmp_path: Path) -> None:
+def test_interleaved_streamed_transactions_are_captured(publisher: Database, tmp_path: Path) -> None:
     """R9.1, R1.28: their blocks alternate, with small ones in between; the order is that of the commits."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one, writer(publisher) as two, writer(publisher) as three:
+    with writer(publisher) as session, writer(publisher) as two, writer(publisher) as three:
         for part in range(3):
-            for number, connection in enumerate((one, two, three)):
+            for number, connection in enumerate((session, two, three)):
                 insert_many(connection, (number + 1) * 100_000 + part * 10_000)
                 publisher.run(f"insert into t values ({-10 * part - number - 1}, 'small')")
         three.commit()
-        one.rollback()
+        session.rollback()
         two.commit()
 
     assert twins.sent()["S"] >= 6
@@ -162,66 +166,68 @@ def test_streamed_transactions_side_by_side(publisher: Database, tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit", [500, 1_000_000])
-def test_a_streamed_transaction_open_over_many_pulls(publisher: Database, tmp_path: Path, limit: int) -> None:
+def test_streamed_transaction_open_over_many_pulls_is_captured(
+    publisher: Database, tmp_path: Path, limit: int
+) -> None:
     """R1.24, R1.26: each pull gets it from its beginning again and keeps nothing; its end brings it whole.
 
     Pulls of any size, in processes that are killed, too.
     """
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True, max_changes_per_pull=limit)
-    with writer(publisher) as one:
+    with writer(publisher) as session:
         for part in range(2):
-            insert_many(one, part * 10_000)
-            one.execute("savepoint s")
-            insert_many(one, 100_000 + part * 10_000)
-            one.execute("rollback to s")
+            insert_many(session, part * 10_000)
+            session.execute("savepoint s")
+            insert_many(session, 100_000 + part * 10_000)
+            session.execute("rollback to s")
             publisher.run(f"insert into t values ({-part - 1}, 'small')")
             assert twins.sent()["S"] > part
             twins.subject.capture_killed_at("capture.after_commit")
             assert inserted(twins.subject.rows()) == part + 1
             twins.subject.capture()
-        one.commit()
+        session.commit()
     twins.subject.capture_killed_at("capture.after_segment")
 
     assert inserted(twins.settle()) == 2 + 2 * LARGE
 
 
-def test_a_transaction_streamed_in_one_pull_and_ordinary_in_the_next(
+def test_transaction_streamed_in_one_pull_and_plain_in_next_is_captured_once(
     publisher: Database, tmp_path: Path
 ) -> None:
     """R1.26: here because the server has more memory for it when it is sent again."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
+    with writer(publisher) as session:
+        insert_many(session, 0)
         publisher.run("insert into t values (-1, 'small')")
         assert twins.sent()["S"] > 0
         twins.subject.capture()
         publisher.run(f"alter database {publisher.name} set logical_decoding_work_mem = '64MB'")
-        insert_many(one, 10_000)
-        one.commit()
+        insert_many(session, 10_000)
+        session.commit()
 
     assert twins.sent()["S"] == 0
     assert inserted(twins.settle()) == 1 + 2 * LARGE
 
 
-def test_shapes_change_inside_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
-    """R1.16, R9.10: also in a savepoint that is rolled back; ordinary transactions are between and behind."""
+def test_relation_versions_change_inside_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+    """R1.16, R9.10: also in a rolled-back savepoint; other transactions commit in between and after."""
     publisher.run(TABLE + "create table u (id int primary key, a text); alter publication p add table u")
     twins = Twins.of(publisher, tmp_path, streaming=True)
     publisher.run("insert into t values (-1, 'before'); insert into u values (-1, 'before')")
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        insert_many(one, 0, table="u")
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        insert_many(session, 0, table="u")
         publisher.run("insert into u values (-2, 'between')")
-        one.execute("alter table t add column b int default 7")
-        one.execute("insert into t select g, 'x', 8 from generate_series(30000, 31999) g")
-        one.execute("savepoint s")
-        one.execute("alter table t add column gone int")
-        one.execute("insert into t select g, 'x', 9, 10 from generate_series(40000, 41999) g")
-        one.execute("rollback to s")
+        session.execute("alter table t add column b int default 7")
+        session.execute("insert into t select g, 'x', 8 from generate_series(30000, 31999) g")
+        session.execute("savepoint s")
+        session.execute("alter table t add column gone int")
+        session.execute("insert into t select g, 'x', 9, 10 from generate_series(40000, 41999) g")
+        session.execute("rollback to s")
         publisher.run("insert into u values (-3, 'between')")
-        one.commit()
+        session.commit()
     publisher.run("insert into t values (-2, 'after', 1); insert into u values (-4, 'after')")
 
     assert twins.sent().keys() >= set("RAc")
@@ -229,31 +235,29 @@ def test_shapes_change_inside_a_streamed_transaction(publisher: Database, tmp_pa
 
     relations = twins.subject.log.relations()
     of_t = [relations[row["relation_version"]] for row in rows]
-    assert {one.column_names for one in of_t} == {("id", "a"), ("id", "a", "b")}
+    assert {relation.column_names for relation in of_t} == {("id", "a"), ("id", "a", "b")}
     assert inserted(rows) == len(rows) == 2 + LARGE + LARGE + 2 + 2000 + 2
 
 
-def test_a_stream_that_the_server_cannot_decode_is_read_without_streaming(
-    publisher: Database, tmp_path: Path
-) -> None:
+def test_undecodable_stream_is_read_without_streaming(publisher: Database, tmp_path: Path) -> None:
     """R1.36: changed in a savepoint, rolled back, changed again: it can be decoded once it is complete."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        one.execute("savepoint s")
-        one.execute("alter table t add column gone int default 5")
-        one.execute("insert into t select g, 'x', 6 from generate_series(10000, 11999) g")
-        one.execute("rollback to s")
-        insert_many(one, 20_000)
-        one.execute("alter table t add column b int default 7")
-        one.execute("insert into t select g, 'x', 8 from generate_series(30000, 31999) g")
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        session.execute("savepoint s")
+        session.execute("alter table t add column gone int default 5")
+        session.execute("insert into t select g, 'x', 6 from generate_series(10000, 11999) g")
+        session.execute("rollback to s")
+        insert_many(session, 20_000)
+        session.execute("alter table t add column b int default 7")
+        session.execute("insert into t select g, 'x', 8 from generate_series(30000, 31999) g")
         publisher.run("create table other (id int)")
         with pytest.raises(DecodingFailed, match="could not map"):
             twins.sent()
         twins.subject.capture()
         assert twins.subject.rows() == []
-        one.commit()
+        session.commit()
 
     rows = twins.settle()
 
@@ -263,7 +267,7 @@ def test_a_stream_that_the_server_cannot_decode_is_read_without_streaming(
     assert shapes == [("id", "a")] * 2 * LARGE + [("id", "a", "b")] * 2000
 
 
-def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transaction_has_every_kind_of_change(publisher: Database, tmp_path: Path) -> None:
     """TRUNCATE, values stored out of line, ON CONFLICT, updates with and without keys; others' messages."""
     publisher.run(
         TABLE
@@ -271,19 +275,19 @@ def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database,
         + "alter publication p add table u; insert into t values (-1, 'x')"
     )
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        one.execute("select pg_logical_emit_message(true, 'p', 'inside')")
-        one.execute("insert into t select g, repeat('y', 9000) from generate_series(10000, 10019) g")
-        one.execute("update t set id = id + 1000000 where id = 10000")
-        one.execute("update t set a = a where id = 10001")
-        one.execute("insert into t values (1, 'new') on conflict (id) do update set a = excluded.a")
-        one.execute("insert into t values (1, 'new') on conflict do nothing")
-        one.execute("insert into u select generate_series(1, 2000)")
-        one.execute("truncate u")
-        one.execute("select pg_logical_emit_message(false, 'p', 'at once')")
-        one.execute("delete from t where id between 500 and 600")
-        one.commit()
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        session.execute("select pg_logical_emit_message(true, 'p', 'inside')")
+        session.execute("insert into t select g, repeat('y', 9000) from generate_series(10000, 10019) g")
+        session.execute("update t set id = id + 1000000 where id = 10000")
+        session.execute("update t set a = a where id = 10001")
+        session.execute("insert into t values (1, 'new') on conflict (id) do update set a = excluded.a")
+        session.execute("insert into t values (1, 'new') on conflict do nothing")
+        session.execute("insert into u select generate_series(1, 2000)")
+        session.execute("truncate u")
+        session.execute("select pg_logical_emit_message(false, 'p', 'at once')")
+        session.execute("delete from t where id between 500 and 600")
+        session.commit()
 
     assert twins.sent().keys() >= set("SEc") - set("A")
     rows = twins.settle()
@@ -296,20 +300,20 @@ def test_every_kind_of_change_inside_a_streamed_transaction(publisher: Database,
     with_old = [isinstance(update, Update) and update.old is not None for update in updates]
     assert with_old == [True, False, False]
     toasted = [decode(row["message"]) for row in rows if row["kind"] == "I" and len(row["message"]) > 9000]
-    assert len(toasted) == sum(isinstance(one, Insert) for one in toasted) == 20
+    assert len(toasted) == sum(isinstance(change, Insert) for change in toasted) == 20
 
 
-def test_logical_messages_of_rolled_back_savepoints(publisher: Database, tmp_path: Path) -> None:
-    """R1.9: streamed, they cannot be told from others; those of other programs are kept in neither form."""
+def test_logical_messages_of_rolled_back_savepoints_are_dropped(publisher: Database, tmp_path: Path) -> None:
+    """R1.9: streamed messages do not name their savepoint; foreign messages are dropped in both forms."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
-        insert_many(one, 0)
-        one.execute("savepoint s")
-        one.execute("select pg_logical_emit_message(true, 'p', 'rolled back')")
-        insert_many(one, 10_000)
-        one.execute("rollback to s")
-        one.commit()
+    with writer(publisher) as session:
+        insert_many(session, 0)
+        session.execute("savepoint s")
+        session.execute("select pg_logical_emit_message(true, 'p', 'rolled back')")
+        insert_many(session, 10_000)
+        session.execute("rollback to s")
+        session.commit()
 
     twins.subject.capture()
     twins.plain.capture()
@@ -322,26 +326,26 @@ def test_logical_messages_of_rolled_back_savepoints(publisher: Database, tmp_pat
     assert streamed == plain
 
 
-def test_the_origin_of_a_streamed_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_streamed_transaction_has_its_origin(publisher: Database, tmp_path: Path) -> None:
     """R9.6: known from its first block on; a logical message in front hides it, as DDL there does."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
     name = f"origin_{publisher.name}"
-    with writer(publisher) as one:
-        one.execute("select pg_replication_origin_create(%s)", (name,))
-        one.commit()
-        one.execute("select pg_replication_origin_session_setup(%s)", (name,))
-        insert_many(one, 0)
-        insert_many(one, 10_000)
-        one.commit()
+    with writer(publisher) as session:
+        session.execute("select pg_replication_origin_create(%s)", (name,))
+        session.commit()
+        session.execute("select pg_replication_origin_session_setup(%s)", (name,))
+        insert_many(session, 0)
+        insert_many(session, 10_000)
+        session.commit()
         rows = twins.settle()
         assert {row["origin"] for row in rows} == {name}
 
-        one.execute("select pg_logical_emit_message(true, 'p', 'first')")
-        insert_many(one, 20_000)
-        one.commit()
-        one.execute("select pg_replication_origin_session_reset()")
-        one.commit()
+        session.execute("select pg_logical_emit_message(true, 'p', 'first')")
+        insert_many(session, 20_000)
+        session.commit()
+        session.execute("select pg_replication_origin_session_reset()")
+        session.commit()
     twins.subject.capture()
     twins.plain.capture()
     end_lsn = rows[-1]["commit_lsn"]
@@ -353,38 +357,36 @@ def test_the_origin_of_a_streamed_transaction(publisher: Database, tmp_path: Pat
     publisher.run(f"select pg_replication_origin_drop('{name}')")
 
 
-def test_commits_that_are_not_flushed_yet(publisher: Database, tmp_path: Path) -> None:
+def test_unflushed_commits_are_captured(publisher: Database, tmp_path: Path) -> None:
     """R1.21: a streamed transaction that committed with synchronous_commit = off is waited for."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, streaming=True)
-    with writer(publisher) as one:
+    with writer(publisher) as session:
         for number in range(3):
-            one.execute("set local synchronous_commit = off")
-            insert_many(one, number * 10_000)
-            one.commit()
+            session.execute("set local synchronous_commit = off")
+            insert_many(session, number * 10_000)
+            session.commit()
             twins.subject.capture()
             assert inserted(twins.subject.rows()) == (number + 1) * LARGE
     twins.settle()
 
 
-def test_a_crash_of_the_publisher_ends_open_streams(
-    new_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
-    """R9.16, R1.30: what was open is gone; what was captured is not captured again."""
+def test_publisher_crash_ends_open_streams(new_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """R9.16, R1.30: open transactions are lost; captured ones are not captured again."""
     cluster = new_cluster("crashing", logical_decoding_work_mem=WORK_MEMORY)
     cluster.create()
     cluster.start()
     database = create_database(cluster, "crashing")
     database.run(TABLE)
     twins = Twins.of(database, tmp_path, streaming=True)
-    one = writer(database)
-    insert_many(one, 0)
+    session = writer(database)
+    insert_many(session, 0)
     database.run("insert into t values (-1, 'before')")
     assert twins.sent()["S"] > 0
     twins.subject.capture()
 
     cluster.stop("immediate")
-    one.close()
+    session.close()
     cluster.start()
     database.run("insert into t values (-2, 'after')")
     database.run("checkpoint")
@@ -399,7 +401,9 @@ def test_a_crash_of_the_publisher_ends_open_streams(
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_any_workload(seed: int, publisher: Database, subscriber: Database, tmp_path: Path) -> None:
+def test_any_workload_equals_plain_capture(
+    seed: int, publisher: Database, subscriber: Database, tmp_path: Path
+) -> None:
     """R9.1-R9.5: three sessions at random, and PostgreSQL's own streaming subscription beside them."""
     publisher.run(TABLE + "alter table t replica identity full")
     subscriber.run("create table t (id int primary key, a text)")

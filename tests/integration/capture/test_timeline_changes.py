@@ -94,8 +94,8 @@ def synchronise_slots(captured: Captured, primary: Database, standby: Database) 
         captured.capture(dsn=primary.dsn)
         wait_until_replayed(primary, standby)
         standby.run("select pg_sync_replication_slots()")
-        found = standby.rows(f"select not temporary from pg_replication_slots where slot_name = '{slot}'")
-        return found == [(True,)]
+        result = standby.rows(f"select not temporary from pg_replication_slots where slot_name = '{slot}'")
+        return result == [(True,)]
 
     slot = captured.source.slot
     wait_for(is_synchronised, "the slot to be synchronised")
@@ -113,10 +113,8 @@ def refusal(captured: Captured, dsn: str, error: type[Exception], message: str) 
     return str(refused.value)
 
 
-def test_a_promoted_standby_that_has_the_slot_is_captured_on(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
-    """The slot of the standby is behind the log; what comes again is known, what comes next is not lost."""
+def test_promoted_standby_with_slot_continues_capture(captured: Captured, new_cluster: NewCluster) -> None:
+    """The standby's slot is before the log's end; redelivery is recognised, and nothing is lost."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     synchronise_slots(captured, primary, standby)
@@ -147,12 +145,17 @@ def test_a_promoted_standby_that_has_the_slot_is_captured_on(
     assert captured.log.header.timeline == 3
 
     primary.cluster.start()
-    said = refusal(captured, primary.dsn, ChangeLogMismatch, "is of timeline 3, from which timeline 1")
-    assert "a primary that was replaced" in said
-    assert "Let `dsn` lead to the server that took over" in said
+    text = refusal(
+        captured,
+        primary.dsn,
+        ChangeLogMismatch,
+        "timeline 1 of the publisher does not descend from timeline 3",
+    )
+    assert "a replaced primary" in text
+    assert "Point `dsn` at the server that took over" in text
 
 
-def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_cluster: NewCluster) -> None:
+def test_log_continues_over_two_promotions(captured: Captured, new_cluster: NewCluster) -> None:
     """Nobody captured while timeline 2 was written; it is read on timeline 3, which comes from it."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -174,10 +177,8 @@ def test_a_log_that_missed_a_promotion_goes_on_over_two(captured: Captured, new_
     assert captured.log.header.timeline == 3
 
 
-def test_a_promoted_standby_that_was_behind_the_log_is_refused(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
-    """The log holds what the new timeline never had, and subscribers may have applied it."""
+def test_promoted_standby_that_lagged_log_is_refused(captured: Captured, new_cluster: NewCluster) -> None:
+    """The log has changes that the new timeline never had; subscribers may have applied them."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     synchronise_slots(captured, primary, standby)
@@ -189,16 +190,16 @@ def test_a_promoted_standby_that_was_behind_the_log_is_refused(
     standby.cluster.promote()
     insert(standby, *range(10, 30))
 
-    said = refusal(captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at")
+    text = refusal(
+        captured, standby.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
+    )
 
-    assert f"goes up to {captured.log.end_lsn}" in said
-    assert "holds 2 transactions that the publisher never had" in said
-    assert all(word in said for word in COPY_ALL_AGAIN)
+    assert f"ends at {captured.log.end_lsn}" in text
+    assert "holds 2 transactions that the publisher never had" in text
+    assert all(word in text for word in COPY_ALL_AGAIN)
 
 
-def test_a_capture_waits_for_the_standby_that_is_to_take_over(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_capture_waits_for_failover_standby(captured: Captured, new_cluster: NewCluster) -> None:
     """R1.32: with synchronized_standby_slots the log is never ahead of that standby."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
@@ -228,10 +229,10 @@ def waits_for_standby(primary: Database) -> bool:
     return primary.rows(f"select from pg_stat_activity where {waiting}") != []
 
 
-def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot(
+def test_standby_is_refused_and_after_promotion_its_missing_slot(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
-    """R1.33: a slot that is made after the promotion would start behind changes that nobody has."""
+    """R1.33: a slot created after the promotion would start after changes that are in no log."""
     primary = captured.database
     standby = standby_of(primary, new_cluster, "standby")
     insert(primary, 1)
@@ -242,17 +243,17 @@ def test_a_standby_is_refused_until_it_is_promoted_and_then_for_want_of_the_slot
     standby.cluster.promote()
     insert(standby, 2)
 
-    said = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
+    text = refusal(captured, standby.dsn, SlotMissing, captured.source.slot)
 
-    assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in said
-    assert "on timeline 2, the log on 1: the standby that was promoted" in said
-    assert "cdc-replay snapshot" in said
-    with pytest.raises(SlotMissing, match="does not exist any more"):
+    assert f"The log ends at {captured.log.end_lsn}; a new slot would start later" in text
+    assert "on timeline 2, the log on 1: the promoted standby" in text
+    assert "cdc-replay snapshot" in text
+    with pytest.raises(SlotMissing, match="no longer exists"):
         setup_publisher(dataclasses.replace(captured.request, dsn=standby.dsn))
 
 
 @pytest.mark.parametrize("has_slot", [False, True], ids=["backup", "files"])
-def test_a_publisher_that_was_restored_to_a_time_before_the_log_is_refused(
+def test_publisher_restored_to_before_log_end_is_refused(
     has_slot: bool, captured: Captured, new_cluster: NewCluster
 ) -> None:
     """Recovery ends at an earlier position and begins a timeline there. A base backup brings no slots."""
@@ -267,11 +268,11 @@ def test_a_publisher_that_was_restored_to_a_time_before_the_log_is_refused(
     wait_for(lambda: restored.rows("select pg_is_in_recovery()") == [(False,)], "the end of the recovery")
     insert(restored, *range(10, 30))
 
-    said = refusal(
-        captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher left timeline 1 at"
+    text = refusal(
+        captured, restored.dsn, ChangeLogMismatch, "timeline 2 of the publisher branched off timeline 1 at"
     )
 
-    assert "holds 1 transactions that the publisher never had" in said
+    assert "holds 1 transactions that the publisher never had" in text
 
 
 def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
@@ -283,10 +284,10 @@ def copy_of(database: Database, new_cluster: NewCluster, name: str) -> Database:
     return Database(cluster, database.name)
 
 
-def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
+def test_older_copy_of_publisher_is_refused_even_after_growth(
     captured: Captured, new_cluster: NewCluster
 ) -> None:
-    """Same identifier, same timeline, and a slot that is behind the log as after any crash (R1.30)."""
+    """Same identifier, same timeline, and a slot before the log's end, as after any crash (R1.30)."""
     insert(captured.database, 1)
     captured.capture()
     copy = copy_of(captured.database, new_cluster, "copy")
@@ -294,22 +295,20 @@ def test_an_older_copy_of_the_publisher_is_refused_also_after_it_has_grown(
     captured.capture()
     copy.cluster.start()
 
-    said = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher only to")
-    assert "restored from an older copy" in said
+    text = refusal(captured, copy.dsn, ChangeLogMismatch, "the WAL of the publisher at")
+    assert "restored from an older copy" in text
 
     insert(copy, *range(10, 30))
-    said = refusal(captured, copy.dsn, ChangeLogMismatch, "sends other transactions than change log")
-    assert "only the log has transaction" in said or "only the server has transaction" in said
-    assert all(word in said for word in COPY_ALL_AGAIN)
+    text = refusal(captured, copy.dsn, ChangeLogMismatch, "sends other transactions than change log")
+    assert "only the log has transaction" in text or "only the server has transaction" in text
+    assert all(word in text for word in COPY_ALL_AGAIN)
 
     insert(captured.database, 3)
     captured.capture()
     assert numbers(captured) == [1, 2, 3]
 
 
-def test_a_copy_as_of_the_end_of_the_log_takes_the_place_of_the_original(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_copy_at_log_end_replaces_original(captured: Captured, new_cluster: NewCluster) -> None:
     """The copy has all that the log holds. What the original does later is another history."""
     insert(captured.database, 1)
     captured.capture()
@@ -323,9 +322,7 @@ def test_a_copy_as_of_the_end_of_the_log_takes_the_place_of_the_original(
     refusal(captured, captured.database.dsn, ChangeLogMismatch, "sends other transactions than change log")
 
 
-def test_another_cluster_behind_the_same_address_is_refused(
-    captured: Captured, new_cluster: NewCluster
-) -> None:
+def test_another_cluster_at_same_address_is_refused(captured: Captured, new_cluster: NewCluster) -> None:
     """Its slot has the name, its publications are the same; its system identifier is another."""
     other = new_cluster("other")
     other.create()
@@ -338,7 +335,7 @@ def test_another_cluster_behind_the_same_address_is_refused(
     setup_publisher(request)
     insert(database, *range(10, 30))
 
-    said = refusal(captured, database.dsn, ChangeLogMismatch, "is not of this publisher")
+    text = refusal(captured, database.dsn, ChangeLogMismatch, "belongs to another publisher")
 
-    assert "system identifier" in said
-    assert "Correct `dsn`, `slot` or `change_log`" in said
+    assert "system identifier" in text
+    assert "Correct `dsn`, `slot` or `change_log`" in text

@@ -34,7 +34,9 @@ def ids(twins: Twins) -> list[int]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_several_open_over_many_pulls(publisher: Database, tmp_path: Path, *, streaming: bool) -> None:
+def test_prepared_transactions_open_over_many_pulls_are_captured(
+    publisher: Database, tmp_path: Path, *, streaming: bool
+) -> None:
     """R9.7, R9.8: their order is that of their outcomes; both slots hold the same log after each pull.
 
     Prepared streamed and not; a gid is used again while the log still waits for nothing of its first use.
@@ -69,7 +71,7 @@ def test_several_open_over_many_pulls(publisher: Database, tmp_path: Path, *, st
     "failpoint",
     ["capture.after_peek", "capture.after_segment", "capture.after_commit", "capture.after_advance"],
 )
-def test_a_capture_killed_before_and_at_the_outcome(
+def test_capture_killed_before_and_at_outcome_loses_nothing(
     publisher: Database, tmp_path: Path, failpoint: str
 ) -> None:
     """R9.8, R1.30: the content is there once and goes once it is not needed."""
@@ -91,8 +93,10 @@ def test_a_capture_killed_before_and_at_the_outcome(
     assert twins.subject.log.prepared.list_keys() == ()
 
 
-def test_prepared_and_finished_in_one_pull(publisher: Database, tmp_path: Path) -> None:
-    """R9.8: among ordinary ones, with savepoints, with shapes that change, rolled back ones in between."""
+def test_transaction_prepared_and_finished_in_one_pull_is_captured(
+    publisher: Database, tmp_path: Path
+) -> None:
+    """R9.8: among plain ones, with savepoints, with changing relations, and rolled-back ones in between."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, two_phase=True, streaming=True)
     savepoint = "savepoint s; insert into t select generate_series(500001, 503000); rollback to s"
@@ -114,8 +118,8 @@ def test_prepared_and_finished_in_one_pull(publisher: Database, tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_prepared_transactions_without_changes(publisher: Database, tmp_path: Path) -> None:
-    """R9.4, R9.9: only row locks, only what is not published; with either outcome, at once and later."""
+def test_prepared_transactions_without_changes_are_ignored(publisher: Database, tmp_path: Path) -> None:
+    """R9.4, R9.9: only row locks, only unpublished changes; with either outcome, at once and later."""
     publisher.run(TABLE + "create table other (id int); insert into t values (1, 'x')")
     twins = Twins.of(publisher, tmp_path, two_phase=True)
     for outcome in ("commit", "rollback"):
@@ -132,8 +136,8 @@ def test_prepared_transactions_without_changes(publisher: Database, tmp_path: Pa
     assert twins.subject.log.prepared.list_keys() == ()
 
 
-def test_prepared_before_two_phase_was_enabled(publisher: Database, tmp_path: Path) -> None:
-    """R9.9: b, P and K come together then, at the commit. R1.25: asking once is what enables it."""
+def test_transaction_prepared_before_two_phase_is_captured(publisher: Database, tmp_path: Path) -> None:
+    """R9.9: b, P and K are then sent together, at the commit. R1.25: one peek with two_phase enables it."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path)
     prepare(publisher, "early", 1)
@@ -159,7 +163,7 @@ def test_prepared_before_two_phase_was_enabled(publisher: Database, tmp_path: Pa
     assert twins.subject.log.prepared.list_keys() == ()
 
 
-def test_the_slot_decides_what_is_sent(publisher: Database, tmp_path: Path) -> None:
+def test_slot_option_two_phase_decides(publisher: Database, tmp_path: Path) -> None:
     """R1.25: with the lowest protocol version, and never asked for two_phase, b, P and K are sent."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, two_phase=True)
@@ -178,7 +182,7 @@ def test_the_slot_decides_what_is_sent(publisher: Database, tmp_path: Path) -> N
     assert ids(twins) == [1]
 
 
-def test_the_origin_of_a_prepared_transaction(publisher: Database, tmp_path: Path) -> None:
+def test_prepared_transaction_has_its_origin(publisher: Database, tmp_path: Path) -> None:
     """R1.12: sent at PREPARE, needed at COMMIT PREPARED, which may come from another session."""
     publisher.run(TABLE)
     twins = Twins.of(publisher, tmp_path, two_phase=True)
@@ -200,10 +204,10 @@ def test_the_origin_of_a_prepared_transaction(publisher: Database, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_the_publisher_restarts_in_between(
+def test_publisher_restart_keeps_prepared_transactions(
     new_cluster: Callable[..., Cluster], tmp_path: Path, mode: str
 ) -> None:
-    """R1.30: after a crash P may be sent again, before and behind the position of the log."""
+    """R1.30: after a crash P may be sent again, before and after the log's end."""
     cluster = new_cluster("restarting", logical_decoding_work_mem=WORK_MEMORY)
     cluster.create()
     cluster.start()
@@ -232,7 +236,7 @@ def test_the_publisher_restarts_in_between(
     assert twins.subject.log.prepared.list_keys() == ()
 
 
-def test_a_native_subscription_sees_them_when_the_log_does(
+def test_native_subscription_applies_prepared_transactions_with_log(
     publisher: Database, subscriber: Database, native: Database, tmp_path: Path
 ) -> None:
     """R9.7, R9.8: with two_phase and without, rows are there at COMMIT PREPARED."""

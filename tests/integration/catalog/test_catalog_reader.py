@@ -32,9 +32,7 @@ def named(catalog: PublisherCatalog, name: str) -> Table:
     return next(table for table in catalog.tables.values() if str(table.name) == name)
 
 
-def test_only_permanent_ordinary_and_partitioned_tables_are_publishable(
-    publisher: Database, read: Read
-) -> None:
+def test_permanent_ordinary_and_partitioned_tables_are_publishable(publisher: Database, read: Read) -> None:
     """R2.1."""
     publisher.run("""
         create table plain (a int);
@@ -52,7 +50,7 @@ def test_only_permanent_ordinary_and_partitioned_tables_are_publishable(
     }
 
 
-def test_an_unlogged_partition_is_known_but_not_publishable(publisher: Database, read: Read) -> None:
+def test_unlogged_partition_is_read_but_not_publishable(publisher: Database, read: Read) -> None:
     """R2.1: it is never published, yet a copy of its root reads its rows."""
     publisher.run("""
         create table root (a int) partition by list (a);
@@ -64,7 +62,7 @@ def test_an_unlogged_partition_is_known_but_not_publishable(publisher: Database,
     assert named(catalog, "public.root").is_publishable
 
 
-def test_columns_are_written_as_ddl_wants_them(publisher: Database, read: Read) -> None:
+def test_columns_have_type_texts_for_ddl(publisher: Database, read: Read) -> None:
     publisher.run("""
         create schema "My Types";
         create type "My Types".mood as enum ('sad', 'happy');
@@ -98,7 +96,7 @@ def test_columns_are_written_as_ddl_wants_them(publisher: Database, read: Read) 
     assert (table.column("price").type_oid, table.column("price").typmod) == (1700, (10 << 16 | 2) + 4)
 
 
-def test_a_virtual_generated_column_is_told_from_a_stored_one(publisher: Database, read: Read) -> None:
+def test_virtual_and_stored_generated_columns_are_distinguished(publisher: Database, read: Read) -> None:
     if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
         pytest.skip("virtual generated columns exist from PostgreSQL 18 on")
     publisher.run("create table t (a int, b int generated always as (a + 1) virtual)")
@@ -138,7 +136,7 @@ def test_a_virtual_generated_column_is_told_from_a_stored_one(publisher: Databas
         ),
     ],
 )
-def test_the_replica_identity_key_is_the_one_that_the_server_uses(
+def test_replica_identity_key_equals_servers(
     publisher: Database,
     read: Read,
     definition: str,
@@ -153,7 +151,7 @@ def test_the_replica_identity_key_is_the_one_that_the_server_uses(
     assert (table.replica_identity, table.key_columns, table.primary_key) == (identity, key, primary_key)
 
 
-def test_the_partition_tree_is_known_by_parents(publisher: Database, read: Read) -> None:
+def test_partition_tree_is_read_as_parents(publisher: Database, read: Read) -> None:
     publisher.run("""
         create schema elsewhere;
         create table root (a int, b int) partition by list (a);
@@ -175,9 +173,7 @@ def test_the_partition_tree_is_known_by_parents(publisher: Database, read: Read)
     assert {t.name.name for t in catalog.tables.values() if t.is_partitioned} == {"root", "middle"}
 
 
-def test_publications_are_read_with_options_members_filters_and_lists(
-    publisher: Database, read: Read
-) -> None:
+def test_publications_have_options_members_filters_and_lists(publisher: Database, read: Read) -> None:
     publisher.run("""
         create schema s1; create schema s2;
         create table t (id int primary key, gone int, a int, b text);
@@ -211,7 +207,7 @@ def test_publications_are_read_with_options_members_filters_and_lists(
     assert not any(publication.publish_generated for publication in catalog.publications.values())
 
 
-def test_existing_inheritance_children_are_members_of_their_own(publisher: Database, read: Read) -> None:
+def test_inheritance_children_are_separate_members(publisher: Database, read: Read) -> None:
     """R2.16: each with a copy of the WHERE; children that come later are not added."""
     publisher.run("""
         create table parent (id int primary key, a int);
@@ -240,7 +236,7 @@ def test_publish_generated_columns_is_read(publisher: Database, read: Read) -> N
     assert read().publication("p").publish_generated
 
 
-def test_the_catalog_of_an_open_transaction_is_that_of_its_snapshot(publisher: Database) -> None:
+def test_catalog_in_open_transaction_is_that_of_its_snapshot(publisher: Database) -> None:
     publisher.run("create table t (id int primary key)")
     with connect(publisher.dsn, purpose="catalog test", autocommit=False) as early:
         early.execute("set transaction isolation level repeatable read, read only")
@@ -254,7 +250,7 @@ def test_the_catalog_of_an_open_transaction_is_that_of_its_snapshot(publisher: D
     assert [str(table.name) for table in catalog.tables.values()] == ["public.t"]
 
 
-def test_reading_leaves_the_session_as_it_was(publisher: Database) -> None:
+def test_reading_keeps_session_settings(publisher: Database) -> None:
     with connect(publisher.dsn, purpose="catalog test") as session:
         session.execute("set search_path = public")
         read_catalog(session)
@@ -263,7 +259,7 @@ def test_reading_leaves_the_session_as_it_was(publisher: Database) -> None:
         assert session.execute("show transaction_read_only").fetchall() == [("off",)]
 
 
-def test_the_position_is_the_flush_position_of_the_reading(connection: Connection) -> None:
+def test_position_is_flush_position_at_reading(connection: Connection) -> None:
     before = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()[0][0]
     catalog = read_catalog(connection)
     after = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()[0][0]
@@ -271,7 +267,7 @@ def test_the_position_is_the_flush_position_of_the_reading(connection: Connectio
     assert Lsn.parse(before) <= catalog.lsn <= Lsn.parse(after)
 
 
-def test_a_catalog_survives_its_json_form(publisher: Database, read: Read) -> None:
+def test_real_catalog_round_trips_through_json(publisher: Database, read: Read) -> None:
     publisher.run("""
         create type mood as enum ('sad', 'happy');
         create table root (id int, mood mood, "größe" text collate "C", primary key (id))
@@ -290,7 +286,7 @@ def test_a_catalog_survives_its_json_form(publisher: Database, read: Read) -> No
     assert "\n" not in text
 
 
-def test_definitions_are_the_same_until_one_changes(publisher: Database, read: Read) -> None:
+def test_same_definitions_until_one_changes(publisher: Database, read: Read) -> None:
     publisher.run(
         "create table t (id int primary key, a int); create publication p for table t where (a > 1)"
     )
@@ -305,7 +301,7 @@ def test_definitions_are_the_same_until_one_changes(publisher: Database, read: R
     assert not same_definitions(second, third)
 
 
-def test_hundreds_of_tables_take_no_more_statements(publisher: Database, connection: Connection) -> None:
+def test_statement_count_is_independent_of_table_count(publisher: Database, connection: Connection) -> None:
     publisher.run(
         "do $$ begin for i in 1..300 loop"
         " execute format('create table t%s (id int primary key, a int, b text)', i);"
@@ -319,7 +315,7 @@ def test_hundreds_of_tables_take_no_more_statements(publisher: Database, connect
     assert all(table.key_columns == ("id",) for table in catalog.tables.values())
 
 
-def test_an_ordinary_role_can_read_the_catalog(publisher: Database) -> None:
+def test_ordinary_role_can_read_catalog(publisher: Database) -> None:
     publisher.run("""
         create table t (id int primary key, a int);
         create publication p for table t where (a > 1);

@@ -1,4 +1,4 @@
-"""What we say that a set of publications means is what the server does with it.
+"""Our interpretation of a set of publications equals the server's behaviour.
 
 Two oracles, for the same random sets over one partition tree (levels, schemas, inheritance, a generated and a
 dropped column):
@@ -129,7 +129,7 @@ def created(connection: Connection, statements: Sequence[str]) -> list[str]:
 
 
 def listed_by_server(connection: Connection, names: Sequence[str]) -> dict[int, set[tuple[object, ...]]]:
-    """Per relation what the publications say: pairs of column names and filter."""
+    """The publications' column names and filter, per relation."""
     rows = connection.execute(
         "select p.relid, array(select a.attname::text from pg_attribute a"
         "   where a.attrelid = p.relid and a.attnum = any(p.attrs) order by a.attnum),"
@@ -137,13 +137,13 @@ def listed_by_server(connection: Connection, names: Sequence[str]) -> dict[int, 
         " from pg_get_publication_tables(variadic %s::text[]) p",
         (list(names),),
     ).fetchall()
-    found: dict[int, set[tuple[object, ...]]] = {}
+    result: dict[int, set[tuple[object, ...]]] = {}
     for relation, columns, condition in rows:
-        found.setdefault(relation, set()).add((tuple(columns), condition))
-    return found
+        result.setdefault(relation, set()).add((tuple(columns), condition))
+    return result
 
 
-def test_each_publication_lists_the_tables_that_the_server_lists(connection: Connection) -> None:
+def test_published_tables_equal_servers(connection: Connection) -> None:
     """R7.1."""
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
@@ -154,14 +154,14 @@ def test_each_publication_lists_the_tables_that_the_server_lists(connection: Con
             assert ours == {relation for (relation,) in rows}, statements
 
 
-def test_the_initial_copy_is_the_one_that_the_server_describes(connection: Connection) -> None:
+def test_initial_copy_equals_servers(connection: Connection) -> None:
     """R7.1-R7.6: tables, columns and filters; refused where the server's answers cannot be reconciled."""
     if not has_arrays(connection):
         pytest.skip("15 evaluates each publication by itself (R7.2)")
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
         theirs = listed_by_server(connection, names)
-        refused = any(len({columns for columns, _ in said}) > 1 for said in theirs.values())
+        refused = any(len({columns for columns, _ in entries}) > 1 for entries in theirs.values())
         try:
             ours = synced_tables(read_catalog(connection), names)
         except PublicationRefused:
@@ -170,10 +170,10 @@ def test_the_initial_copy_is_the_one_that_the_server_describes(connection: Conne
         assert not refused, statements
         assert {synced.table.id for synced in ours} == set(theirs), statements
         for synced in ours:
-            said = theirs[synced.table.id]
-            conditions = {condition for _, condition in said}
+            entries = theirs[synced.table.id]
+            conditions = {condition for _, condition in entries}
             filters = {None} if synced.filters is None else {row_filter.sql for row_filter in synced.filters}
-            assert {columns for columns, _ in said} == {synced.columns}, statements
+            assert {columns for columns, _ in entries} == {synced.columns}, statements
             assert filters == ({None} if None in conditions else conditions), statements
 
 
@@ -248,7 +248,7 @@ def assert_published_alike(connection: Connection, catalog: PublisherCatalog, na
     return refused
 
 
-def test_changes_are_published_as_the_server_publishes_them(connection: Connection) -> None:
+def test_published_changes_equal_servers(connection: Connection) -> None:
     """R2.1-R2.9, R3.2-R3.7, R6.3-R6.9: relation, columns, actions, filters; or refused on both sides."""
     refused = 0
     for statements in random_sets(connection.info.server_version):
@@ -261,7 +261,7 @@ def test_changes_are_published_as_the_server_publishes_them(connection: Connecti
     assert refused
 
 
-def test_lists_of_publications_without_row_actions_do_not_clash_on_the_server(connection: Connection) -> None:
+def test_column_lists_of_publications_without_row_actions_do_not_conflict(connection: Connection) -> None:
     """R6.7: they are refused at the subscription, not in the stream."""
     names = created(
         connection,
@@ -274,7 +274,7 @@ def test_lists_of_publications_without_row_actions_do_not_clash_on_the_server(co
     assert assert_published_alike(connection, read_catalog(connection), names) == 0
 
 
-def test_a_full_list_equals_no_list_as_the_server_counts(connection: Connection) -> None:
+def test_full_column_list_equals_no_list(connection: Connection) -> None:
     """R6.5: on 15 the generated and the dropped columns of the partitions count."""
     names = created(
         connection,
@@ -291,7 +291,7 @@ def test_a_full_list_equals_no_list_as_the_server_counts(connection: Connection)
     assert refused == (2 if connection.info.server_version < 160000 else 0)
 
 
-def test_a_filtered_table_that_moves_to_a_published_schema_is_unfiltered(connection: Connection) -> None:
+def test_filtered_table_moved_to_published_schema_is_unfiltered(connection: Connection) -> None:
     """R3.4: the schema counts, whatever the publication lists besides."""
     names = created(
         connection, ["create publication p for table s1.plain where (a > 1), tables in schema s2"]
@@ -306,7 +306,7 @@ def test_a_filtered_table_that_moves_to_a_published_schema_is_unfiltered(connect
     assert published.filters[PublishAction.INSERT] is None
 
 
-def test_publications_must_agree_on_generated_columns_even_if_none_is_stored(connection: Connection) -> None:
+def test_publications_must_agree_on_generated_columns(connection: Connection) -> None:
     """R6.9."""
     if connection.info.server_version < 180000:
         pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
@@ -325,7 +325,7 @@ def test_publications_must_agree_on_generated_columns_even_if_none_is_stored(con
         resolve(catalog, names, named(catalog, "s2.v").id)
 
 
-def test_an_unlogged_partition_is_listed_as_the_server_lists_it(connection: Connection) -> None:
+def test_unlogged_partition_is_listed_as_by_server(connection: Connection) -> None:
     """R2.1, R7.1: as a leaf of a listed root, not as a table of its own."""
     connection.execute("create unlogged table s1.leaf7 partition of s1.root for values in (7)")
     names = created(
@@ -346,8 +346,8 @@ def test_an_unlogged_partition_is_listed_as_the_server_lists_it(connection: Conn
     assert resolve(catalog, names, leaf) is None
 
 
-def test_truncate_of_a_root_is_published_as_the_server_publishes_it(connection: Connection) -> None:
-    """R2.10, R2.11, R2.13: the relations kept are those that are published as themselves."""
+def test_published_truncate_of_root_equals_servers(connection: Connection) -> None:
+    """R2.10, R2.11, R2.13: the remaining relations are those published as themselves."""
     for statements in random_sets(connection.info.server_version):
         names = created(connection, statements)
         catalog = read_catalog(connection)

@@ -275,4 +275,4 @@ def test_a_log_of_another_cluster_is_refused(cli: CommandLine, make_cluster: Cal
     other.run(f"{TABLES}; create publication p for table t, u")
     cli.write("p", of_publisher={"dsn": other.dsn})
     for command in ("setup", "capture"):
-        cli.fails(1, command, "pub", says=["is not of this publisher", "system identifier", "HINT"])
+        cli.fails(1, command, "pub", says=["belongs to another publisher", "system identifier", "HINT"])

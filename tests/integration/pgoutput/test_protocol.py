@@ -1,4 +1,4 @@
-"""Real streams of a real server, in every form that it has, against what SQL knows (R1.1 to R1.20).
+"""Streams of a real server, in every form, compared with SQL (R1.1 to R1.20).
 
 One publisher has run transactions of every kind; each test reads the same slot with other options. A peek
 moves nothing, so all forms are of the same transactions.
@@ -59,7 +59,7 @@ class Form:
 PROTOCOLS = [
     (1, "off"),
     *itertools.product((2, 3), ("off", "on")),
-    *((4, each) for each in ("off", "on", "parallel")),
+    *((4, streaming) for streaming in ("off", "on", "parallel")),
 ]
 FORMS = [
     Form(protocol, streaming, binary, messages, two_phase)
@@ -73,7 +73,7 @@ STREAMED = Form(2, "on")
 
 @dataclass(frozen=True)
 class Wire:
-    """A publisher with its traffic done, and what was read of it so far."""
+    """A publisher after its traffic, and the assemblies read so far."""
 
     traffic: Traffic
     slots: dict[bool, str]
@@ -123,7 +123,7 @@ def wire(make_cluster: Callable[..., Cluster]) -> Iterator[Wire]:
     drop_database(database)
 
 
-def test_every_type_of_message_was_sent(wire: Wire) -> None:
+def test_server_sends_every_message_type(wire: Wire) -> None:
     """R1.2: nothing below passes for want of an example."""
     sent = {
         message.type
@@ -146,23 +146,23 @@ def read(request: pytest.FixtureRequest, wire: Wire) -> Read:
     return Read(request.param, wire.assembly(request.param))
 
 
-def test_the_transactions_are_those_that_committed_in_commit_order(wire: Wire, read: Read) -> None:
-    """R9.1, R9.2: by transaction id and commit time (R1.1); what rolled back is in no form."""
+def test_transactions_are_the_committed_ones_in_commit_order(wire: Wire, read: Read) -> None:
+    """R9.1, R9.2: by transaction id and commit time (R1.1); rolled-back transactions are in no form."""
     expected = [
-        (one.xid, one.commit_time, one.origin)
-        for one in wire.traffic.facts.committed
-        if read.form.messages or one.name != "message alone"  # it then has nothing to send (R9.4)
+        (transaction.xid, transaction.commit_time, transaction.origin)
+        for transaction in wire.traffic.facts.committed
+        if read.form.messages or transaction.name != "message alone"  # it then has nothing to send (R9.4)
     ]
-    found = [
-        (one.xid, one.commit_time, one.origin)
-        for one in read.assembly.committed
-        if one.commit_time is not None
+    actual = [
+        (committed_transaction.xid, committed_transaction.commit_time, committed_transaction.origin)
+        for committed_transaction in read.assembly.committed
+        if committed_transaction.commit_time is not None
     ]
-    assert found == expected
+    assert actual == expected
 
 
-def test_the_rows_are_those_that_sql_sees(wire: Wire, read: Read) -> None:
-    """R1.4 to R1.6: replayed into empty tables; texts, or with `binary` what the types send."""
+def test_rows_equal_those_of_sql(wire: Wire, read: Read) -> None:
+    """R1.4 to R1.6: replayed into empty tables; texts, or binary values with `binary`."""
     assembly = read.assembly
     replica = Replica(assembly.relations)
     for transaction in assembly.committed:
@@ -180,7 +180,7 @@ def test_the_rows_are_those_that_sql_sees(wire: Wire, read: Read) -> None:
 
 
 class Replica:
-    """The rows of each relation; a row is found by what the replica identity sends of it."""
+    """The rows of each relation, looked up by replica identity."""
 
     def __init__(self, relations: dict[int, Relation]) -> None:
         self.rows: dict[int, list[tuple[bytes | None, ...]]] = {}
@@ -208,12 +208,12 @@ class Replica:
             place for place, column in enumerate(shape.columns) if column.is_key or kind is m.OldTuple.FULL
         ]
         searched = [sent.values[place] for place in places]
-        [found] = [
+        [match] = [
             number
             for number, row in enumerate(self.rows[shape.id])
             if [row[place] for place in places] == searched
         ]
-        return found
+        return match
 
 
 def filled(new: m.TupleData, old: tuple[bytes | None, ...]) -> tuple[bytes | None, ...]:
@@ -223,26 +223,29 @@ def filled(new: m.TupleData, old: tuple[bytes | None, ...]) -> tuple[bytes | Non
     )
 
 
-def test_all_forms_are_of_the_same_transactions(wire: Wire, read: Read) -> None:
+def test_all_stream_forms_have_same_transactions(wire: Wire, read: Read) -> None:
     """Message by message, once transaction ids of blocks are cut out and rolled back parts left out."""
     plain = wire.assembly(Form(1, binary=read.form.binary, messages=read.form.messages))
     assert sent(read.assembly) == sent(plain)
 
 
 def sent(assembly: Assembly) -> list[tuple[int, list[bytes]]]:
-    return [(one.xid, [change.data for change in one.changes]) for one in assembly.committed]
+    return [
+        (transaction.xid, [change.data for change in transaction.changes])
+        for transaction in assembly.committed
+    ]
 
 
-def test_the_columnar_decoder_gives_what_the_reference_reader_gives(read: Read) -> None:
+def test_columnar_decoder_equals_reference_reader(read: Read) -> None:
     """The log is captured without the option `binary`: with it, values are refused (R1.4)."""
     log = read.assembly.log()
     catalogs = [(0, 0), (0, log.column("lsn")[log.num_rows // 2].as_py())]
-    decoder = ChangeDecoder.of(EVERYTHING, read.assembly.relations, catalogs)
+    decoder = ChangeDecoder.from_relations(EVERYTHING, read.assembly.relations, catalogs)
     if read.form.binary:
         with pytest.raises(InvalidMessage, match=r"value in binary format, .* at offset 8, row 0"):
-            decoder.changes(log)
+            decoder.decode(log)
         return
-    changes = decoder.changes(log)
+    changes = decoder.decode(log)
     changes.validate(full=True)
     assert changes.num_rows > 6 * BIG
     assert changes.to_pylist() == reference_changes(log, EVERYTHING, catalogs)
@@ -251,8 +254,8 @@ def test_the_columnar_decoder_gives_what_the_reference_reader_gives(read: Read) 
 def changes_of(wire: Wire, name: str, form: Form) -> list[m.Message]:
     """The row changes, TRUNCATEs and logical messages of a transaction."""
     xid = wire.traffic.facts.xid(name)
-    [found] = [one for one in wire.assembly(form).committed if one.xid == xid]
-    return [decode(change.data) for change in found.changes]
+    [match] = [transaction for transaction in wire.assembly(form).committed if transaction.xid == xid]
+    return [decode(change.data) for change in match.changes]
 
 
 def kinds(row: m.TupleData | None) -> str | None:
@@ -271,7 +274,7 @@ def sides(message: m.Message) -> Sides:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_each_change_has_the_tuples_of_its_replica_identity(wire: Wire, binary: bool) -> None:
+def test_changes_have_tuples_of_replica_identity(wire: Wire, binary: bool) -> None:
     """R1.4 to R1.6. A type without send function stays text: `acl`, the fourteenth column of `things`."""
     expected: dict[str, list[Sides]] = {
         # All columns; NULL is n, the empty text is t.
@@ -300,9 +303,9 @@ def test_each_change_has_the_tuples_of_its_replica_identity(wire: Wire, binary: 
         "wide": [("I", None, None, "".join("n" if number % 7 == 0 else "t" for number in range(WIDEST)))],
     }  # fmt: skip
     for name, changes in expected.items():
-        found = [sides(message) for message in changes_of(wire, name, Form(1, binary=binary))]
+        actual = [sides(message) for message in changes_of(wire, name, Form(1, binary=binary))]
         acl = "t" if name in OF_THINGS else "b"
-        assert found == [in_binary(change, acl) if binary else change for change in changes], name
+        assert actual == [in_binary(change, acl) if binary else change for change in changes], name
 
 
 OF_THINGS: Final = {"values", "label", "key", "delete"}
@@ -323,7 +326,7 @@ def binary_kinds(kinds: str | None, acl: str) -> str | None:
     )
 
 
-def test_relations_are_described_as_the_catalog_has_them(wire: Wire) -> None:
+def test_relation_messages_equal_catalog(wire: Wire) -> None:
     """R1.2, R1.8, R1.13: names, oids, modifiers, key columns; in the order of the tuples' values."""
     identities = {
         "logged": ReplicaIdentity.FULL,
@@ -345,8 +348,8 @@ def test_relations_are_described_as_the_catalog_has_them(wire: Wire) -> None:
             "select attname::text, atttypid::bigint, atttypmod from pg_attribute"
             f" where attrelid = '{name}'::regclass and attnum > 0 and not attisdropped order by attnum"
         )
-        found = [(column.name, column.type_oid, column.typmod) for column in message.columns]
-        assert found == columns
+        actual = [(column.name, column.type_oid, column.typmod) for column in message.columns]
+        assert actual == columns
         assert message.relation == wire.oid(str(name))
         assert message.replica_identity is identities.get(name.name, ReplicaIdentity.DEFAULT)
         assert {column.name for column in message.columns if column.is_key} == keys.get(name.name, set())
@@ -354,7 +357,7 @@ def test_relations_are_described_as_the_catalog_has_them(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [PLAIN, STREAMED], ids=str)
-def test_types_that_are_not_built_in_are_named_before_their_relation(wire: Wire, form: Form) -> None:
+def test_type_messages_precede_their_relation(wire: Wire, form: Form) -> None:
     """R1.10: a domain under the name of its base type."""
     [(mood, score)] = wire.database.rows("select 'mood'::regtype::oid::bigint, 'score'::regtype::oid::bigint")
     messages = wire.messages(form)
@@ -369,7 +372,7 @@ def test_types_that_are_not_built_in_are_named_before_their_relation(wire: Wire,
     ]
 
 
-def test_a_truncate_names_all_relations_and_its_flags(wire: Wire) -> None:
+def test_truncate_message_has_all_relations_and_flags(wire: Wire) -> None:
     """R1.2: one message per statement, CASCADE is 1, RESTART IDENTITY is 2."""
     cascade, restart = m.TruncateFlag.CASCADE, m.TruncateFlag.RESTART_IDENTITY
     expected = {
@@ -384,23 +387,23 @@ def test_a_truncate_names_all_relations_and_its_flags(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [Form(1), Form(2, "on"), Form(3, two_phase=True)], ids=str)
-def test_logical_messages_arrive_byte_for_byte(wire: Wire, form: Form) -> None:
+def test_logical_messages_are_unchanged(wire: Wire, form: Form) -> None:
     """R1.2, R9.4, R9.13: in a transaction, alone in one, and outside of any, although it was rolled back."""
-    found = [
-        (one.xid, message.is_transactional, message.prefix, message.content)
-        for one in wire.assembly(form).committed
-        for message in (decode(change.data) for change in one.changes)
+    actual = [
+        (transaction.xid, message.is_transactional, message.prefix, message.content)
+        for transaction in wire.assembly(form).committed
+        for message in (decode(change.data) for change in transaction.changes)
         if isinstance(message, m.LogicalMessage)
     ]
     facts = wire.traffic.facts
-    assert found == [
+    assert actual == [
         (facts.xid("message"), True, "inside ü", b"\x00\xff"),
         (facts.xid("message alone"), True, "", b""),
         (0, False, "outside", b"lost"),
     ]
 
 
-def test_an_origin_follows_the_begin_of_its_transaction(wire: Wire) -> None:
+def test_origin_follows_begin_of_its_transaction(wire: Wire) -> None:
     """R1.12: with the LSN and the time that it had there."""
     messages = wire.messages(PLAIN)
     origins = [number for number, message in enumerate(messages) if isinstance(message, m.Origin)]
@@ -414,7 +417,7 @@ def test_an_origin_follows_the_begin_of_its_transaction(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.streaming == "off"], ids=str)
-def test_a_commit_is_where_its_begin_says(wire: Wire, form: Form) -> None:
+def test_commit_has_lsn_announced_by_begin(wire: Wire, form: Form) -> None:
     """R1.22: and the slot function says where it ends."""
     begins: list[m.Begin] = []
     for lsn, _, data in wire.rows(form):
@@ -432,7 +435,7 @@ STREAMING = [form for form in FORMS if form.streaming != "off" and form.messages
 
 
 @pytest.mark.parametrize("form", STREAMING, ids=str)
-def test_large_transactions_are_streamed_in_blocks_between_each_other(wire: Wire, form: Form) -> None:
+def test_large_transactions_are_streamed_in_interleaved_blocks(wire: Wire, form: Form) -> None:
     """R1.9, R1.16: messages of a block name the (sub)transaction that made them; R comes in each stream."""
     facts = wire.traffic.facts
     blocks: list[int] = []
@@ -455,7 +458,7 @@ def test_large_transactions_are_streamed_in_blocks_between_each_other(wire: Wire
 
 
 @pytest.mark.parametrize("form", STREAMING, ids=str)
-def test_an_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire, form: Form) -> None:
+def test_stream_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire, form: Form) -> None:
     """R1.3: protocol version 4 alone does not lengthen it."""
     parts = wire.traffic.facts.rolled_back_parts
     aborts = [message for message in wire.messages(form) if isinstance(message, m.StreamAbort)]
@@ -467,7 +470,9 @@ def test_an_abort_has_position_and_time_with_streaming_parallel_only(wire: Wire,
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form.two_phase and form.messages], ids=str)
-def test_prepared_transactions_arrive_when_prepared_and_their_outcome_alone(wire: Wire, form: Form) -> None:
+def test_prepared_transactions_are_sent_at_prepare_and_their_outcome_separately(
+    wire: Wire, form: Form
+) -> None:
     """R9.8: an outcome names the transaction, its gid, and where and when it was prepared."""
     messages = wire.messages(form)
     prepares = {
@@ -497,7 +502,7 @@ def test_prepared_transactions_arrive_when_prepared_and_their_outcome_alone(wire
 
 
 @pytest.mark.parametrize("form", [PLAIN, STREAMED], ids=str)
-def test_each_call_describes_everything_again(wire: Wire, form: Form) -> None:
+def test_each_call_sends_relations_again(wire: Wire, form: Form) -> None:
     """R1.14: two calls return the same bytes; one that begins later describes its relations itself."""
     rows = wire.rows(form)
     assert peek(wire.database, wire.slots[form.two_phase], form.options) == rows
@@ -521,7 +526,7 @@ def test_pgoutput_has_no_text_form(wire: Wire) -> None:
     ],
     ids=" ".join,
 )
-def test_options_that_the_server_does_not_know_are_its_error(wire: Wire, options: list[str]) -> None:
+def test_unknown_options_are_a_server_error(wire: Wire, options: list[str]) -> None:
     """R1.18: nothing is left out in silence."""
     with pytest.raises(psycopg.Error):
         peek(wire.database, wire.slots[False], options)

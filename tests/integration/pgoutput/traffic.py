@@ -1,4 +1,4 @@
-"""Transactions of every kind on a real publisher, and what SQL knows about them.
+"""Transactions of every kind on a real publisher, and their facts as seen by SQL.
 
 Nothing here reads the change stream: the facts come from the sessions that made the changes.
 """
@@ -58,7 +58,7 @@ SUBTRANSACTION: Final = "select xmin::text::bigint from many where id = %s"
 
 @dataclass(frozen=True)
 class Committed:
-    """A transaction that is visible: `commit_time` in microseconds since 1970, as the server kept it."""
+    """A visible transaction; `commit_time` in microseconds since 1970, from the server."""
 
     name: str
     xid: int
@@ -79,8 +79,8 @@ class Facts:
 
     def xid(self, name: str) -> int:
         """The transaction of that name."""
-        [found] = [one.xid for one in self.committed if one.name == name]
-        return found
+        [match] = [transaction.xid for transaction in self.committed if transaction.name == name]
+        return match
 
 
 class Traffic:

@@ -59,7 +59,7 @@ class Stream:
         """CHANGES rows, which are those of the reference reader."""
         assembly = self.assembly()
         log = assembly.log()
-        changes = ChangeDecoder.of(EVERYTHING, assembly.relations, [(0, 0)]).changes(log)
+        changes = ChangeDecoder.from_relations(EVERYTHING, assembly.relations, [(0, 0)]).decode(log)
         changes.validate(full=True)
         decoded: list[dict[str, Any]] = changes.to_pylist()
         assert decoded == reference_changes(log, EVERYTHING, [(0, 0)])
@@ -199,7 +199,7 @@ TRUNCATE = encode(m.Truncate(None, m.TruncateFlag(0), (TABLE.id,)))
 DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
     "nothing": ("I", b"", "message ends too early at offset 0"),
     "cut": ("I", GOOD[:-1], "message ends too early at offset 14"),
-    "longer": ("I", GOOD + b"n", "bytes behind the end of the message at offset 15"),
+    "longer": ("I", GOOD + b"n", "bytes after the end of the message at offset 15"),
     "value": ("I", GOOD[:14] + b"x", "unknown kind of value at offset 14"),
     "binary": ("I", GOOD[:8] + b"b" + GOOD[9:], "which the log must not be captured with at offset 8"),
     "negative": ("I", GOOD[:9] + b"\xff" + GOOD[10:], "negative length of a value at offset 9"),

@@ -602,7 +602,7 @@ def test_a_message_that_others_write_under_that_prefix_is_ignored(
 
     with caplog.at_level(logging.WARNING):
         assert ours(twin) == [(1,)]
-    assert "ignored 4 logical messages that have the prefix of the event triggers" in caplog.text
+    assert "ignored 4 logical messages with the prefix of the event triggers" in caplog.text
 
 
 def test_lists_that_disagree_stop_what_they_decide_and_nothing_before(twin: Twin) -> None:

@@ -1,4 +1,4 @@
-"""A slot's stream written down by hand: messages as bytes, and the rows of the log that come out."""
+"""Hand-written streams of a slot: messages as bytes, and the log rows made from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_replay.capture.ddl.message_code import MessageFilter, code_of
+from cdc_replay.capture.ddl.message_code import MessageFilter, message_code
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.model.lsn import ZERO, Lsn
@@ -24,10 +24,10 @@ ORDINALS = itertools.count(1)
 
 def relation(*columns: str) -> bytes:
     """R of the table, with integer columns."""
-    described = b"".join(
+    column_fields = b"".join(
         struct.pack(">B", 0) + name.encode() + b"\0" + struct.pack(">Ii", 23, -1) for name in columns
     )
-    return b"R" + struct.pack(">I", TABLE) + b"s\0t\0d" + struct.pack(">h", len(columns)) + described
+    return b"R" + struct.pack(">I", TABLE) + b"s\0t\0d" + struct.pack(">h", len(columns)) + column_fields
 
 
 RELATION = relation("id")
@@ -67,19 +67,19 @@ def logical_message(content: str, *, transactional: bool = True, prefix: str = "
 
 
 def signed_message(content: str, *, transactional: bool = True, prefix: str = "cdc_replay.test") -> bytes:
-    """One of the event triggers; the xid is that of `raw`."""
+    """A message of the event triggers, in the transaction with the xid of `raw`."""
     ordinal = next(ORDINALS)
-    code = code_of(SECRET, prefix, 0, ordinal, content.encode())
+    code = message_code(SECRET, prefix, 0, ordinal, content.encode())
     return logical_message(f"{ordinal} {code}\n{content}", transactional=transactional, prefix=prefix)
 
 
-def assembler(prepared: PreparedTransactions, after: Lsn = ZERO) -> TransactionAssembler:
-    """One that believes messages of `signed_message`."""
+def open_assembler(prepared: PreparedTransactions, after: Lsn = ZERO) -> TransactionAssembler:
+    """An assembler that accepts messages of `signed_message`."""
     return TransactionAssembler(after, prepared, messages=MessageFilter(SECRET))
 
 
 def in_stream(message: bytes, xid: int) -> bytes:
-    """R1.9: the transaction id comes first."""
+    """R1.9: the transaction id follows the kind."""
     return message[:1] + struct.pack(">I", xid) + message[1:]
 
 
@@ -95,7 +95,7 @@ def stream_commit(xid: int, end_lsn: int, time: int = 0) -> bytes:
 
 
 def stream_abort(xid: int, subxid: int, *, parallel: bool = False) -> bytes:
-    """A; its long form is sent with streaming = parallel only (R1.3)."""
+    """StreamAbort, in its longer form if `parallel` (R1.3)."""
     return b"A" + struct.pack(">II", xid, subxid) + (struct.pack(">qq", 0, 0) if parallel else b"")
 
 
@@ -116,14 +116,14 @@ def rollback_prepared(xid: int, prepare_end_lsn: int, end_lsn: int) -> bytes:
 
 
 def raw(messages: Sequence[bytes], lsns: Sequence[int] | None = None) -> RawMessages:
-    """A batch of the peek; column lsn counts 2^20 where it does not matter, column xid is 0."""
+    """A batch of the peek; `lsn` counts from 0 by default, `xid` is 0."""
     lsn = np.array(range(len(messages)) if lsns is None else lsns, dtype=np.int64)
     return RawMessages(lsn, np.zeros(len(messages), dtype=np.int64), pa.array(messages, pa.binary()))
 
 
-def assembled(
+def assemble_rows(
     prepared: PreparedTransactions, *batches: RawMessages, after: Lsn = ZERO
 ) -> list[dict[str, Any]]:
-    """The rows of the log that the batches of one peek give."""
-    with assembler(prepared, after) as made:
-        return [row for batch in batches for rows in made.feed(batch) for row in rows.to_pylist()]
+    """The log rows made from the batches of one peek."""
+    with open_assembler(prepared, after) as assembler:
+        return [row for batch in batches for rows in assembler.feed(batch) for row in rows.to_pylist()]

@@ -1,4 +1,4 @@
-"""Ordinary transactions taken many at once give the rows that they give one by one, whatever lies between."""
+"""The vectorised path and the loop produce the same rows, whatever is between plain transactions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.capture import plain_transactions as stretches
+from cdc_replay.capture import plain_transactions
 from cdc_replay.capture.message_batch import MessageBatch
-from cdc_replay.capture.plain_transactions import TransactionRun, parts
+from cdc_replay.capture.plain_transactions import TransactionRun, split_runs
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
 from cdc_replay.errors import InvalidMessage
@@ -24,7 +24,7 @@ from unit.capture.stream import (
     STREAM_STOP,
     VERSIONS,
     WIDER,
-    assembled,
+    assemble_rows,
     begin,
     begin_prepare,
     commit,
@@ -45,12 +45,12 @@ from unit.capture.stream import (
 )
 
 NEVER = 1 << 30
-"""More transactions than there are: all are taken one by one."""
+"""More transactions than any batch has: all go through the loop."""
 
 
 @dataclass
 class Rows:
-    """What a transaction has brought so far: subtransaction, shape in force, message."""
+    """The rows of an open transaction: subtransaction, relation, message."""
 
     shape: bytes
     origin: str | None = None
@@ -59,7 +59,7 @@ class Rows:
 
 @dataclass
 class History:
-    """What a slot sends, and, kept beside it by the rules and not by the code, what the log must hold."""
+    """What a slot sends, and the log rows that the rules require, derived without the code under test."""
 
     draw: st.DrawFn
     after: int
@@ -134,8 +134,8 @@ class History:
             self.send(commit(end_lsn, time))
             self.commit(rows, xid, end_lsn, time)
 
-    def alone(self) -> None:
-        """R9.13: what others write is not kept, wherever it is."""
+    def foreign_message(self) -> None:
+        """R9.13: foreign messages are dropped, wherever they are."""
         self.end()
         self.send(logical_message(str(next(self.values)), transactional=False))
 
@@ -160,7 +160,7 @@ class History:
         self.send(STREAM_STOP)
 
     def rolled_back_savepoint(self) -> None:
-        """R9.5: what it wrote goes; the next block describes the relation again."""
+        """R9.5: its rows are dropped; the next block describes the relation again."""
         if not self.streams:
             return
         xid = self.draw(st.sampled_from([*self.streams]))
@@ -183,15 +183,15 @@ class History:
             self.shape = RELATION
             self.commit(rows, xid, end_lsn, 0)
         else:
-            self.commit_pull(xid, rows, prepare(xid, self.end(), streamed=True))
+            self.store_prepared(xid, rows, prepare(xid, self.end(), streamed=True))
 
     def prepared_transaction(self) -> None:
         xid, end_lsn = self.xid(), self.end_lsn + 10
         self.send(begin_prepare(xid, end_lsn))
         rows = self.body(xid)
-        self.commit_pull(xid, rows, prepare(xid, self.end()))
+        self.store_prepared(xid, rows, prepare(xid, self.end()))
 
-    def commit_pull(self, xid: int, rows: Rows, message: bytes) -> None:
+    def store_prepared(self, xid: int, rows: Rows, message: bytes) -> None:
         self.send(message)
         self.prepared[xid] = (self.end_lsn, rows)
 
@@ -205,7 +205,7 @@ class History:
         self.send(commit_prepared(xid, end_lsn))
         self.commit(rows, xid, end_lsn, 0)
 
-    def late(self) -> None:
+    def prepared_before_two_phase(self) -> None:
         """R9.9: prepared before the slot had two_phase, and now committed."""
         xid, prepare_end_lsn = self.xid(), self.draw(st.integers(9, self.end_lsn))
         self.send(begin_prepare(xid, prepare_end_lsn))
@@ -218,13 +218,13 @@ class History:
 STEPS = (
     History.ordinary,
     History.ordinary,
-    History.alone,
+    History.foreign_message,
     History.block,
     History.rolled_back_savepoint,
     History.end_of_stream,
     History.prepared_transaction,
     History.outcome,
-    History.late,
+    History.prepared_before_two_phase,
 )
 
 
@@ -245,9 +245,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(deadline=None)
-@given(history=histories(), data=st.data(), shortest=st.sampled_from((1, 2, NEVER)))
-def test_every_transaction_is_in_the_log_whole_once_and_in_its_place(
-    folder: Path, history: History, data: st.DataObject, shortest: int
+@given(history=histories(), data=st.data(), min_transactions=st.sampled_from((1, 2, NEVER)))
+def test_log_has_every_transaction_completely_once_and_in_commit_order(
+    folder: Path, history: History, data: st.DataObject, min_transactions: int
 ) -> None:
     """R9.1-R9.9, R1.26-R1.30; the batches of the peek end anywhere."""
     size = data.draw(st.integers(1, len(history.messages)))
@@ -258,58 +258,56 @@ def test_every_transaction_is_in_the_log_whole_once_and_in_its_place(
     prepared = PreparedTransactions(Location.parse(str(folder)))
     prepared.remove(prepared.list_keys())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretches, "SHORTEST", shortest)
-        rows = assembled(prepared, *batches, after=Lsn(history.after))
+        patch.setattr(plain_transactions, "MIN_TRANSACTIONS", min_transactions)
+        rows = assemble_rows(prepared, *batches, after=Lsn(history.after))
     names = ("commit_lsn", "commit_time", "xid", "origin", "seq", "relation_version", "message")
     assert [tuple(row[name] for name in names) for row in rows] == history.expected
 
 
-def stretches_of(*messages: bytes) -> list[range]:
-    """The stretches of a batch, as positions."""
-    found = parts(MessageBatch.of(raw(messages), in_stream=False))
-    return [range(part.start, part.stop) for part in found if isinstance(part, TransactionRun)]
+def runs_in(*messages: bytes) -> list[range]:
+    """The runs of a batch, as positions."""
+    parts = split_runs(MessageBatch.from_raw(raw(messages), in_stream=False))
+    return [range(part.start, part.stop) for part in parts if isinstance(part, TransactionRun)]
 
 
 def transactions(*end_lsns: int) -> list[bytes]:
     return [message for lsn in end_lsns for message in (begin(lsn), insert("a"), commit(lsn))]
 
 
-MANY = tuple(range(20, 20 + 10 * stretches.SHORTEST, 10))
+MANY = tuple(range(20, 20 + 10 * plain_transactions.MIN_TRANSACTIONS, 10))
 
 
-def test_a_stretch_ends_where_something_else_is() -> None:
-    """Nothing is between its transactions, and nothing in them but data."""
+def test_run_ends_at_any_other_message() -> None:
+    """A run has nothing between its transactions, and only data messages in them."""
     length = 3 * len(MANY)
-    described = [begin(10), RELATION, insert("a"), commit(10)]
-    assert stretches_of(*transactions(*MANY)) == [range(length)]
-    assert stretches_of(*described, *transactions(*MANY), *described) == [range(4, 4 + length)]
-    alone = logical_message("now", transactional=False)
-    assert stretches_of(*transactions(*MANY), alone, *transactions(*MANY)) == [
+    preamble = [begin(10), RELATION, insert("a"), commit(10)]
+    assert runs_in(*transactions(*MANY)) == [range(length)]
+    assert runs_in(*preamble, *transactions(*MANY), *preamble) == [range(4, 4 + length)]
+    foreign_message = logical_message("now", transactional=False)
+    assert runs_in(*transactions(*MANY), foreign_message, *transactions(*MANY)) == [
         range(length), range(length + 1, 2 * length + 1)
     ]  # fmt: skip
-    assert stretches_of(*transactions(*MANY[1:])) == []
-    assert stretches_of(*transactions(*MANY)[1:]) == []
-    assert stretches_of() == []
+    assert runs_in(*transactions(*MANY[1:])) == []
+    assert runs_in(*transactions(*MANY)[1:]) == []
+    assert runs_in() == []
 
 
 @pytest.mark.parametrize(
-    ("place", "message", "complaint"),
+    ("index", "message", "complaint"),
     [
         pytest.param(2, commit(20)[:-1], "ends too early", id="short C"),
-        pytest.param(0, begin(20) + b"\0", "bytes behind the end", id="long B"),
+        pytest.param(0, begin(20) + b"\0", "bytes after the end", id="long B"),
         pytest.param(2, b"C\1" + commit(20)[2:], "unknown flags", id="flags"),
         pytest.param(5, commit(20), "after one that ends at", id="falling"),
         pytest.param(0, stream_start(8, first=True), "did not start", id="in a block"),
         pytest.param(4, b"I\0", "without relation", id="short I"),
     ],
 )
-def test_what_is_wrong_in_a_stretch_is_refused(
-    folder: Path, place: int, message: bytes, complaint: str
-) -> None:
-    """R1.2, R1.28: with the complaint that it gives anywhere."""
+def test_invalid_message_in_run_is_rejected(folder: Path, index: int, message: bytes, complaint: str) -> None:
+    """R1.2, R1.28: with the same error as outside of a run."""
     messages = transactions(*MANY)
-    messages[place] = message
+    messages[index] = message
     prepared = PreparedTransactions(Location.parse(str(folder)))
-    described = [begin(10), RELATION, commit(10)]
+    preamble = [begin(10), RELATION, commit(10)]
     with pytest.raises(InvalidMessage, match=complaint):
-        assembled(prepared, raw([*described, *messages]))
+        assemble_rows(prepared, raw([*preamble, *messages]))

@@ -1,4 +1,4 @@
-"""Rows of unfinished transactions: nothing is lost on the way through files, and memory has one limit."""
+"""Rows of open transactions: no row is lost in files, and one memory limit applies to all."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ def batch(number: int, rows: int = 1) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(content, schema=BODY_SCHEMA)
 
 
-def numbers(one: Spool) -> list[int]:
-    return [number for drained in one.drain() for number in drained["lsn"].to_pylist()]
+def lsns_in(spooled: Spool) -> list[int]:
+    return [number for body in spooled.drain() for number in body["lsn"].to_pylist()]
 
 
-def test_rows_come_back_in_order_from_file_and_memory() -> None:
-    one = Spool()
+def test_drain_returns_rows_in_order_from_file_and_memory() -> None:
+    spooled = Spool()
     for number in range(10):
-        one.append(batch(number))
+        spooled.append(batch(number))
         if number in {3, 6}:
-            one.write_out()
-    assert numbers(one) == list(range(10))
-    assert one.is_empty
+            spooled.write_out()
+    assert lsns_in(spooled) == list(range(10))
+    assert spooled.is_empty
 
 
-def test_an_empty_or_closed_spool_has_no_rows() -> None:
-    one = Spool()
-    assert numbers(one) == []
-    one.append(batch(1))
-    one.write_out()
-    one.close()
-    assert one.is_empty
-    assert numbers(one) == []
+def test_empty_or_closed_spool_has_no_rows() -> None:
+    spooled = Spool()
+    assert lsns_in(spooled) == []
+    spooled.append(batch(1))
+    spooled.write_out()
+    spooled.close()
+    assert spooled.is_empty
+    assert lsns_in(spooled) == []
 
 
-def test_the_largest_go_to_files_until_the_rest_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_memory_writes_largest_spools_first(monkeypatch: pytest.MonkeyPatch) -> None:
     spools = [Spool() for _ in range(3)]
-    for one, rows in zip(spools, (10, 1000, 100), strict=True):
-        one.append(batch(rows, rows))
-    small, large, middle = (one.held_bytes for one in spools)
+    for spooled, rows in zip(spools, (10, 1000, 100), strict=True):
+        spooled.append(batch(rows, rows))
+    small, large, middle = (spooled.memory_bytes for spooled in spools)
     for limit, expected in (
         (small + middle + large, [small, large, middle]),
         (small + middle + large - 1, [small, 0, middle]),
@@ -59,5 +59,5 @@ def test_the_largest_go_to_files_until_the_rest_is_within_the_limit(monkeypatch:
     ):
         monkeypatch.setattr(spool, "MEMORY_BYTES", limit)
         limit_memory(spools)
-        assert [one.held_bytes for one in spools] == expected
-    assert [len(numbers(one)) for one in spools] == [10, 1000, 100]
+        assert [spooled.memory_bytes for spooled in spools] == expected
+    assert [len(lsns_in(spooled)) for spooled in spools] == [10, 1000, 100]

@@ -1,4 +1,4 @@
-"""TRUNCATEs of partitioned tables find their row of the log, or their place between the others."""
+"""TRUNCATEs of partitioned tables are merged into their log row, or inserted in LSN order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cdc_replay.capture.change_origins import LocalChanges
 from cdc_replay.capture.truncate_rows import (
-    RootsAdded,
     RootTruncate,
+    RootTruncateMerger,
+    parse_truncates,
     truncate_message,
-    truncated_in,
-    truncates_in,
+    truncated_relations,
     union_truncates,
 )
 from cdc_replay.changelog.segment import LOG_SCHEMA
@@ -41,11 +41,11 @@ class Statement(NamedTuple):
 
     @property
     def leaves(self) -> tuple[RelationId, ...]:
-        return tuple(RelationId(each) for each in self.relations if each < 100)
+        return tuple(RelationId(relation) for relation in self.relations if relation < 100)
 
     @property
     def roots(self) -> tuple[RelationId, ...]:
-        return tuple(RelationId(each) for each in self.relations if each >= 100)
+        return tuple(RelationId(relation) for relation in self.relations if relation >= 100)
 
     def root_truncates(self) -> list[RootTruncate]:
         """One for each root, as the peeks of several depths give them."""
@@ -74,12 +74,12 @@ def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=LOG_SCHEMA)
 
 
-def found(batches: list[pa.RecordBatch]) -> Log:
+def log_rows(batches: list[pa.RecordBatch]) -> Log:
     result: Log = []
-    for each in (one for part in batches for one in part.to_pylist()):
-        message = decode(each["message"]) if each["kind"] == "T" else None
+    for row in (row for rows in batches for row in rows.to_pylist()):
+        message = decode(row["message"]) if row["kind"] == "T" else None
         relations = tuple(message.relations) if isinstance(message, Truncate) else ()
-        result.append((each["commit_lsn"], each["seq"], each["lsn"], each["kind"], relations))
+        result.append((row["commit_lsn"], row["seq"], row["lsn"], row["kind"], relations))
     return result
 
 
@@ -100,52 +100,58 @@ def histories(draw: st.DrawFn) -> list[Statement]:
 
 @given(histories(), st.integers(1, 6))
 @settings(deadline=None, max_examples=300)
-def test_the_log_is_as_if_one_peek_had_shown_every_relation(history: list[Statement], size: int) -> None:
+def test_merged_rows_equal_those_of_a_single_peek_of_all_relations(
+    history: list[Statement], size: int
+) -> None:
     """R2.13, R2.14: rows in order, numbered without gaps, wherever row groups end."""
     expected: Log = []
     first: list[dict[str, Any]] = []
     for statement in history:
-        seq = sum(one[0] == statement.commit_lsn for one in expected)
+        seq = sum(commit_lsn == statement.commit_lsn for commit_lsn, *_ in expected)
         kind = "T" if statement.relations else "I"
         expected.append((statement.commit_lsn, seq, statement.lsn, kind, statement.relations))
         if statement.is_seen_in_leaf_identity:
-            seen = sum(one["commit_lsn"] == statement.commit_lsn for one in first)
-            first.append(row(statement, seen, statement.leaves))
-    roots = union_truncates(one for statement in history for one in statement.root_truncates())
+            seq_in_leaf_peek = sum(other["commit_lsn"] == statement.commit_lsn for other in first)
+            first.append(row(statement, seq_in_leaf_peek, statement.leaves))
+    roots = union_truncates(truncate for statement in history for truncate in statement.root_truncates())
     batches = [batch(first[start : start + size]) for start in range(0, len(first), size)]
 
-    added = RootsAdded(batches, roots)
-    result = found(list(added))
+    merger = RootTruncateMerger(batches, roots)
+    result = log_rows(list(merger))
 
-    assert [(*one[:4], set(one[4])) for one in result] == [(*one[:4], set(one[4])) for one in expected]
-    assert added.messages == len(expected) - len(first)
-    assert added.transactions == len({one[0] for one in expected} - {one["commit_lsn"] for one in first})
+    assert [(*key, set(relations)) for *key, relations in result] == [
+        (*key, set(relations)) for *key, relations in expected
+    ]
+    assert merger.messages == len(expected) - len(first)
+    assert merger.transactions == len(
+        {commit_lsn for commit_lsn, *_ in expected} - {other["commit_lsn"] for other in first}
+    )
 
 
-def test_what_the_peeks_of_several_depths_say_of_one_statement_is_one() -> None:
+def test_union_truncates_has_one_entry_per_statement() -> None:
     statement = Statement(50, 10, (101, 100))
     later = Statement(50, 20, (100,))
     truncates = [*later.root_truncates(), *statement.root_truncates(), *statement.root_truncates()]
-    assert [(one.lsn, one.relations) for one in union_truncates(truncates)] == [
+    assert [(truncate.lsn, truncate.relations) for truncate in union_truncates(truncates)] == [
         (10, (101, 100)),
         (20, (100,)),
     ]
 
 
-def test_a_row_of_its_own_says_all_that_the_second_peek_said() -> None:
+def test_inserted_row_has_all_fields_of_the_root_truncate() -> None:
     """R1.1: the message is as pgoutput writes it, with the statement's options."""
-    [one] = Statement(50, 10, (100,)).root_truncates()
-    one = replace(one, origin="o", flags=TruncateFlag.CASCADE | TruncateFlag.RESTART_IDENTITY)
+    [truncate] = Statement(50, 10, (100,)).root_truncates()
+    truncate = replace(truncate, origin="o", flags=TruncateFlag.CASCADE | TruncateFlag.RESTART_IDENTITY)
 
-    [rows] = RootsAdded([], [one])
+    [rows] = RootTruncateMerger([], [truncate])
 
-    assert list(truncates_in(rows)) == [one]
-    assert truncated_in(rows) == {100}
+    assert list(parse_truncates(rows)) == [truncate]
+    assert truncated_relations(rows) == {100}
     assert decode(rows["message"][0].as_py()) == Truncate(None, TruncateFlag(3), (RelationId(100),))
     assert rows.schema == LOG_SCHEMA
 
 
-def test_a_change_is_marked_if_origin_none_does_not_send_it() -> None:
+def test_change_gets_unnamed_origin_if_origin_none_does_not_send_it() -> None:
     """R8.20: its own origin stays; a message of pg_logical_emit_message is left alone."""
     rows = batch(
         [
@@ -159,8 +165,8 @@ def test_a_change_is_marked_if_origin_none_does_not_send_it() -> None:
     )
     local = LocalChanges(np.array([10, 50]), np.array([60]), Lsn(100))
 
-    assert local.marked(rows)["origin"].to_pylist() == [None, None, "", "named", None, None]
-    assert local.marked(rows.slice(0, 2)) is not None
+    assert local.mark_origins(rows)["origin"].to_pylist() == [None, None, "", "named", None, None]
+    assert local.mark_origins(rows.slice(0, 2)) is not None
     assert (local.has_commit(Lsn(60)), local.has_commit(Lsn(10))) == (True, False)
     nothing = LocalChanges(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), Lsn(100))
-    assert nothing.marked(rows)["origin"].to_pylist() == ["", "", "", "named", None, ""]
+    assert nothing.mark_origins(rows)["origin"].to_pylist() == ["", "", "", "named", None, ""]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.ddl_change import apply_delta, parse_delta, parse_rewrite
-from cdc_replay.catalog.schema import MOST_MESSAGE_BYTES
+from cdc_replay.catalog.ddl_change import apply_ddl_change, parse_ddl_change, parse_rewrite
+from cdc_replay.catalog.schema import MAX_MESSAGE_BYTES
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import Generated, PublishAction, PublisherCatalog, Table
@@ -56,21 +56,21 @@ def publication_row(oid: int, name: str, publish: str = "iudt", schemas: tuple[s
 
 
 def after(**content: Any) -> PublisherCatalog:
-    return apply_delta(known(), parse_delta(message(**content)))
+    return apply_ddl_change(known(), parse_ddl_change(message(**content)))
 
 
 def tables_after(**content: Any) -> dict[int, Table]:
-    return {int(oid): each for oid, each in after(**content).tables.items()}
+    return {int(oid): new_table for oid, new_table in after(**content).tables.items()}
 
 
-def test_a_row_has_the_meaning_that_it_has_for_the_reader() -> None:
+def test_message_rows_parse_like_reader_rows() -> None:
     row = [7, "S x", "Größe", False, True, None, "i", [2], [1], 4]
     columns = [
         [7, 1, "id", 23, -1, "integer", None, "", None],
         [7, 2, "k", 25, -1, "text", 'pg_catalog."C"', "s", "lower(x)"],
     ]
-    found = after(touched_tables=[7], tables=[row], columns=columns).tables
-    new = found[next(oid for oid in found if oid == 7)]
+    changed = after(touched_tables=[7], tables=[row], columns=columns).tables
+    new = changed[next(oid for oid in changed if oid == 7)]
 
     assert new.name == QualifiedName("S x", "Größe")
     assert (new.replica_identity, new.key_columns, new.primary_key) == (
@@ -84,73 +84,73 @@ def test_a_row_has_the_meaning_that_it_has_for_the_reader() -> None:
     assert column.collation_sql == 'pg_catalog."C"'
 
 
-def test_nothing_touched_changes_nothing() -> None:
+def test_empty_change_keeps_catalog() -> None:
     assert after() == known()
 
 
-def test_a_touched_table_is_replaced_and_keeps_nothing_of_before() -> None:
-    found = after(
+def test_touched_table_is_replaced_completely() -> None:
+    changed = after(
         touched_tables=[PLAIN],
         tables=[table_row(PLAIN, "renamed")],
         columns=column_rows(PLAIN, "id n b"),
         memberships=[[91, PLAIN, "{n > 1}", "n > 1", [1, 2]]],
     )
 
-    members = found.publication("p").memberships
-    assert str(found.tables[listed(PLAIN).relation].name) == "s.renamed"
+    members = changed.publication("p").memberships
+    assert str(changed.tables[listed(PLAIN).relation].name) == "s.renamed"
     assert members[listed(PLAIN).relation] == listed(PLAIN, "n > 1", "id n")
     assert members[listed(ROOT).relation] == listed(ROOT)
-    # The other publication's membership of the touched table is told, or is gone.
-    assert not found.publication("q").memberships
+    # The other publication's membership of the touched table is removed, as it has no row.
+    assert not changed.publication("q").memberships
 
 
-def test_a_touched_table_without_a_row_is_gone_with_its_memberships() -> None:
-    found = after(touched_tables=[PLAIN])
+def test_touched_table_without_row_is_removed_with_memberships() -> None:
+    changed = after(touched_tables=[PLAIN])
 
-    assert PLAIN not in found.tables
-    assert list(found.publication("p").memberships) == [ROOT]
+    assert PLAIN not in changed.tables
+    assert list(changed.publication("p").memberships) == [ROOT]
 
 
-def test_a_child_that_is_not_told_of_any_more_was_detached() -> None:
+def test_child_missing_from_partitions_was_detached() -> None:
     """An unlogged one is known as a partition only (R2.1)."""
-    found = tables_after(
+    changed = tables_after(
         touched_tables=[ROOT],
         partitions=[LEAF],
         tables=[table_row(ROOT, "root", kind="p")],
         columns=column_rows(ROOT),
     )
 
-    assert found[LEAF].parent == ROOT
-    assert found[OTHER_LEAF].parent is None
-    assert UNLOGGED not in found
+    assert changed[LEAF].parent == ROOT
+    assert changed[OTHER_LEAF].parent is None
+    assert UNLOGGED not in changed
 
 
-def test_a_child_of_a_dropped_table_is_not_a_child_any_more() -> None:
+def test_child_of_dropped_table_has_no_parent() -> None:
     assert tables_after(touched_tables=[ROOT])[LEAF].parent is None
 
 
-def test_an_attached_table_has_its_parent() -> None:
-    found = tables_after(
+def test_attached_table_has_its_parent() -> None:
+    changed = tables_after(
         touched_tables=[ROOT, PLAIN],
         partitions=[LEAF, OTHER_LEAF, UNLOGGED],
         tables=[table_row(ROOT, "root", kind="p"), table_row(PLAIN, "plain", parent=ROOT)],
         columns=[*column_rows(ROOT), *column_rows(PLAIN)],
     )
 
-    assert [found[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
+    assert [changed[oid].parent for oid in (LEAF, OTHER_LEAF, PLAIN, UNLOGGED)] == [ROOT] * 4
 
 
-def test_a_renamed_publication_is_the_same_one() -> None:
-    """It is known by its oid, and what it lists is told for itself."""
-    found = after(
+def test_renamed_publication_keeps_its_memberships() -> None:
+    """Its oid identifies it; its lists are reported separately."""
+    changed = after(
         touched_publications=[91],
         publications=[publication_row(91, "renamed", "i", schemas=("not its own",))],
         memberships=[[91, LEAF, None, None, [1, 3]]],
         removed_memberships=[[91, PLAIN], [92, ROOT]],
     )
 
-    assert set(found.publications) == {"renamed", "q"}
-    renamed = found.publication("renamed")
+    assert set(changed.publications) == {"renamed", "q"}
+    renamed = changed.publication("renamed")
     assert (renamed.oid, renamed.actions) == (91, frozenset({PublishAction.INSERT}))
     assert not renamed.schemas
     assert renamed.memberships == {
@@ -159,90 +159,93 @@ def test_a_renamed_publication_is_the_same_one() -> None:
     }
 
 
-def test_two_publications_can_exchange_their_names() -> None:
-    found = after(
+def test_two_publications_can_exchange_names() -> None:
+    changed = after(
         touched_publications=[91, 92],
         publications=[publication_row(91, "q"), publication_row(92, "p")],
     )
 
-    assert {name: each.oid for name, each in found.publications.items()} == {"p": 92, "q": 91}
+    assert {name: published.oid for name, published in changed.publications.items()} == {"p": 92, "q": 91}
 
 
-def test_a_touched_publication_without_a_row_is_gone() -> None:
+def test_touched_publication_without_row_is_removed() -> None:
     assert set(after(touched_publications=[91]).publications) == {"q"}
 
 
-def test_a_new_publication_lists_what_it_is_told_to_list() -> None:
-    found = after(
+def test_new_publication_has_its_members_and_schemas() -> None:
+    changed = after(
         touched_publications=[93],
         publications=[publication_row(93, "new", schemas=("s",))],
         memberships=[[93, PLAIN, None, None, None]],
     )
 
-    new = found.publication("new")
+    new = changed.publication("new")
     assert new.schemas == {"s"}
     assert list(new.memberships) == [PLAIN]
 
 
-def test_schemas_are_told_without_the_rest_of_the_publication() -> None:
-    found = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
+def test_schema_changes_keep_rest_of_publication() -> None:
+    changed = after(schemas_of=[92], publications=[publication_row(92, "was this once", "i", schemas=("t",))])
 
-    assert found.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
+    assert changed.publication("q") == dataclasses.replace(known().publication("q"), schemas=frozenset("t"))
     assert after(removed_schemas=[[92, "s"], [91, "x"]]).publication("q").schemas == frozenset()
     assert after(added_schemas=[[92, "u"], [91, "x"]]).publication("q").schemas == {"s", "u"}
 
 
-def test_lists_of_a_publication_that_is_not_known_add_nothing() -> None:
+def test_members_of_unknown_publication_are_ignored() -> None:
     """Another transaction has dropped it, and has committed first."""
-    found = after(
+    changed = after(
         schemas_of=[93],
         publications=[publication_row(93, "gone", schemas=("s",))],
         memberships=[[93, PLAIN, None, None, None]],
         removed_memberships=[[93, PLAIN]],
     )
 
-    assert found == known()
+    assert changed == known()
 
 
-def test_a_column_that_was_not_written_stays_as_it_is_spelled() -> None:
+def test_unwritten_column_keeps_its_type_text() -> None:
     """Another transaction may have renamed its type, and have committed first."""
-    columns = [[*each[:5], "was this once", *each[6:]] for each in column_rows(PLAIN, "id a b new")]
+    columns = [
+        [*table_column[:5], "was this once", *table_column[6:]]
+        for table_column in column_rows(PLAIN, "id a b new")
+    ]
     columns[2][3] = 25
-    found = tables_after(
+    changed = tables_after(
         touched_tables=[PLAIN],
         written_columns=[[PLAIN, 2]],
         tables=[[*table_row(PLAIN, "plain")[:-1], 4]],
         columns=columns,
     )
 
-    assert [each.type_sql for each in found[PLAIN].columns] == ["integer", *["was this once"] * 3]
+    assert [column.type_sql for column in changed[PLAIN].columns] == ["integer", *["was this once"] * 3]
 
 
-def test_a_respelled_table_has_the_names_of_what_it_is_made_of() -> None:
-    """What somebody else has changed since stays; the text of a filter is that of the same filter."""
+def test_respelled_table_gets_new_schema_and_type_names() -> None:
+    """Concurrent changes are kept; only the text of the same filter is replaced."""
     columns = column_rows(PLAIN)
     columns[1][5] = "renamed.type"
     columns[2][1:6] = [3, "b", 25, -1, "another type by then"]
-    found = after(
+    actual = after(
         respelled_tables=[PLAIN, 777],
         tables=[[PLAIN, "schema", *table_row(PLAIN, "plain")[2:]], table_row(777, "dropped")],
         columns=[*columns, *column_rows(777)],
         memberships=[[91, PLAIN, "{a > 1}", "a OPERATOR(s.>) 1", [1]], [92, PLAIN, "{b}", "b", None]],
     )
 
-    respelled = found.tables[listed(PLAIN).relation]
+    respelled = actual.tables[listed(PLAIN).relation]
     assert respelled.name == QualifiedName("schema", "plain")
-    assert [each.type_sql for each in respelled.columns] == ["integer", "renamed.type", "integer"]
-    membership = found.publication("p").memberships[listed(PLAIN).relation]
+    assert [column.type_sql for column in respelled.columns] == ["integer", "renamed.type", "integer"]
+    membership = actual.publication("p").memberships[listed(PLAIN).relation]
     assert membership.row_filter is not None
     assert membership.row_filter.sql == "a OPERATOR(s.>) 1"
     assert membership.columns == frozenset({"id", "a"})
-    assert found.publication("q") == known().publication("q")
-    assert found.tables.keys() == known().tables.keys()
+    assert actual.publication("q") == known().publication("q")
+    assert actual.tables.keys() == known().tables.keys()
 
 
-def test_what_is_not_in_a_whole_message_is_gone() -> None:
-    found = after(
+def test_full_catalog_removes_other_objects() -> None:
+    changed = after(
         whole=True,
         tables=[table_row(PLAIN, "plain")],
         columns=column_rows(PLAIN),
@@ -250,19 +253,19 @@ def test_what_is_not_in_a_whole_message_is_gone() -> None:
         memberships=[[93, PLAIN, None, None, None]],
     )
 
-    assert list(found.tables) == [PLAIN]
-    assert set(found.publications) == {"r"}
-    assert found.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
+    assert list(changed.tables) == [PLAIN]
+    assert set(changed.publications) == {"r"}
+    assert changed.publication("r").memberships == {listed(PLAIN).relation: listed(PLAIN)}
 
 
-def test_a_membership_of_a_table_that_is_not_known_is_left_out() -> None:
+def test_membership_of_unknown_table_is_skipped() -> None:
     assert after(memberships=[[91, 777, "{a}", "a", [1]]]) == known()
 
 
-def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
+def test_changes_of_different_objects_commute() -> None:
     """R9.11: two transactions with open DDL do not undo each other."""
-    deltas = [
-        parse_delta(text)
+    changes = [
+        parse_ddl_change(text)
         for text in (
             message(touched_tables=[PLAIN], tables=[table_row(PLAIN, "x")], columns=column_rows(PLAIN)),
             message(touched_tables=[LEAF]),
@@ -274,21 +277,21 @@ def test_deltas_of_different_objects_can_be_applied_in_any_order() -> None:
     ]
 
     def applied(order: tuple[int, ...]) -> PublisherCatalog:
-        found = known()
+        changed = known()
         for number in order:
-            found = apply_delta(found, deltas[number])
-        return found
+            changed = apply_ddl_change(changed, changes[number])
+        return changed
 
     results = [applied(order) for order in itertools.permutations(range(6))]
-    assert all(each == results[0] for each in results)
+    assert all(state == results[0] for state in results)
 
 
-def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> None:
+def test_change_keeps_position_version_and_previous_catalog() -> None:
     before = dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
-    found = apply_delta(before, parse_delta(message(touched_tables=[PLAIN])))
+    changed = apply_ddl_change(before, parse_ddl_change(message(touched_tables=[PLAIN])))
 
-    assert (found.lsn, found.server_version) == (Lsn(5), 150018)
+    assert (changed.lsn, changed.server_version) == (Lsn(5), 150018)
     assert before == dataclasses.replace(known(), lsn=Lsn(5), server_version=150018)
 
 
@@ -341,16 +344,16 @@ def test_position_and_version_stay_and_the_catalog_before_is_not_changed() -> No
         b"[" * 100_000,
         b'{"format": 1, "format": true}',
         "\ud800",
-        " " * MOST_MESSAGE_BYTES + message(),
+        " " * MAX_MESSAGE_BYTES + message(),
     ],
 )
-def test_another_text_is_refused(content: bytes | str) -> None:
+def test_invalid_message_is_rejected(content: bytes | str) -> None:
     """Anybody may write a message with our prefix."""
     with pytest.raises(InvalidMessage, match="publisher's event triggers"):
-        parse_delta(content)
+        parse_ddl_change(content)
 
 
-def test_a_rewrite_names_relations() -> None:
+def test_rewrite_message_names_relations() -> None:
     """R11.9."""
     assert parse_rewrite(b'{"format": 1, "relations": [16385, 4294967295]}') == (16385, 4294967295)
 
@@ -370,6 +373,6 @@ def test_a_rewrite_names_relations() -> None:
         b'{"format": 1, "relations": ' + b"[" * 100_000,
     ],
 )
-def test_another_text_is_not_a_rewrite(content: bytes) -> None:
+def test_invalid_rewrite_message_is_rejected(content: bytes) -> None:
     with pytest.raises(InvalidMessage):
         parse_rewrite(content)

@@ -12,7 +12,7 @@ T = table(1, "s.t")
 BEFORE = catalog(T, table(2, "s.u"), publications=[publication("p", listed(1, "a > 1")), publication("q")])
 
 
-def test_publications_and_tables_that_differ_are_named() -> None:
+def test_differences_name_publications_and_tables() -> None:
     after = catalog(
         table(1, "s.t2"),
         table(3, "s.v"),
@@ -25,7 +25,7 @@ def test_publications_and_tables_that_differ_are_named() -> None:
     )  # fmt: skip
 
 
-def test_what_is_only_written_differently_does_not_matter() -> None:
+def test_differences_ignore_printed_texts() -> None:
     """Positions, oids of publications, and what the server prints of expressions and types."""
     [column, *others] = T.columns
     printed = replace(T, columns=(replace(column, type_sql="int4"), *others))
@@ -33,7 +33,7 @@ def test_what_is_only_written_differently_does_not_matter() -> None:
     after = catalog(
         printed, table(2, "s.u"), publications=[publication("p", membership), publication("q")], lsn=7
     )
-    renumbered = {name: replace(each, oid=5) for name, each in after.publications.items()}
+    renumbered = {name: replace(published, oid=5) for name, published in after.publications.items()}
 
     assert differences(BEFORE, replace(after, publications=renumbered)) == ()
     assert differences(BEFORE, BEFORE) == ()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cdc_replay.catalog.ddl_change import apply_delta, parse_delta
+from cdc_replay.catalog.ddl_change import apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.diff import differences
 from cdc_replay.catalog.json_form import catalog_from_json, catalog_to_json
-from cdc_replay.catalog.reader import memberships_of, publication_of, tables_of
+from cdc_replay.catalog.reader import parse_memberships, parse_publication, parse_tables
 from cdc_replay.errors import InvalidMessage
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName, RelationId
@@ -31,20 +31,22 @@ def publication_row(*, all_tables: bool) -> list[Any]:
 
 
 def catalog_of(*memberships: list[Any], all_tables: bool = True) -> PublisherCatalog:
-    tables = tables_of(TABLES, COLUMNS)
-    members = memberships_of(memberships, tables)
-    found = publication_of(publication_row(all_tables=all_tables), members.get(90, {}))
-    return catalog(*tables.values(), publications=[found], server_version=190000)
+    tables = parse_tables(TABLES, COLUMNS)
+    members = parse_memberships(memberships, tables)
+    result = parse_publication(publication_row(all_tables=all_tables), members.get(90, {}))
+    return catalog(*tables.values(), publications=[result], server_version=190000)
 
 
-def published(found: PublisherCatalog) -> list[int]:
-    copied = [int(each.table.id) for each in synced_tables(found, ["p"])]
-    streamed = [int(oid) for oid in sorted(found.tables) if resolve(found, ["p"], oid) is not None]
+def published(catalog_read: PublisherCatalog) -> list[int]:
+    copied = [int(synced.table.id) for synced in synced_tables(catalog_read, ["p"])]
+    streamed = [
+        int(oid) for oid in sorted(catalog_read.tables) if resolve(catalog_read, ["p"], oid) is not None
+    ]
     assert sorted(copied) == streamed
     return streamed
 
 
-def test_a_row_that_is_an_exception_is_no_member() -> None:
+def test_exception_row_is_no_member() -> None:
     assert published(catalog_of(EXCEPTION)) == [KEPT]
     assert published(catalog_of()) == [KEPT, SECRET]
     assert published(catalog_of([*LISTED_BEFORE_19, False], all_tables=False)) == [SECRET]
@@ -57,10 +59,10 @@ def message(**content: Any) -> str:
 
 
 def after(known: PublisherCatalog, **content: Any) -> PublisherCatalog:
-    return apply_delta(known, parse_delta(message(**content)))
+    return apply_ddl_change(known, parse_ddl_change(message(**content)))
 
 
-def test_a_message_brings_and_removes_an_exception() -> None:
+def test_message_adds_and_removes_exception() -> None:
     before = catalog_of()
     narrowed = after(before, memberships=[EXCEPTION])
     assert published(narrowed) == [KEPT]
@@ -68,15 +70,15 @@ def test_a_message_brings_and_removes_an_exception() -> None:
     assert published(after(narrowed, removed_memberships=[[90, SECRET]])) == [KEPT, SECRET]
 
 
-def test_a_new_publication_and_a_whole_message_have_theirs() -> None:
-    told = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
-    nothing = catalog(*tables_of(TABLES, COLUMNS).values())
-    assert published(after(nothing, touched_publications=[90], **told)) == [KEPT]
-    assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **told)) == [KEPT]
+def test_new_publication_and_full_catalog_have_exceptions() -> None:
+    content = {"publications": [publication_row(all_tables=True)], "memberships": [EXCEPTION]}
+    nothing = catalog(*parse_tables(TABLES, COLUMNS).values())
+    assert published(after(nothing, touched_publications=[90], **content)) == [KEPT]
+    assert published(after(nothing, whole=True, tables=TABLES, columns=COLUMNS, **content)) == [KEPT]
 
 
-def test_an_exception_follows_the_identity_of_its_table() -> None:
-    """Renamed, moved to another schema, or altered: it stays out. Made anew under the name it is in."""
+def test_exception_follows_renamed_table() -> None:
+    """Renamed, moved to another schema, or altered it stays excepted; a new table of its name is not."""
     renamed = [SECRET, "other", "name", False, True, None, "d", [1], [1], 1]
     moved = after(
         catalog_of(EXCEPTION), touched_tables=[SECRET], tables=[renamed], columns=COLUMNS[1:],
@@ -90,15 +92,15 @@ def test_an_exception_follows_the_identity_of_its_table() -> None:
     assert published(dropped) == [KEPT, 7]
 
 
-def test_the_messages_of_earlier_triggers_have_members_only() -> None:
+def test_messages_of_earlier_triggers_have_no_exceptions() -> None:
     """Their rows end before `prexcept`."""
-    found = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
-    assert published(found) == [SECRET]
+    changed = after(catalog_of(all_tables=False), memberships=[LISTED_BEFORE_19])
+    assert published(changed) == [SECRET]
     with pytest.raises(InvalidMessage):
         after(catalog_of(), memberships=[[*EXCEPTION, True]])
 
 
-def test_the_json_form_keeps_exceptions_and_is_as_before_without() -> None:
+def test_json_form_has_exceptions_only_if_there_are_any() -> None:
     known = catalog(table(1, "a.t"), publications=[publication("p", excepted(1), all_tables=True)])
     assert catalog_from_json(catalog_to_json(known)) == known
     assert '"is_exception":true' in catalog_to_json(known)

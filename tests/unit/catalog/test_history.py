@@ -1,7 +1,7 @@
-"""Which version of the publisher's catalog is in force for a change (R9.10).
+"""Which version of the publisher's catalog applies to a change (R9.10).
 
-Whole catalogs and deltas are written by hand; what each of them says is the schema of a publication, so a
-catalog is known by a mapping of publications to schemas.
+Full catalogs and DDL changes are written by hand; their content is the schemas of publications, so a mapping
+of publications to schemas identifies a catalog.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NAMES = ("p", "q", "r")
 
 
 @dataclass(frozen=True)
-class Known:
-    """A definition: `says` maps publications to schemas; without an owner it says all that there is."""
+class Entry:
+    """A catalog entry: `says` maps publications to schemas; without an owner it is a full catalog."""
 
     from_lsn: Lsn
     says: Mapping[str, str]
@@ -37,11 +37,11 @@ class Known:
     @property
     def text(self) -> str:
         if self.owner is None:
-            found = [
+            publications = [
                 replace(publication(name, schemas=[schema]), oid=NAMES.index(name) + 1)
                 for name, schema in self.says.items()
             ]
-            return catalog_to_json(catalog(publications=found))
+            return catalog_to_json(catalog(publications=publications))
         rows = [
             [NAMES.index(name) + 1, name, False, False, True, True, True, True, [schema], False]
             for name, schema in self.says.items()
@@ -51,59 +51,65 @@ class Known:
         return json.dumps(content | {"touched_publications": oids, "schemas_of": oids})
 
 
-def whole(from_lsn: int, **says: str) -> Known:
-    return Known(Lsn(from_lsn), says)
+def full_catalog(from_lsn: int, **says: str) -> Entry:
+    return Entry(Lsn(from_lsn), says)
 
 
-def command(at: int, commit: int, **says: str) -> Known:
+def ddl_change(at: int, commit: int, **says: str) -> Entry:
     """DDL whose message is at `at`, in a transaction whose commit ends at `commit`."""
-    return Known(Lsn(at), says, Lsn(commit))
+    return Entry(Lsn(at), says, Lsn(commit))
 
 
-def content(found: PublisherCatalog) -> dict[str, str]:
-    return {name: next(iter(each.schemas)) for name, each in sorted(found.publications.items())}
+def content(catalog_read: PublisherCatalog) -> dict[str, str]:
+    return {
+        name: next(iter(published.schemas)) for name, published in sorted(catalog_read.publications.items())
+    }
 
 
-def seen(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
-    """What the history and the decoder's choice of a version give for a change."""
+def seen(known: Sequence[Entry], commit_lsn: int, lsn: int) -> dict[str, str]:
+    """The catalog of a change, by the history and the decoder's choice of a version."""
     history = CatalogHistory(known)
-    [number] = CatalogVersions.of(history.positions).numbers(np.array([commit_lsn]), np.array([lsn])).tolist()
-    return content(history.numbered([number])[number])
+    [version_id] = (
+        CatalogVersions.of(history.positions).numbers(np.array([commit_lsn]), np.array([lsn])).tolist()
+    )
+    return content(history.catalogs_of([version_id])[version_id])
 
 
-def expected(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
+def expected(entries: Sequence[Entry], commit_lsn: int, lsn: int) -> dict[str, str]:
     """R9.10, word by word: DDL committed before the change, and earlier DDL of the same transaction."""
-    wholes = sorted((each for each in known if each.owner is None), key=lambda each: each.from_lsn)
-    start = ([each for each in wholes if each.from_lsn.value <= lsn] or wholes[:1])[-1]
-    found = dict(start.says)
-    deltas = [(each.owner.value, each.from_lsn.value, each.says) for each in known if each.owner]
-    for owner, _, says in sorted(deltas, key=lambda each: each[:2]):
+    full_entries = sorted(
+        (entry for entry in entries if entry.owner is None), key=lambda entry: entry.from_lsn
+    )
+    start = ([entry for entry in full_entries if entry.from_lsn.value <= lsn] or full_entries[:1])[-1]
+    schemas = dict(start.says)
+    changes = [(entry.owner.value, entry.from_lsn.value, entry.says) for entry in entries if entry.owner]
+    for owner, _, says in sorted(changes, key=lambda entry: entry[:2]):
         if start.from_lsn.value < owner <= lsn:
-            found |= says
-    for owner, at, says in sorted(deltas, key=lambda each: each[:2]):
+            schemas |= says
+    for owner, at, says in sorted(changes, key=lambda entry: entry[:2]):
         if owner == commit_lsn and at <= lsn:
-            found |= says
-    return dict(sorted(found.items()))
+            schemas |= says
+    return dict(sorted(schemas.items()))
 
 
-def test_a_command_is_in_force_at_once_for_its_transaction_and_at_its_commit_for_others() -> None:
+def test_change_applies_to_own_transaction_at_once_and_to_others_from_commit() -> None:
     """R9.10: T1 alters at 20 and commits at 60; T2 is open meanwhile and commits at 90."""
-    known = [whole(0, p="old"), command(20, 60, p="new")]
+    known = [full_catalog(0, p="old"), ddl_change(20, 60, p="new")]
 
     assert [seen(known, 60, lsn)["p"] for lsn in (10, 19, 20, 50)] == ["old", "old", "new", "new"]
     assert [seen(known, 90, lsn)["p"] for lsn in (10, 50, 59, 60, 80)] == ["old", "old", "old", "new", "new"]
 
 
-def test_the_definitions_of_the_middle_hold_for_the_middle() -> None:
+def test_catalog_between_two_changes_has_the_first_only() -> None:
     """R9.10's run: T1 inserts at 10, T2 alters and commits at 40, T1 inserts at 50 and commits at 60."""
-    known = [whole(0, p="old"), command(30, 40, p="new")]
+    known = [full_catalog(0, p="old"), ddl_change(30, 40, p="new")]
 
     assert [seen(known, 60, lsn)["p"] for lsn in (10, 50)] == ["old", "new"]
 
 
-def test_open_transactions_with_ddl_do_not_undo_each_other() -> None:
+def test_open_transactions_with_ddl_keep_each_others_changes() -> None:
     """T1 alters p at 10, T2 alters q at 20; T2 commits at 40, T1 at 60: each sees its own, then both."""
-    known = [whole(0, p="old", q="old"), command(10, 60, p="new"), command(20, 40, q="new")]
+    known = [full_catalog(0, p="old", q="old"), ddl_change(10, 60, p="new"), ddl_change(20, 40, q="new")]
 
     assert seen(known, 60, 30) == {"p": "new", "q": "old"}
     assert seen(known, 40, 30) == {"p": "old", "q": "new"}
@@ -112,16 +118,21 @@ def test_open_transactions_with_ddl_do_not_undo_each_other() -> None:
     assert seen(known, 90, 70) == {"p": "new", "q": "new"}
 
 
-def test_a_prepared_transaction_is_in_force_for_others_from_commit_prepared_on() -> None:
+def test_prepared_change_applies_to_others_from_commit_prepared() -> None:
     """Its changes keep the positions of before the PREPARE; its commit is the COMMIT PREPARED, at 80."""
-    known = [whole(0, p="old"), command(20, 80, p="new")]
+    known = [full_catalog(0, p="old"), ddl_change(20, 80, p="new")]
 
     assert seen(known, 80, 30)["p"] == "new"
     assert [seen(known, 90, lsn)["p"] for lsn in (70, 80)] == ["old", "new"]
 
 
-def test_a_whole_catalog_supersedes_what_was_committed_before_it_and_no_open_command() -> None:
-    known = [whole(0, p="old", q="old"), command(10, 20, p="new"), command(15, 50, q="own"), whole(30, p="x")]
+def test_full_catalog_supersedes_committed_changes_but_not_open_ones() -> None:
+    known = [
+        full_catalog(0, p="old", q="old"),
+        ddl_change(10, 20, p="new"),
+        ddl_change(15, 50, q="own"),
+        full_catalog(30, p="x"),
+    ]
 
     assert [seen(known, 90, lsn) for lsn in (20, 30, 50)] == [
         {"p": "new", "q": "old"},
@@ -136,20 +147,20 @@ SAYS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from("abcdef"), min_si
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Known]:
+def histories(draw: st.DrawFn) -> list[Entry]:
     """Up to five transactions of up to three commands each, and up to two more whole catalogs."""
-    known = [Known(Lsn(draw(st.integers(0, 2))), draw(SAYS))]
+    known = [Entry(Lsn(draw(st.integers(0, 2))), draw(SAYS))]
     for owner in draw(st.sets(st.integers(6, 40), max_size=5)):
         commands = draw(st.sets(st.integers(3, owner - 1), min_size=1, max_size=3))
-        known += [Known(Lsn(at), draw(SAYS), Lsn(owner)) for at in commands]
-    known += [Known(Lsn(at), draw(SAYS)) for at in draw(st.sets(st.integers(3, 40), max_size=2))]
+        known += [Entry(Lsn(at), draw(SAYS), Lsn(owner)) for at in commands]
+    known += [Entry(Lsn(at), draw(SAYS)) for at in draw(st.sets(st.integers(3, 40), max_size=2))]
     return draw(st.permutations(known))
 
 
 @given(histories(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_every_change_gets_the_catalog_of_the_rule(known: list[Known], data: st.DataObject) -> None:
-    owners = [each.owner.value for each in known if each.owner]
+def test_every_change_has_catalog_of_the_rule(known: list[Entry], data: st.DataObject) -> None:
+    owners = [entry.owner.value for entry in known if entry.owner]
     commit_lsn = data.draw(st.sampled_from(owners) if owners else st.just(41))
     for commit in (commit_lsn, 41):
         for lsn in range(commit):
@@ -158,59 +169,61 @@ def test_every_change_gets_the_catalog_of_the_rule(known: list[Known], data: st.
 
 @given(histories(), st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=200, deadline=None)
-def test_a_window_has_the_version_of_every_change_in_it(known: list[Known], after: int, upto: int) -> None:
+def test_window_has_version_of_every_change_in_it(known: list[Entry], after: int, upto: int) -> None:
     """Of changes whose position is in it as well; and all its catalogs are those that their numbers mean."""
     history = CatalogHistory(known)
-    found = history.within(Window(Lsn(after), Lsn(upto)))
+    catalogs = history.within(Window(Lsn(after), Lsn(upto)))
     choice = CatalogVersions.of(history.positions)
     for commit in range(after + 1, upto + 1):
         lsns = np.arange(after, commit)
-        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= found.keys()
-    assert list(found) == sorted(found)
-    assert found == history.numbered(found)
-    for number, each in found.items():
-        assert each.lsn == history.versions[number].from_lsn
+        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= catalogs.keys()
+    assert list(catalogs) == sorted(catalogs)
+    assert catalogs == history.catalogs_of(catalogs)
+    for version_id, version_catalog in catalogs.items():
+        assert version_catalog.lsn == history.versions[version_id].from_lsn
 
 
 @given(histories(), st.integers(6, 40))
 @settings(max_examples=200, deadline=None)
-def test_what_is_captured_later_changes_no_number(known: list[Known], end: int) -> None:
-    """A pull adds what committed behind the log's end: frames that were decoded before stay right."""
+def test_later_captures_keep_version_ids(known: list[Entry], end: int) -> None:
+    """A pull adds later commits only, so frames that were decoded before stay valid."""
 
-    def position(each: Known) -> int:
-        return (each.owner or each.from_lsn).value
+    def position(entry: Entry) -> int:
+        return (entry.owner or entry.from_lsn).value
 
-    before = CatalogHistory([each for each in known if position(each) <= end])
+    before = CatalogHistory([entry for entry in known if position(entry) <= end])
     assert CatalogHistory(known).versions[: len(before.versions)] == before.versions
 
 
-def test_before_all_versions_the_first_is_in_force() -> None:
+def test_position_before_all_versions_has_the_first() -> None:
     """Nothing older is known."""
-    history = CatalogHistory([whole(100, p="first"), whole(200, p="second")])
+    history = CatalogHistory([full_catalog(100, p="first"), full_catalog(200, p="second")])
 
     assert [content(history.at(Lsn(lsn)))["p"] for lsn in (0, 99, 199, 200)] == ["first"] * 3 + ["second"]
 
 
-def test_whole_catalogs_are_found_backwards() -> None:
-    history = CatalogHistory([whole(0, p="a"), command(5, 10, p="b"), whole(20, p="c"), whole(30, p="d")])
+def test_full_catalogs_are_returned_backwards() -> None:
+    history = CatalogHistory(
+        [full_catalog(0, p="a"), ddl_change(5, 10, p="b"), full_catalog(20, p="c"), full_catalog(30, p="d")]
+    )
     last = len(history.versions) - 1
 
-    assert [content(each)["p"] for each in history.whole_catalogs(last)] == ["c", "a"]
+    assert [content(state)["p"] for state in history.full_catalogs(last)] == ["c", "a"]
 
 
-@pytest.mark.parametrize("known", [[], [command(1, 2, p="a")]])
-def test_a_history_without_a_whole_catalog_says_so(known: list[Known]) -> None:
+@pytest.mark.parametrize("known", [[], [ddl_change(1, 2, p="a")]])
+def test_history_without_full_catalog_raises(known: list[Entry]) -> None:
     with pytest.raises(ChangeLogDamaged, match="no version of the publisher's catalog"):
         CatalogHistory(known).at(Lsn(1))
 
 
-def test_a_delta_that_cannot_be_read_is_damage() -> None:
+def test_unreadable_change_raises_change_log_damaged() -> None:
     @dataclass(frozen=True)
-    class Torn(Known):
+    class Torn(Entry):
         @property
         def text(self) -> str:
             return super().text[:-1]
 
-    history = CatalogHistory([whole(0, p="a"), Torn(Lsn(1), {"p": "b"}, Lsn(2))])
-    with pytest.raises(ChangeLogDamaged, match="what a command changed at 0/1"):
+    history = CatalogHistory([full_catalog(0, p="a"), Torn(Lsn(1), {"p": "b"}, Lsn(2))])
+    with pytest.raises(ChangeLogDamaged, match="the DDL change at 0/1"):
         history.at(Lsn(3))

@@ -28,11 +28,11 @@ def full(lsn: int = 0x16_B374_D848) -> PublisherCatalog:
     )
 
 
-def test_the_json_form_gives_the_same_catalog_back() -> None:
+def test_json_form_round_trips() -> None:
     assert catalog_from_json(catalog_to_json(full())) == full()
 
 
-def test_equal_catalogs_have_equal_texts() -> None:
+def test_equal_catalogs_have_equal_json() -> None:
     first = full()
     second = PublisherCatalog(
         lsn=first.lsn,
@@ -44,7 +44,7 @@ def test_equal_catalogs_have_equal_texts() -> None:
     assert catalog_to_json(first) == catalog_to_json(second)
 
 
-def test_the_json_form_is_the_documented_one() -> None:
+def test_json_form_is_the_documented_one() -> None:
     """Logs of format 1 exist: this text must always be read as this catalog."""
     p = publication("p", listed(7, "id > 1", "id"), publish="insert")
     written = catalog(table(7, "s.t", "id"), publications=[dataclasses.replace(p, oid=9)])
@@ -63,7 +63,7 @@ def test_the_json_form_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "replacement"),
+    ("original", "replacement"),
     [
         ('"format":1', '"format":2'),
         ('"via_root"', '"via_rood"'),
@@ -84,19 +84,19 @@ def test_the_json_form_is_the_documented_one() -> None:
         ('"server_version":', '"more":' + "[" * 100_000 + "]" * 100_000 + ',"server_version":'),
     ],
 )
-def test_a_damaged_text_is_refused(found: str, replacement: str) -> None:
+def test_damaged_json_is_rejected(original: str, replacement: str) -> None:
     text = catalog_to_json(full())
-    assert found in text
+    assert original in text
     with pytest.raises(ChangeLogDamaged):
-        catalog_from_json(text.replace(found, replacement))
+        catalog_from_json(text.replace(original, replacement))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"format": 1}'])
-def test_another_text_is_refused(text: str) -> None:
+def test_invalid_json_is_rejected(text: str) -> None:
     with pytest.raises(ChangeLogDamaged):
         catalog_from_json(text)
 
 
-def test_definitions_are_compared_without_positions() -> None:
+def test_same_definitions_ignores_positions() -> None:
     assert same_definitions(full(1), full(2))
     assert not same_definitions(full(1), catalog(lsn=1))

@@ -1,4 +1,4 @@
-"""One message of each type: its bytes, as the table of R1.2 lays them out, and what they say."""
+"""One message of each type: its bytes, in the layout of R1.2, and its value."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ What the two must agree on, for each damaged message:
 | accepted                                           | accepts, with the same values                    |
 | early end, bytes left, tuple, kind, count, length  | refuses, with the same problem at the same offset |
 | other type, relation or number of columns, binary  | knows no row of the log: it accepts and the        |
-|                                                    | message has that difference, or it refuses behind |
+|                                                    | message has that difference, or it refuses after  |
 | not UTF-8                                          | accepts bytes that Python cannot decode either   |
 """
 
@@ -71,10 +71,10 @@ def tables() -> dict[int, Relation]:
 def row_changes(table: Relation) -> list[RowChange]:
     """Every form of a row change."""
     old, new = ROWS[table.version]
-    found: list[RowChange] = [m.Insert(None, table.id, new), m.Update(None, table.id, None, None, new)]
+    changes: list[RowChange] = [m.Insert(None, table.id, new), m.Update(None, table.id, None, None, new)]
     for kind in m.OldTuple:
-        found += [m.Update(None, table.id, kind, old, new), m.Delete(None, table.id, kind, old)]
-    return found
+        changes += [m.Update(None, table.id, kind, old, new), m.Delete(None, table.id, kind, old)]
+    return changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Verdict:
 
 SAME: Final = {
     Fault.ENDS_EARLY: "message ends too early at offset",
-    Fault.BYTES_LEFT: "bytes behind the end of the message at offset",
+    Fault.BYTES_LEFT: "bytes after the end of the message at offset",
     Fault.UNKNOWN_TUPLE: "unknown tuple",
     Fault.UNKNOWN_KIND: "unknown kind of value",
     Fault.NEGATIVE_COUNT: "negative count",
@@ -98,9 +98,9 @@ SAME: Final = {
 DIFFERENCES: Final[dict[Fault, Callable[[RowChange, Relation], bool]]] = {
     Fault.OTHER_RELATION: lambda change, table: change.relation != table.id,
     Fault.OTHER_COUNT: lambda change, table: any(
-        len(each.kinds) != len(table.columns) for each in rows_of(change)
+        len(sent.kinds) != len(table.columns) for sent in rows_of(change)
     ),
-    Fault.BINARY_VALUE: lambda change, _: any(m.TupleKind.BINARY in each.kinds for each in rows_of(change)),
+    Fault.BINARY_VALUE: lambda change, _: any(m.TupleKind.BINARY in sent.kinds for sent in rows_of(change)),
 }
 """Faults that only a reader of the log can find: how they show in what the reference reader accepts."""
 
@@ -108,7 +108,7 @@ DIFFERENCES: Final[dict[Fault, Callable[[RowChange, Relation], bool]]] = {
 def rows_of(change: RowChange) -> list[m.TupleData]:
     """The old tuple, the new one, or both."""
     both = (getattr(change, "old", None), getattr(change, "new", None))
-    return [each for each in both if each is not None]
+    return [sent for sent in both if sent is not None]
 
 
 def reference(
@@ -210,7 +210,7 @@ class _Batch:
         else:
             assert isinstance(change, RowChange), evidence
             assert change.type.value == kind, evidence
-            differs = [fault for fault, found in DIFFERENCES.items() if found(change, table)]
+            differs = [fault for fault, result in DIFFERENCES.items() if result(change, table)]
             assert verdict.fault in differs if verdict.fault else not differs, evidence
 
     def check_first_refusal(self, verdicts: Sequence[Verdict], no_text: Sequence[int]) -> None:
@@ -237,7 +237,7 @@ class _Batch:
         assert list(zip(*columns, strict=True)) == list(values)
 
     def decoded(self, log: pa.RecordBatch) -> pa.RecordBatch:
-        return ChangeDecoder.of(EVERYTHING, tables(), [(0, 0)]).changes(log)
+        return ChangeDecoder.from_relations(EVERYTHING, tables(), [(0, 0)]).decode(log)
 
 
 _SIDES: Final = ("old_kinds", "old", "new_kinds", "new")
@@ -247,9 +247,9 @@ def changed_values(change: RowChange) -> tuple[object, ...]:
     """The columns `old_kind` and those of `_SIDES` for a change that the reference reader has read."""
     kind = getattr(change, "old_kind", None)
     values: list[object] = [kind and kind.value]
-    for each in (getattr(change, "old", None), getattr(change, "new", None)):
-        values.append(each and "".join(kind.value for kind in each.kinds))
-        values.append(each and [None if value is None else value.decode() for value in each.values])
+    for sent in (getattr(change, "old", None), getattr(change, "new", None)):
+        values.append(sent and "".join(kind.value for kind in sent.kinds))
+        values.append(sent and [None if value is None else value.decode() for value in sent.values])
     return tuple(values)
 
 
@@ -264,7 +264,7 @@ def is_text(values: m.TupleData) -> bool:
 
 
 def bounds_are_checked() -> bool:
-    """Compiled code refuses to read behind the end of an array in this process."""
+    """Compiled code checks array bounds in this process."""
     offsets, rows = np.array([0, 99], dtype=np.int32), np.zeros(1, dtype=np.int64)
     expected = np.array([[ord("I"), 16384, 1]])
     try:

@@ -44,7 +44,7 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """Damaged messages, one after another in `data`; `bases` are the indexes of what each was made of."""
+    """Damaged messages, concatenated in `data`; `bases` are the indexes of their originals."""
 
     data: Bytes
     offsets: NDArray[np.int32]
@@ -74,13 +74,13 @@ class _Lines:
     def columns(self) -> Ints:
         return np.arange(self.bytes.shape[1])
 
-    def places(self, randomness: Generator) -> Ints:
-        """A place in each message, or right behind its end; seldom in the header."""
+    def positions(self, randomness: Generator) -> Ints:
+        """A random offset in each message, or at its end; rarely in the header."""
         first = np.where(randomness.random(len(self.ends)) < IN_HEADER, 0, np.minimum(HEADER, self.ends))
         return randomness.integers(first, self.ends + 1)
 
     def shifted(self, sources: Ints) -> Bytes:
-        """Each column taken from another, the last one standing for all behind it."""
+        """The bytes with columns taken from other columns; columns past the end are the last one."""
         return np.take_along_axis(self.bytes, np.clip(sources, 0, self.bytes.shape[1] - 1), axis=1)
 
 
@@ -109,40 +109,40 @@ def _lines(corpus: Sequence[bytes]) -> _Lines:
 
 
 def _cut(lines: _Lines, randomness: Generator) -> _Lines:
-    return _Lines(lines.bytes, lines.places(randomness))
+    return _Lines(lines.bytes, lines.positions(randomness))
 
 
 def _insert(lines: _Lines, randomness: Generator) -> _Lines:
-    places, pieces = lines.places(randomness)[:, None], _pieces(lines, randomness)
-    moved = lines.shifted(lines.columns - np.where(lines.columns >= places + pieces, pieces, 0))
-    is_new = (lines.columns >= places) & (lines.columns < places + pieces)
+    positions, pieces = lines.positions(randomness)[:, None], _pieces(lines, randomness)
+    moved = lines.shifted(lines.columns - np.where(lines.columns >= positions + pieces, pieces, 0))
+    is_new = (lines.columns >= positions) & (lines.columns < positions + pieces)
     noise = randomness.integers(256, size=lines.bytes.shape, dtype=np.uint8)
     ends = np.minimum(lines.ends + pieces[:, 0], lines.bytes.shape[1])
     return _Lines(np.where(is_new, noise, moved), ends)
 
 
 def _remove(lines: _Lines, randomness: Generator) -> _Lines:
-    places, pieces = lines.places(randomness)[:, None], _pieces(lines, randomness)
-    moved = lines.shifted(lines.columns + np.where(lines.columns >= places, pieces, 0))
-    return _Lines(moved, np.maximum(lines.ends - pieces[:, 0], np.minimum(places[:, 0], lines.ends)))
+    positions, pieces = lines.positions(randomness)[:, None], _pieces(lines, randomness)
+    moved = lines.shifted(lines.columns + np.where(lines.columns >= positions, pieces, 0))
+    return _Lines(moved, np.maximum(lines.ends - pieces[:, 0], np.minimum(positions[:, 0], lines.ends)))
 
 
 def _flip(lines: _Lines, randomness: Generator) -> _Lines:
-    places = lines.places(randomness)[:, None]
-    bits = np.left_shift(np.uint8(1), randomness.integers(8, size=places.shape, dtype=np.uint8))
-    return _Lines(np.where(lines.columns == places, lines.bytes ^ bits, lines.bytes), lines.ends)
+    positions = lines.positions(randomness)[:, None]
+    bits = np.left_shift(np.uint8(1), randomness.integers(8, size=positions.shape, dtype=np.uint8))
+    return _Lines(np.where(lines.columns == positions, lines.bytes ^ bits, lines.bytes), lines.ends)
 
 
 def _letter(lines: _Lines, randomness: Generator) -> _Lines:
-    places = lines.places(randomness)[:, None]
-    letters = randomness.choice(LETTERS, size=places.shape)
-    return _Lines(np.where(lines.columns == places, letters, lines.bytes), lines.ends)
+    positions = lines.positions(randomness)[:, None]
+    letters = randomness.choice(LETTERS, size=positions.shape)
+    return _Lines(np.where(lines.columns == positions, letters, lines.bytes), lines.ends)
 
 
 def _number(lines: _Lines, randomness: Generator) -> _Lines:
     numbers = _lines(NUMBERS)
     chosen = randomness.integers(len(NUMBERS), size=len(lines.ends))
-    starts = lines.places(randomness)
+    starts = lines.positions(randomness)
     ends = np.minimum(starts + numbers.ends[chosen], lines.bytes.shape[1])
     at = lines.columns - starts[:, None]
     digits = _Lines(numbers.bytes[chosen], numbers.ends[chosen]).shifted(at)
@@ -153,9 +153,9 @@ def _number(lines: _Lines, randomness: Generator) -> _Lines:
 def _splice(lines: _Lines, randomness: Generator) -> _Lines:
     """The beginning of one message and the end of another."""
     other = randomness.permutation(len(lines.ends))
-    places = lines.places(randomness)
-    mixed = np.where(lines.columns < places[:, None], lines.bytes, lines.bytes[other])
-    return _Lines(mixed, np.maximum(lines.ends[other], places))
+    positions = lines.positions(randomness)
+    mixed = np.where(lines.columns < positions[:, None], lines.bytes, lines.bytes[other])
+    return _Lines(mixed, np.maximum(lines.ends[other], positions))
 
 
 def _pieces(lines: _Lines, randomness: Generator) -> Ints:

@@ -1,4 +1,4 @@
-"""The columnar decoder says what the reference reader says, and never reads past the end of a message."""
+"""The columnar decoder equals the reference reader, and never reads past the end of a message."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ DELETE = m.Delete(None, TABLE.id, m.OldTuple.KEY, ROW)
 def decoder(
     *relations: Relation, window: Window = EVERYTHING, catalogs: tuple[tuple[int, int], ...] = ((0, 0),)
 ) -> ChangeDecoder:
-    return ChangeDecoder.of(window, {known.version: known for known in relations or (TABLE,)}, catalogs)
+    return ChangeDecoder.from_relations(
+        window, {known.version: known for known in relations or (TABLE,)}, catalogs
+    )
 
 
 def refusal(row: dict[str, object], *relations: Relation) -> InvalidMessage:
     """Of the second of two rows, the first being good."""
     good = log_row(encode(INSERT)) if not relations else row
     with pytest.raises(InvalidMessage) as refused:
-        decoder(*relations).changes(log_batch([good, row]))
+        decoder(*relations).decode(log_batch([good, row]))
     return refused.value
 
 
@@ -96,7 +98,7 @@ VERSIONS = st.tuples(
 
 @given(logs(), st.integers(99, 104), st.integers(99, 104), VERSIONS, st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
-def test_changes_are_those_of_the_reference_reader(
+def test_changes_equal_those_of_reference_reader(
     log: tuple[list[dict[str, object]], dict[int, Relation]],
     after: int,
     upto: int,
@@ -111,7 +113,7 @@ def test_changes_are_those_of_the_reference_reader(
     window, catalogs = Window(Lsn(after), Lsn(upto)), sorted(set().union(*versions))
     order.shuffle(catalogs)
     batch = log_batch(rows)
-    changes = ChangeDecoder.of(window, relations, catalogs).changes(batch)
+    changes = ChangeDecoder.from_relations(window, relations, catalogs).decode(batch)
     changes.validate(full=True)
     assert changes.schema == CHANGES_SCHEMA
     assert changes.to_pylist() == reference_changes(batch, window, catalogs)
@@ -119,14 +121,14 @@ def test_changes_are_those_of_the_reference_reader(
 
 @given(logs(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_part_of_a_batch_decodes_as_the_part_that_it_is(
+def test_slice_of_batch_decodes_to_slice_of_changes(
     log: tuple[list[dict[str, object]], dict[int, Relation]], data: st.DataObject
 ) -> None:
     """A slice shares the buffers of the whole."""
     rows, relations = log
     start = data.draw(st.integers(0, len(rows)))
     part = log_batch(rows).slice(start, data.draw(st.integers(0, len(rows))))
-    changes = ChangeDecoder.of(EVERYTHING, relations, [(0, 0)]).changes(part)
+    changes = ChangeDecoder.from_relations(EVERYTHING, relations, [(0, 0)]).decode(part)
     assert changes.to_pylist() == reference_changes(part, EVERYTHING, [(0, 0)])
 
 
@@ -162,7 +164,7 @@ def wide_changes(draw: st.DrawFn, columns: int, table: RelationId) -> m.Insert |
 
 @given(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=4), st.data())
 @settings(max_examples=40, deadline=None)
-def test_rows_of_any_width_with_values_of_any_size_are_those_of_the_reference_reader(
+def test_rows_of_any_width_and_size_equal_those_of_reference_reader(
     widths: list[int], data: st.DataObject
 ) -> None:
     """No columns, the 1600 that PostgreSQL allows; no bytes, megabytes."""
@@ -173,12 +175,12 @@ def test_rows_of_any_width_with_values_of_any_size_are_those_of_the_reference_re
         change = data.draw(wide_changes(columns, table.id))
         rows.append(log_row(encode(change), seq=seq, relation_id=table.id, relation_version=table.version))
     batch = log_batch(rows)
-    changes = decoder(*tables.values()).changes(batch)
+    changes = decoder(*tables.values()).decode(batch)
     changes.validate(full=True)
     assert changes.to_pylist() == reference_changes(batch, EVERYTHING, [(0, 0)])
 
 
-def test_a_truncate_is_a_row_per_relation_in_its_place() -> None:
+def test_truncate_becomes_one_row_per_relation_in_order() -> None:
     """Several relations of one TRUNCATE share the position (commit_lsn, seq)."""
     truncate = m.Truncate(
         None, m.TruncateFlag.CASCADE | m.TruncateFlag.RESTART_IDENTITY, (RelationId(5), RelationId(6))
@@ -188,7 +190,7 @@ def test_a_truncate_is_a_row_per_relation_in_its_place() -> None:
         log_row(encode(truncate), seq=1, relation_id=None, relation_version=None),
         log_row(encode(DELETE), seq=2),
     ]
-    changes = decoder().changes(log_batch(rows)).to_pylist()
+    changes = decoder().decode(log_batch(rows)).to_pylist()
     assert [
         (row["seq"], row["kind"], row["relation_id"], row["relation_version"], row["truncate_flags"])
         for row in changes
@@ -201,14 +203,14 @@ def test_a_truncate_is_a_row_per_relation_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("change", [INSERT, UPDATE, DELETE])
-def test_every_message_without_its_end_is_refused(change: m.Message) -> None:
+def test_truncated_message_is_rejected(change: m.Message) -> None:
     """R1.2: every proper prefix."""
     message = encode(change)
     for end in range(len(message)):
         error = refusal(log_row(message[:end], kind=change.type.value))
-        found = re.search(r"message ends too early at offset (\d+), row 1$", error.message)
-        assert found is not None
-        assert int(found[1]) <= end
+        actual = re.search(r"message ends too early at offset (\d+), row 1$", error.message)
+        assert actual is not None
+        assert int(actual[1]) <= end
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_every_message_without_its_end_is_refused(change: m.Message) -> None:
         ),
     ],
 )
-def test_a_message_that_disagrees_with_its_row_is_refused(row: dict[str, object], problem: str) -> None:
+def test_message_that_contradicts_its_row_is_rejected(row: dict[str, object], problem: str) -> None:
     error = refusal(row)
     assert problem in error.message
     assert error.detail is not None
@@ -248,14 +250,14 @@ def test_a_message_that_disagrees_with_its_row_is_refused(row: dict[str, object]
 
 
 @pytest.mark.parametrize("columns", [0, 3, 5])
-def test_a_tuple_has_as_many_columns_as_its_relation_version(columns: int) -> None:
+def test_tuple_with_other_column_count_is_rejected(columns: int) -> None:
     """R1.4: n always equals the ncols of the latest R."""
     error = refusal(log_row(encode(INSERT)), relation(columns))
     assert "number of columns differs from the relation version's at offset 6, row 0" in error.message
     assert error.rule == "R1.4"
 
 
-def test_a_binary_value_is_refused() -> None:
+def test_binary_value_is_rejected() -> None:
     """R1.4: kind b comes only with the option `binary`; the frames hold text."""
     row = m.TupleData((m.TupleKind.TEXT, m.TupleKind.BINARY), (b"", b"\0"))
     error = refusal(log_row(encode(m.Insert(None, TABLE.id, row))), relation(2))
@@ -264,7 +266,7 @@ def test_a_binary_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"caf\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
-def test_a_value_that_is_not_utf8_is_refused(bad: bytes) -> None:
+def test_value_that_is_not_utf8_is_rejected(bad: bytes) -> None:
     """R1.11: the capture session pins client_encoding; a cut, surrogate or overlong character is no text."""
     row = m.TupleData(ROW.kinds, ("é".encode(), None, None, bad))
     error = refusal(log_row(encode(m.Update(None, TABLE.id, m.OldTuple.FULL, ROW, row))))
@@ -273,7 +275,7 @@ def test_a_value_that_is_not_utf8_is_refused(bad: bytes) -> None:
     assert f"value is not UTF-8 at offset {offset}, row 1" in error.message
 
 
-def test_machine_code_that_a_crash_cut_short_is_compiled_again(tmp_path: Path) -> None:
+def test_truncated_machine_code_cache_is_recompiled(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "error", "-c", "import cdc_replay.pgoutput.kernels"]
     subprocess.run(command, env=environment, check=True)
@@ -284,7 +286,7 @@ def test_machine_code_that_a_crash_cut_short_is_compiled_again(tmp_path: Path) -
     subprocess.run(command, env=environment, check=True)
 
 
-def test_an_empty_batch_has_no_changes() -> None:
-    changes = decoder().changes(log_batch([]))
+def test_empty_batch_has_no_changes() -> None:
+    changes = decoder().decode(log_batch([]))
     assert changes.num_rows == 0
     assert changes.schema == CHANGES_SCHEMA

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_replay.capture.plain_transactions import SHORTEST
+from cdc_replay.capture.plain_transactions import MIN_TRANSACTIONS
 from cdc_replay.capture.transactions import TransactionAssembler
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.changelog.storage import Location
@@ -63,21 +63,23 @@ class Writer:
 
     def streamed(self, *, is_prepared: bool) -> Iterator[m.Message]:
         """Two large transactions in blocks between each other, parts of the first rolled back."""
-        (_, one), (_, two) = self._next(), self._next()
-        part = one + 50
-        yield from block(one, relation(one), insert("a", one), insert("rolled back", part), first=True)
-        yield from block(two, relation(two, "wide"), insert("b", two), first=True)
+        (_, first), (_, second) = self._next(), self._next()
+        subxid = first + 50
+        yield from block(
+            first, relation(first), insert("a", first), insert("rolled back", subxid), first=True
+        )
+        yield from block(second, relation(second, "wide"), insert("b", second), first=True)
         yield from self.ordinary(insert("between"))
-        yield m.StreamAbort(one, part, None, None)
-        yield from block(one, relation(one), m.Truncate(one, m.TruncateFlag(0), (TABLE,)), first=False)
+        yield m.StreamAbort(first, subxid, None, None)
+        yield from block(first, relation(first), m.Truncate(first, m.TruncateFlag(0), (TABLE,)), first=False)
         at, _ = self._next()
         if is_prepared:
-            yield m.StreamPrepare(Lsn(at), Lsn(at + 8), TIME, one, "g")
+            yield m.StreamPrepare(Lsn(at), Lsn(at + 8), TIME, first, "g")
             at, _ = self._next()
-            yield m.CommitPrepared(Lsn(at), Lsn(at + 8), TIME, one, "g")
+            yield m.CommitPrepared(Lsn(at), Lsn(at + 8), TIME, first, "g")
         else:
-            yield m.StreamCommit(one, Lsn(at), Lsn(at + 8), TIME)
-        yield m.StreamAbort(two, two, None, None)
+            yield m.StreamCommit(first, Lsn(at), Lsn(at + 8), TIME)
+        yield m.StreamAbort(second, second, None, None)
 
     def prepared(self, *, is_committed: bool) -> Iterator[m.Message]:
         at, xid = self._next()
@@ -109,7 +111,7 @@ def stream() -> list[m.Message]:
     writer = Writer()
     first = writer.ordinary(relation(), m.TypeMessage(None, 20000, QualifiedName("s", "y")), insert("a"))
     message = m.LogicalMessage(None, is_transactional=False, lsn=Lsn(1), prefix="p", content=b"c")
-    small = [writer.ordinary(insert(str(number)), insert("")) for number in range(SHORTEST + 2)]
+    small = [writer.ordinary(insert(str(number)), insert("")) for number in range(MIN_TRANSACTIONS + 2)]
     both = [
         first, *small, writer.ordinary(m.Origin(Lsn(0), "elsewhere"), insert("o")),
         writer.streamed(is_prepared=False), writer.prepared(is_committed=True), [message],
@@ -123,10 +125,10 @@ def written(messages: Sequence[m.Message]) -> list[Row]:
     """What the slot function returns for them: the LSN of an end is that of the end (R1.22)."""
     rows: list[Row] = []
     at = 0
-    for each in messages:
-        at = min(getattr(each, "end_lsn", Lsn(at + 1)).value, 2**63 - 1)
-        in_stream = isinstance(each, m.StreamedMessage) and each.xid is not None
-        rows.append((at, 0, encode(each, in_stream=in_stream)))
+    for message in messages:
+        at = min(getattr(message, "end_lsn", Lsn(at + 1)).value, 2**63 - 1)
+        in_stream = isinstance(message, m.StreamedMessage) and message.xid is not None
+        rows.append((at, 0, encode(message, in_stream=in_stream)))
     return rows
 
 
@@ -136,13 +138,13 @@ WHOLE: Final = written(STREAM)
 
 def captured(rows: Sequence[Row], cuts: Sequence[int], folder: Path) -> list[dict[str, Any]]:
     """The rows of the log that capture makes of a stream that arrives in pieces."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     with TransactionAssembler(ZERO, PreparedTransactions(Location.parse(str(folder)))) as assembler:
         for begin, end in itertools.pairwise([0, *cuts, len(rows)]):
             for batch in assembler.feed(raw(rows[begin:end])):
                 batch.validate(full=True)
-                found += batch.to_pylist()
-    return found
+                result += batch.to_pylist()
+    return result
 
 
 def raw(rows: Sequence[Row]) -> RawMessages:
@@ -194,7 +196,7 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
     except InvalidMessage as error:
         refused = error
     try:
-        found = captured(rows, cuts, folder)
+        result = captured(rows, cuts, folder)
     except CdcReplayError as error:
         if refused is None and "no Relation message has described" in error.message:
             return "undescribed"  # in what is rolled back: capture need not see that it is
@@ -202,7 +204,7 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
             pytest.fail(f"stream {number}: capture refuses what is right: {error}")
         return "refused"
     if refused is None:
-        assert found == assembly.log().to_pylist(), f"stream {number}"
+        assert result == assembly.log().to_pylist(), f"stream {number}"
         return "accepted"
     # A block that does not start or end makes rows of bytes that are none.
     last = rows[len(assembly.messages)][2] if len(assembly.messages) < len(rows) else b"\0"
@@ -213,52 +215,52 @@ def check_stream(rows: Sequence[Row], cuts: Sequence[int], folder: Path, number:
     pytest.fail(f"stream {number}: capture accepts what is wrong: {refused}")
 
 
-def test_an_undamaged_stream_is_accepted_however_it_is_cut(tmp_path: Path) -> None:
+def test_undamaged_stream_is_accepted_in_any_batches(tmp_path: Path) -> None:
     for size in (1, 2, 3, 4, 5, 7, 11, 16, 32, len(WHOLE)):
         cuts = range(size, len(WHOLE), size)
         assert check_stream(WHOLE, cuts, tmp_path / str(size), size) == "accepted"
 
 
 @pytest.mark.parametrize("kind", m.MessageType)
-def test_a_message_of_another_type_is_refused_or_makes_another_stream(
+def test_message_of_another_type_is_rejected_or_gives_another_stream(
     kind: m.MessageType, tmp_path: Path
 ) -> None:
-    """R9.1, R9.5: in each place; it has the position and transaction of the message whose place it takes."""
+    """R9.1, R9.5: at each index, with position and transaction of the message that it replaces."""
     _, example = EXAMPLES[kind]
-    for place in places():
-        message = STREAM[place]
+    for index in indexes_by_type():
+        message = STREAM[index]
         facts = {
             field.name: getattr(message, field.name)
             for field in dataclasses.fields(example)
             if field.name in POSITION and getattr(message, field.name, None) is not None
         }
         other = dataclasses.replace(example, **facts)
-        rows = written([*STREAM[:place], other, *STREAM[place + 1 :]])
-        check_stream(rows, [], tmp_path / str(place), place)
+        rows = written([*STREAM[:index], other, *STREAM[index + 1 :]])
+        check_stream(rows, [], tmp_path / str(index), index)
 
 
-def places() -> list[int]:
-    """One place of each message type between two others."""
+def indexes_by_type() -> list[int]:
+    """The index of one message for each sequence of three message types."""
     types = [None, *(message.type for message in STREAM), None]
-    found = {
-        neighbours: place for place, neighbours in enumerate(zip(types, types[1:], types[2:], strict=False))
+    indexes = {
+        neighbours: index for index, neighbours in enumerate(zip(types, types[1:], types[2:], strict=False))
     }
-    return list(found.values())
+    return list(indexes.values())
 
 
 POSITION: Final = {"commit_lsn", "prepare_lsn", "end_lsn", "prepare_end_lsn", "xid", "gid"}
 
 
-@pytest.mark.parametrize("count", [1, SHORTEST])
+@pytest.mark.parametrize("count", [1, MIN_TRANSACTIONS])
 @pytest.mark.parametrize(
     ("end_lsn", "time", "problem"),
     [
-        (Lsn(2**63), TIME, "a transaction ends at 80000000/0, where no WAL can be"),
-        (Lsn(2**64 - 1), TIME, "a transaction ends at FFFFFFFF/FFFFFFFF, where no WAL can be"),
+        (Lsn(2**63), TIME, "a transaction ends at 80000000/0, beyond the largest WAL position"),
+        (Lsn(2**64 - 1), TIME, "a transaction ends at FFFFFFFF/FFFFFFFF, beyond the largest WAL position"),
         (Lsn(10**6), LAST_TIME + 1, "time out of range at offset 18"),
     ],
 )
-def test_positions_and_times_that_the_log_cannot_hold_are_refused(
+def test_position_or_time_out_of_range_is_rejected(
     end_lsn: Lsn, time: int, problem: str, count: int, tmp_path: Path
 ) -> None:
     """R1.1: the log keeps both as signed numbers of 64 bits; of the last transaction of a run, or of one."""
@@ -270,9 +272,9 @@ def test_positions_and_times_that_the_log_cannot_hold_are_refused(
         captured(rows, [], tmp_path)
 
 
-def test_the_last_time_that_the_log_can_hold_is_kept(tmp_path: Path) -> None:
+def test_largest_time_is_accepted(tmp_path: Path) -> None:
     writer = Writer()
-    small = [writer.ordinary(insert("a")) for _ in range(SHORTEST)]
+    small = [writer.ordinary(insert("a")) for _ in range(MIN_TRANSACTIONS)]
     last: list[m.Message] = [
         m.Begin(Lsn(1), LAST_TIME, 9),
         insert("b"),
@@ -283,12 +285,12 @@ def test_the_last_time_that_the_log_can_hold_is_kept(tmp_path: Path) -> None:
     assert (row["commit_lsn"], row["commit_time"]) == (2**63 - 1, LAST_TIME)
 
 
-def test_damaged_streams_are_refused_or_are_another_stream(tmp_path: Path) -> None:
+def test_damaged_stream_is_rejected_or_gives_another_stream(tmp_path: Path) -> None:
     outcomes = check_streams(300, tmp_path)
     assert outcomes.total() == 300
     assert {"accepted", "refused"} <= set(outcomes)
 
 
 @pytest.mark.slow
-def test_many_damaged_streams_are_refused_or_are_another_stream(tmp_path: Path) -> None:
+def test_many_damaged_streams_are_rejected_or_give_another_stream(tmp_path: Path) -> None:
     assert check_streams(10_000, tmp_path, SEED + 1).total() == 10_000

@@ -1,4 +1,4 @@
-"""Whatever arrives is read as what it is or refused in the project's words: no crash, no hang, no guess."""
+"""Any input is decoded or rejected with InvalidMessage: no crash, no hang, no guess."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ FORMS = [(False, False), (True, False), (False, True), (True, True)]
 OUTCOMES = {fault.name for fault in Fault if fault} | {"accepted", "not_utf8"}
 
 
-def test_damaged_row_changes_are_refused_exactly_where_the_reference_reader_refuses_them() -> None:
-    """R1.2, R1.4, R1.11: at the same offset, for the same reason; what both accept has the same values."""
+def test_damaged_row_changes_are_rejected_exactly_as_by_reference_reader() -> None:
+    """R1.2, R1.4, R1.11: at the same offset, for the same reason; accepted messages have the same values."""
     outcomes = check_row_changes(80_000)
     assert outcomes.total() == 80_000
     assert set(outcomes) == OUTCOMES
 
 
 @pytest.mark.slow
-def test_ten_million_damaged_row_changes_are_refused_exactly_where_the_reference_reader_refuses_them() -> (
-    None
-):
+def test_ten_million_damaged_row_changes_are_rejected_exactly_as_by_reference_reader() -> None:
     outcomes = check_row_changes(10_000_000, SEED + 1)
     assert outcomes.total() == 10_000_000
     assert set(outcomes) == OUTCOMES
@@ -53,12 +51,12 @@ def check_bounds(folder: Path, count: int) -> None:
     subprocess.run(command, env=environment, check=True)
 
 
-def test_no_damaged_row_change_is_read_past_its_end(tmp_path: Path) -> None:
+def test_damaged_row_change_is_never_read_past_its_end(tmp_path: Path) -> None:
     check_bounds(tmp_path, 40_000)
 
 
 @pytest.mark.slow
-def test_no_damaged_row_change_of_two_million_is_read_past_its_end(tmp_path: Path) -> None:
+def test_two_million_damaged_row_changes_are_never_read_past_their_end(tmp_path: Path) -> None:
     check_bounds(tmp_path, 2_000_000)
 
 
@@ -75,9 +73,9 @@ def check_messages(count: int, *, in_stream: bool, parallel: bool) -> Counter[st
     for damaged in mutants(corpus, randomness, count):
         message = reference(damaged, in_stream=in_stream, parallel=parallel)
         if isinstance(message, InvalidMessage):
-            found = re.fullmatch(r"invalid pgoutput message .*: .* at offset (\d+)", message.message)
-            assert found is not None, (damaged.hex(), message)
-            assert int(found[1]) <= len(damaged), (damaged.hex(), message)
+            result = re.fullmatch(r"invalid pgoutput message .*: .* at offset (\d+)", message.message)
+            assert result is not None, (damaged.hex(), message)
+            assert int(result[1]) <= len(damaged), (damaged.hex(), message)
             outcomes["refused"] += 1
         else:
             assert encode(message, in_stream=in_stream) == damaged, (damaged.hex(), message)
@@ -86,7 +84,7 @@ def check_messages(count: int, *, in_stream: bool, parallel: bool) -> Counter[st
 
 
 @pytest.mark.parametrize(("in_stream", "parallel"), FORMS)
-def test_damaged_messages_of_all_types_are_refused_or_are_another_message(
+def test_damaged_message_of_any_type_is_rejected_or_is_another_message(
     in_stream: bool, parallel: bool
 ) -> None:
     """R1.2: whatever is accepted is exactly one message."""
@@ -99,14 +97,14 @@ def test_damaged_messages_of_all_types_are_refused_or_are_another_message(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("in_stream", "parallel"), FORMS)
-def test_half_a_million_damaged_messages_of_all_types_are_refused_or_are_another_message(
+def test_half_a_million_damaged_messages_of_any_type_are_rejected_or_are_another_message(
     in_stream: bool, parallel: bool
 ) -> None:
     assert check_messages(500_000, in_stream=in_stream, parallel=parallel).total() == 500_000
 
 
 @pytest.mark.parametrize(("in_stream", "parallel"), FORMS)
-def test_any_byte_may_come_first(in_stream: bool, parallel: bool) -> None:
+def test_message_with_any_first_byte_is_read_or_rejected(in_stream: bool, parallel: bool) -> None:
     """R1.2: bytes that are no message type are refused as that, all others are read as such."""
     known = {message.type.value.encode()[0] for message in messages(in_stream=in_stream, parallel=parallel)}
     assert len(known) == 19

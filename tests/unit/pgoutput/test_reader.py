@@ -16,9 +16,9 @@ from cdc_replay.pgoutput import messages as m
 from cdc_replay.pgoutput.reader import (
     decode,
     decode_stream,
-    relation_of,
+    parse_relation,
     relation_version,
-    without_stream_xid,
+    split_stream_xid,
 )
 from unit.pgoutput.examples import EXAMPLES, ONE_SECOND_AFTER_EPOCH
 from unit.pgoutput.wire import encode, streamable, unstreamable, xids
@@ -27,14 +27,14 @@ any_form = st.sampled_from([(False, False), (True, False), (False, True), (True,
 
 
 @pytest.mark.parametrize("kind", m.MessageType)
-def test_every_message_of_the_table_is_read(kind: m.MessageType) -> None:
+def test_reader_decodes_every_message_type(kind: m.MessageType) -> None:
     """R1.2, one message per line of the table."""
     data, message = EXAMPLES[kind]
     assert decode(bytes.fromhex(data)) == message
 
 
 @given(st.data(), any_form)
-def test_a_message_that_was_written_is_read_back(data: st.DataObject, form: tuple[bool, bool]) -> None:
+def test_encoded_message_decodes_to_itself(data: st.DataObject, form: tuple[bool, bool]) -> None:
     """R1.2, R1.3, R1.9: in a streamed block and outside, with `streaming = parallel` and without."""
     in_stream, parallel = form
     message = data.draw(streamable(xids if in_stream else st.none()) | unstreamable(parallel=parallel))
@@ -43,9 +43,7 @@ def test_a_message_that_was_written_is_read_back(data: st.DataObject, form: tupl
 
 
 @given(st.data(), any_form)
-def test_a_message_without_its_end_and_one_with_more_than_its_end_are_refused(
-    data: st.DataObject, form: tuple[bool, bool]
-) -> None:
+def test_message_too_short_or_too_long_is_rejected(data: st.DataObject, form: tuple[bool, bool]) -> None:
     """R1.2: every proper prefix, and one byte too many."""
     in_stream, parallel = form
     message = data.draw(streamable(xids if in_stream else st.none()) | unstreamable(parallel=parallel))
@@ -53,7 +51,7 @@ def test_a_message_without_its_end_and_one_with_more_than_its_end_are_refused(
     for end in range(len(written)):
         with pytest.raises(InvalidMessage):
             decode(written[:end], in_stream=in_stream, streaming_parallel=parallel)
-    with pytest.raises(InvalidMessage, match=f"bytes behind the end of the message at offset {len(written)}"):
+    with pytest.raises(InvalidMessage, match=f"bytes after the end of the message at offset {len(written)}"):
         decode(written + b"\0", in_stream=in_stream, streaming_parallel=parallel)
 
 
@@ -72,7 +70,7 @@ def test_a_message_without_its_end_and_one_with_more_than_its_end_are_refused(
         (m.MessageType.RELATION, 11),
     ],
 )
-def test_unknown_flags_are_refused(kind: m.MessageType, offset: int) -> None:
+def test_unknown_flags_are_rejected(kind: m.MessageType, offset: int) -> None:
     """R1.2: the flags bytes of C, P, p, K, r, c must be 0; the others have one known bit, T has two."""
     data = bytearray.fromhex(EXAMPLES[kind][0])
     data[offset] = 4
@@ -101,15 +99,15 @@ def test_unknown_flags_are_refused(kind: m.MessageType, offset: int) -> None:
         ("52 00004000 00 7400 64 fffe", "negative count -2 at offset 9"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_offset(data: str, problem: str) -> None:
+def test_invalid_item_is_rejected_with_its_offset(data: str, problem: str) -> None:
     with pytest.raises(InvalidMessage) as refused:
         decode(bytes.fromhex(data))
     assert problem in refused.value.message
 
 
-def test_a_relation_is_known_by_the_bytes_of_its_message() -> None:
+def test_relation_version_depends_on_message_bytes_only() -> None:
     data = bytes.fromhex(EXAMPLES[m.MessageType.RELATION][0])
-    relation = relation_of(data)
+    relation = parse_relation(data)
     (version,) = struct.unpack(">q", hashlib.blake2b(data).digest()[:8])
     assert relation.version == relation_version(data) == version
     assert relation.id == 16384
@@ -118,27 +116,27 @@ def test_a_relation_is_known_by_the_bytes_of_its_message() -> None:
     assert relation_version(data[:-1] + b"\x08") != version
 
 
-def test_only_a_relation_message_describes_a_relation() -> None:
+def test_parse_relation_rejects_other_messages() -> None:
     with pytest.raises(InvalidMessage, match="not a Relation message"):
-        relation_of(bytes.fromhex(EXAMPLES[m.MessageType.INSERT][0]))
+        parse_relation(bytes.fromhex(EXAMPLES[m.MessageType.INSERT][0]))
 
 
 @given(streamable(xids))
-def test_a_streamed_message_without_its_xid_is_the_ordinary_one(message: m.StreamedMessage) -> None:
+def test_streamed_message_without_xid_equals_plain_message(message: m.StreamedMessage) -> None:
     """R1.9: the transaction id is all that differs."""
-    xid, ordinary = without_stream_xid(encode(message, in_stream=True))
+    xid, ordinary = split_stream_xid(encode(message, in_stream=True))
     assert xid == message.xid
     assert ordinary == encode(message)
 
 
-def test_a_message_that_never_carries_an_xid_has_none_to_take_out() -> None:
+def test_split_stream_xid_rejects_messages_without_xid() -> None:
     """R1.9: B, C, O, E and the others have fields of their own."""
     with pytest.raises(InvalidMessage, match="message without transaction id at offset 0"):
-        without_stream_xid(bytes.fromhex(EXAMPLES[m.MessageType.COMMIT][0]))
+        split_stream_xid(bytes.fromhex(EXAMPLES[m.MessageType.COMMIT][0]))
 
 
-def test_a_stream_of_messages_is_read_with_its_blocks_and_each_stream_starts_outside_of_one() -> None:
-    """R1.9: what lies between S and E carries a transaction id; a block never outlives its call."""
+def test_decode_stream_tracks_blocks_and_starts_outside_of_one() -> None:
+    """R1.9: messages between S and E carry a transaction id; a block never spans calls."""
     inside = m.Insert(701, RelationId(1), m.TupleData((), ()))
     outside = m.Insert(None, RelationId(1), m.TupleData((), ()))
     stream: list[m.Message] = [
@@ -150,9 +148,9 @@ def test_a_stream_of_messages_is_read_with_its_blocks_and_each_stream_starts_out
     assert list(decode_stream([encode(outside)])) == [outside]
 
 
-def test_a_stream_is_read_in_the_form_of_streaming_parallel() -> None:
+def test_decode_stream_reads_streaming_parallel() -> None:
     """R1.3."""
     abort = m.StreamAbort(700, 701, Lsn(9), ONE_SECOND_AFTER_EPOCH)
     assert list(decode_stream([encode(abort)], streaming_parallel=True)) == [abort]
-    with pytest.raises(InvalidMessage, match="bytes behind the end"):
+    with pytest.raises(InvalidMessage, match="bytes after the end"):
         list(decode_stream([encode(abort)]))

@@ -1,4 +1,4 @@
-"""Messages → bytes, written from R1.1 to R1.9; random messages; LOG batches and what they must decode to."""
+"""Encoder of messages after R1.1 to R1.9; random messages; LOG batches and their expected changes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What DDL on the publisher tells the log."""
+"""Capture of the publisher's DDL: event triggers, their messages, and the catalog history."""

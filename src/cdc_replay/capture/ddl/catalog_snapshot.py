@@ -1,4 +1,4 @@
-"""The publisher's catalog as it is read, and which transactions it was read with."""
+"""The publisher's catalog together with the snapshot that it was read under."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psycopg.errors import LockNotAvailable
 
 from cdc_replay.capture.publications import OUR_PUBLICATIONS
 from cdc_replay.capture.slot_continuity import WAL_POSITIONS
-from cdc_replay.catalog.reader import one_snapshot, read_catalog
+from cdc_replay.catalog.reader import read_catalog, single_snapshot
 from cdc_replay.errors import PublicationMissing
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.pg_snapshot import PgSnapshot
@@ -18,47 +18,47 @@ from cdc_replay.postgres.connection import Connection
 
 _SNAPSHOT: Final = "select pg_current_snapshot()::text"
 
-_PATIENCE: Final = "set local lock_timeout = '1s'"
+_LOCK_TIMEOUT: Final = "set local lock_timeout = '1s'"
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogSnapshot:
-    """The publisher's catalog; its position is behind every commit that its snapshot sees."""
+    """The publisher's catalog; its position is after every commit that `snapshot` sees."""
 
     catalog: PublisherCatalog
     snapshot: PgSnapshot
 
     @classmethod
-    def of(cls, connection: Connection) -> Self:
-        """Read it now.
+    def read(cls, connection: Connection) -> Self:
+        """Read the current catalog.
 
         Raises:
             PublicationMissing: if a capture publication was dropped.
             MissingPrivilege, ServerUnavailable: if the catalogs cannot be read.
         """
-        with one_snapshot(connection):
-            return cls._in_snapshot(connection)
+        with single_snapshot(connection):
+            return cls._read_in_transaction(connection)
 
     @classmethod
-    def unless_locked(cls, connection: Connection) -> Self | None:
-        """Read it now, or not at all while somebody alters a table that has a row filter, say.
+    def read_unless_locked(cls, connection: Connection) -> Self | None:
+        """Read the current catalog; None while a table with a row filter, for instance, is being altered.
 
         Raises:
-            As `of`.
+            As `read`.
         """
         try:
-            with one_snapshot(connection):
-                connection.execute(_PATIENCE)
-                return cls._in_snapshot(connection)
+            with single_snapshot(connection):
+                connection.execute(_LOCK_TIMEOUT)
+                return cls._read_in_transaction(connection)
         except LockNotAvailable:
             return None
 
     @classmethod
-    def _in_snapshot(cls, connection: Connection) -> Self:
+    def _read_in_transaction(cls, connection: Connection) -> Self:
         ((snapshot,),) = connection.execute(_SNAPSHOT).fetchall()
-        # Not what is flushed: a commit can be visible before it is (synchronous_commit = off).
-        ((ended, *_),) = connection.execute(WAL_POSITIONS).fetchall()
-        catalog = read_catalog(connection, Lsn.parse(ended))
+        # Not the flush position: a commit can be visible before it is flushed (synchronous_commit = off).
+        ((last_record_end, *_),) = connection.execute(WAL_POSITIONS).fetchall()
+        catalog = read_catalog(connection, Lsn.parse(last_record_end))
         _check_publications(catalog)
         return cls(catalog, PgSnapshot.parse(snapshot))
 
@@ -68,7 +68,7 @@ def _check_publications(catalog: PublisherCatalog) -> None:
     if missing:
         raise PublicationMissing(
             f"capture publications are missing: {', '.join(missing)}",
-            detail="Changes that were made since they were dropped are not captured.",
+            detail="Changes since they were dropped are not captured.",
             hint="Run `cdc-replay setup` for the publisher.",
             rule="R1.19",
         )

@@ -1,24 +1,22 @@
-"""The publisher's definitions, kept beside its changes: which catalog is in force from where (R9.10, R9.11).
+"""Tracks the publisher's catalog during capture: which catalog applies from which position (R9.10, R9.11).
 
-| event triggers     | what decides                    | the catalog that a capture reads                  |
-|--------------------|---------------------------------|---------------------------------------------------|
-| installed          | their messages, by position     | checks once per run what the messages have said   |
-| not installed      | the catalog, read at each pull  | is in force from the end of the pull before       |
-| were, until lately | the messages of the pull        | is in force from the end of the pull              |
+| event triggers   | source of changes          | the catalog that a capture reads                |
+|------------------|----------------------------|-------------------------------------------------|
+| installed        | their messages             | audits the messages once per run                |
+| not installed    | the catalog, at each pull  | applies from the end of the previous pull       |
+| removed recently | the messages of the pull   | applies from the end of the pull                |
 
-The first catalog of a log is in force from the beginning: the start state, to which messages are applied.
+The first catalog of a log applies from its beginning; messages are applied to it.
 
-The check is made where the position is reached at which the catalog was read; if it says something new, a run
-goes as far as that. It compares like with like: the catalog was read under a snapshot, and the messages must
-say the same of the transactions that this snapshot sees, in whatever order their commits became visible.
-Where they do not, the triggers were dropped or disabled for a while, or could not do their work, as they then
-have told the session of that command; the catalog is in force from where it was read. Rows of a table of
-which no message has told cannot wait for that: the catalog is read again, and is in force for the whole pull.
-A check that would have to wait for somebody who alters a table is left to the next run.
+The audit happens when the stream reaches the position at which the catalog was read; if that differs from
+the first catalog, the run reads at least up to there. The catalog was read under a snapshot, and is compared
+with the messages of the transactions that this snapshot sees. If they differ, the triggers were dropped or
+disabled, or failed (with a WARNING in that session), and the catalog applies from where it was read. Rows of
+a table without any message cannot wait for the audit: the catalog is read again and applies to the whole
+pull. An audit that would wait for a table lock is left to the next run.
 
-Messages are kept as they are. Where they weigh as much as the last whole catalog, a whole one is added, so
-that a reader need not go far back. All is written before the commit of its pull, and nothing of it is new
-when it is written again.
+Messages are stored as they are. When their size exceeds that of the last full catalog, a full one is added,
+which bounds the work of readers. All of it is written before the commit of its pull, idempotently.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from typing import Final, Self
 
 from cdc_replay.capture.ddl.catalog_snapshot import CatalogSnapshot
 from cdc_replay.capture.ddl.messages import CatalogMessage
-from cdc_replay.catalog.ddl_change import CatalogDelta, apply_delta, parse_delta
+from cdc_replay.catalog.ddl_change import DdlChange, apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.diff import differences
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.catalog.json_form import catalog_to_json, same_definitions
@@ -45,214 +43,214 @@ from cdc_replay.postgres.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-MOST_DELTAS: Final = 500
-"""Behind so many messages there is a whole catalog again, however small they are."""
+MAX_DDL_CHANGES: Final = 500
+"""A full catalog is written after this many DDL changes, however small they are."""
 
-_NAMED: Final = 5
-"""How many differences a warning names."""
+_MAX_NAMES: Final = 5
+"""A warning names at most this many objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DdlMessage:
-    """A message, as it is kept and as what it says."""
-
     xid: int
-    version: CatalogRow
-    delta: CatalogDelta
+    row: CatalogRow
+    change: DdlChange
 
 
 @dataclass(frozen=True, slots=True)
 class PullCatalogs:
-    """What a pull adds to the log, and the catalogs in force before it, where that is known, and after it.
+    """The catalog rows that a pull adds to the log, and the catalogs `before` it, if known, and after it.
 
-    `between` puts together those that were in force in it.
+    `between` builds the catalogs of the pull's range.
     """
 
     added: tuple[CatalogRow, ...]
     before: PublisherCatalog | None
     now: PublisherCatalog
     between: Callable[[], tuple[PublisherCatalog, ...]]
-    told: tuple[_DdlMessage, ...]
-    is_checked: bool
+    messages: tuple[_DdlMessage, ...]
+    is_audited: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _TriggerAudit:
-    """Whether the messages of a run tell what leads from its first catalog to the one that was read."""
+    """Checks that a run's messages lead from its first catalog to the one that was read from the server."""
 
     start: PublisherCatalog
-    reading: CatalogSnapshot
+    current: CatalogSnapshot
 
     @classmethod
-    def of(cls, connection: Connection, start: PublisherCatalog) -> Self | None:
-        """None if it has to wait for a later run, as somebody is altering a table."""
-        if (reading := CatalogSnapshot.unless_locked(connection)) is None:
-            logger.info("a table is being altered: the next capture checks what the event triggers tell")
+    def start_from(cls, connection: Connection, start: PublisherCatalog) -> Self | None:
+        """Read the current catalog; None (a later run does the audit) while a table is being altered."""
+        if (current := CatalogSnapshot.read_unless_locked(connection)) is None:
+            logger.info("a table is being altered: the next capture checks the event triggers' messages")
             return None
-        return cls(start, reading)
+        return cls(start, current)
 
     @property
     def lsn(self) -> Lsn:
-        """Where the stream must have been read to."""
-        return self.reading.catalog.lsn
+        """The position up to which the stream must have been read."""
+        return self.current.catalog.lsn
 
     @property
-    def finds_the_same(self) -> bool:
-        """Nothing has changed, and no message is needed."""
-        return same_definitions(self.start, self.reading.catalog)
+    def is_unchanged(self) -> bool:
+        """Whether the catalog has not changed, so that no message is needed."""
+        return same_definitions(self.start, self.current.catalog)
 
-    def found(self, run: Sequence[_DdlMessage]) -> Iterator[CatalogRow]:
-        """The catalog that was read, if it does not say what the messages say of the same transactions."""
-        read, snapshot = self.reading.catalog, self.reading.snapshot
-        expected = _after(self.start, [one for one in run if snapshot.sees(one.xid)])
-        if same_definitions(expected, read):
+    def missed_changes(self, messages: Sequence[_DdlMessage]) -> Iterator[CatalogRow]:
+        """The current catalog, if it differs from what the messages of the same transactions lead to."""
+        catalog, snapshot = self.current.catalog, self.current.snapshot
+        expected = _apply(self.start, [message for message in messages if snapshot.sees(message.xid)])
+        if same_definitions(expected, catalog):
             return
-        if named := differences(expected, read):
+        if names := differences(expected, catalog):
             logger.warning(
-                "the event triggers have not told of all changes: %s; the definitions that were read at %s"
-                " are in force from there on",
-                _some(named), read.lsn,
+                "the event triggers did not report all changes: %s; using the catalog that was read at %s"
+                " from there on",
+                _first_names(names), catalog.lsn,
             )  # fmt: skip
-        # What was in the stream by then, but not visible yet, is in force as well.
-        yield _whole(read.lsn, _after(read, [one for one in run if not snapshot.sees(one.xid)]))
+        # Transactions that were in the stream, but not visible yet, are applied too.
+        later = [message for message in messages if not snapshot.sees(message.xid)]
+        yield _full_row(catalog.lsn, _apply(catalog, later))
 
 
 class CatalogTracker:
-    """The definitions of one publisher during a run; to be made before the run's target is chosen."""
+    """Tracks the catalog of one publisher during a run; create it before the run's target is chosen."""
 
     def __init__(self, connection: Connection, log: ChangeLog, *, is_exact: bool) -> None:
         self.is_exact = is_exact
-        """The event triggers are installed."""
+        """Whether the event triggers are installed."""
         self._connection = connection
         self._log = log
         self._versions = log.drop_uncommitted_catalogs()
-        self._read_upto = max((each.read_lsn for each in self._versions), default=ZERO)
+        self._read_upto = max((row.read_lsn for row in self._versions), default=ZERO)
         self._now = CatalogHistory(self._versions).at(log.end_lsn) if self._versions else None
-        self._told: tuple[_DdlMessage, ...] = ()
-        self._check: _TriggerAudit | None = None
-        self._reading: CatalogSnapshot | None = None
-        """What decides, where messages do not tell."""
+        self._unaudited: tuple[_DdlMessage, ...] = ()
+        self._audit: _TriggerAudit | None = None
+        self._snapshot: CatalogSnapshot | None = None
+        """The catalog to use if there are no messages."""
         if is_exact and self._now is not None:
-            self._check = _TriggerAudit.of(connection, self._now)
+            self._audit = _TriggerAudit.start_from(connection, self._now)
         else:
-            self._reading = CatalogSnapshot.of(connection)
+            self._snapshot = CatalogSnapshot.read(connection)
 
     def target(self, to_lsn: Lsn | None) -> Lsn | None:
-        """How far the run has to read to reach `to_lsn`, None being as far as there is something."""
-        if to_lsn is None or self._check is None or self._check.finds_the_same:
+        """The position to read up to: `to_lsn` (None: the end of WAL), or that of the audit's catalog."""
+        if to_lsn is None or self._audit is None or self._audit.is_unchanged:
             return to_lsn
-        return max(to_lsn, self._check.lsn)
+        return max(to_lsn, self._audit.lsn)
 
-    def read_again(self) -> None:
-        """Read the catalog for the next pull, if messages do not tell what changes.
+    def refresh(self) -> None:
+        """Read the catalog for the next pull, if the event triggers are not installed.
 
         Raises:
             PublicationMissing: if a capture publication was dropped.
         """
         if not self.is_exact:
-            self._reading = CatalogSnapshot.of(self._connection)
+            self._snapshot = CatalogSnapshot.read(self._connection)
 
     def catalogs_for_pull(
         self, pull: Window, messages: Iterable[CatalogMessage], described: Set[RelationId]
     ) -> PullCatalogs:
-        """What the messages of a pull, or the catalog, say; `described` are the relations with rows in it."""
-        told = tuple(_readable(messages))
-        added = [one.version for one in told]
-        added += self._said_beside(pull, told, described)
-        check = self._check if self._check and self._check.lsn <= pull.upto else None
-        if check:
-            added += check.found((*self._told, *told))
+        """The catalogs of a pull with these messages; `described` are the relations with rows in it."""
+        parsed = tuple(_parse_messages(messages))
+        added = [message.row for message in parsed]
+        added += self._read_catalogs(pull, parsed, described)
+        audit = self._audit if self._audit and self._audit.lsn <= pull.upto else None
+        if audit:
+            added += audit.missed_changes((*self._unaudited, *parsed))
         before = self._before(pull.after)
         if self._now is not None and not added:
-            return PullCatalogs((), before, self._now, tuple, (), bool(check))
-        if told:
-            added += _whole_again([*self._versions, *added])
-        known = CatalogHistory([*self._versions, *added])
+            return PullCatalogs((), before, self._now, tuple, (), bool(audit))
+        if parsed:
+            added += _checkpoint([*self._versions, *added])
+        history = CatalogHistory([*self._versions, *added])
 
         def between() -> tuple[PublisherCatalog, ...]:
-            return tuple(known.within(pull).values()) if told else ()
+            return tuple(history.within(pull).values()) if parsed else ()
 
-        return PullCatalogs(tuple(added), before, known.at(pull.upto), between, told, bool(check))
+        return PullCatalogs(tuple(added), before, history.at(pull.upto), between, parsed, bool(audit))
 
-    def commit_pull(self, found: PullCatalogs) -> None:
-        """Go on from a pull, once that is committed."""
-        self._versions = (*self._versions, *found.added)
-        self._read_upto = max(self._read_upto, *(each.read_lsn for each in found.added), ZERO)
-        self._now = found.now
-        self._reading = None if self.is_exact else self._reading
-        self._check = None if found.is_checked else self._check
-        self._told = (*self._told, *found.told) if self._check else ()
+    def commit_pull(self, pull: PullCatalogs) -> None:
+        """Update the state after the pull was committed."""
+        self._versions = (*self._versions, *pull.added)
+        self._read_upto = max(self._read_upto, *(row.read_lsn for row in pull.added), ZERO)
+        self._now = pull.now
+        self._snapshot = None if self.is_exact else self._snapshot
+        self._audit = None if pull.is_audited else self._audit
+        self._unaudited = (*self._unaudited, *pull.messages) if self._audit else ()
 
-    def _said_beside(
-        self, pull: Window, told: Sequence[_DdlMessage], described: Set[RelationId]
+    def _read_catalogs(
+        self, pull: Window, messages: Sequence[_DdlMessage], described: Set[RelationId]
     ) -> Iterator[CatalogRow]:
-        """What the messages do not say: the catalog at first, without event triggers always."""
-        if self._reading is None:
-            yield from self._of_untold_tables(pull, told, described)
+        """The full catalogs that the messages do not replace: the first; every new one without triggers."""
+        if self._snapshot is None:
+            yield from self._catalog_of_unreported_tables(pull, messages, described)
         elif self._now is None:
-            yield _whole(ZERO, self._reading.catalog)
-        elif not same_definitions(_after(self._now, told), self._reading.catalog):
-            yield _whole(pull.upto if told else pull.after, self._reading.catalog)
+            yield _full_row(ZERO, self._snapshot.catalog)
+        elif not same_definitions(_apply(self._now, messages), self._snapshot.catalog):
+            yield _full_row(pull.upto if messages else pull.after, self._snapshot.catalog)
 
-    def _of_untold_tables(
-        self, pull: Window, told: Sequence[_DdlMessage], described: Set[RelationId]
+    def _catalog_of_unreported_tables(
+        self, pull: Window, messages: Sequence[_DdlMessage], described: Set[RelationId]
     ) -> Iterator[CatalogRow]:
-        """The catalog of now, if it knows tables of which no message has told."""
-        untold = described - (self._now.tables.keys() if self._now else set())
-        untold -= frozenset(itertools.chain.from_iterable(one.delta.tables for one in told))
-        if not untold:
+        """The current catalog, if it has tables for which no message was received."""
+        unreported = described - (self._now.tables.keys() if self._now else set())
+        unreported -= frozenset(itertools.chain.from_iterable(message.change.tables for message in messages))
+        if not unreported:
             return
-        found = CatalogSnapshot.of(self._connection).catalog
-        names = sorted(str(found.tables[relation].name) for relation in untold if relation in found.tables)
+        catalog = CatalogSnapshot.read(self._connection).catalog
+        names = sorted(str(catalog.tables[oid].name) for oid in unreported if oid in catalog.tables)
         if names:
             logger.warning(
-                "the event triggers have not told of %s: the definitions of now are in force from %s on",
-                _some(names), pull.after,
+                "no DDL message was received for %s; using the current catalog from %s on",
+                _first_names(names), pull.after,
             )  # fmt: skip
-            yield _whole(pull.after, found)
+            yield _full_row(pull.after, catalog)
 
     def _before(self, lsn: Lsn) -> PublisherCatalog | None:
-        """What was in force at the end of the pull before; None if nothing was read by then."""
+        """The catalog at the end of the previous pull; None if none was read by then."""
         if self._read_upto <= lsn:
             return self._now
-        known = [each for each in self._versions if each.read_lsn <= lsn]
-        if not any(each.owner is None for each in known):
+        known = [row for row in self._versions if row.read_lsn <= lsn]
+        if not any(row.owner is None for row in known):
             return None
         return CatalogHistory(known).at(lsn)
 
 
-def _readable(messages: Iterable[CatalogMessage]) -> Iterator[_DdlMessage]:
+def _parse_messages(messages: Iterable[CatalogMessage]) -> Iterator[_DdlMessage]:
     for message in messages:
         try:
-            delta = parse_delta(message.content)
+            change = parse_ddl_change(message.content)
         except InvalidMessage as error:
             logger.warning("%s: it was written at %s; %s", error.message, message.lsn, error.detail)
             continue
         text = message.content.decode()
-        version = CatalogRow(message.lsn, message.commit_lsn, text, message.commit_lsn)
-        yield _DdlMessage(message.xid, version, delta)
+        row = CatalogRow(message.lsn, message.commit_lsn, text, message.commit_lsn)
+        yield _DdlMessage(message.xid, row, change)
 
 
-def _after(catalog: PublisherCatalog, told: Iterable[_DdlMessage]) -> PublisherCatalog:
-    for one in told:
-        catalog = apply_delta(catalog, one.delta)
+def _apply(catalog: PublisherCatalog, messages: Iterable[_DdlMessage]) -> PublisherCatalog:
+    for message in messages:
+        catalog = apply_ddl_change(catalog, message.change)
     return catalog
 
 
-def _whole(from_lsn: Lsn, catalog: PublisherCatalog) -> CatalogRow:
+def _full_row(from_lsn: Lsn, catalog: PublisherCatalog) -> CatalogRow:
     return CatalogRow(from_lsn, catalog.lsn, catalog_to_json(replace(catalog, lsn=from_lsn)))
 
 
-def _whole_again(versions: Sequence[CatalogRow]) -> Iterator[CatalogRow]:
-    """A whole catalog from the last of the versions on, if many deltas are behind the last whole one."""
-    ordered = sorted(versions, key=lambda each: (each.known_from, each.owner is None))
-    whole = max(place for place, each in enumerate(ordered) if each.owner is None)
-    behind = ordered[whole + 1 :]
-    if len(behind) > MOST_DELTAS or sum(len(each.text) for each in behind) > len(ordered[whole].text):
-        end = behind[-1].known_from
-        yield _whole(end, CatalogHistory(ordered).at(end))
+def _checkpoint(versions: Sequence[CatalogRow]) -> Iterator[CatalogRow]:
+    """A full catalog at the last version, if many DDL changes follow the last full one."""
+    ordered = sorted(versions, key=lambda row: (row.known_from, row.owner is None))
+    last_full = max(index for index, row in enumerate(ordered) if row.owner is None)
+    changes = ordered[last_full + 1 :]
+    size = sum(len(row.text) for row in changes)
+    if len(changes) > MAX_DDL_CHANGES or size > len(ordered[last_full].text):
+        end = changes[-1].known_from
+        yield _full_row(end, CatalogHistory(ordered).at(end))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

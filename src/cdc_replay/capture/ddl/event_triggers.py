@@ -2,33 +2,33 @@
 
 | event trigger        | event           | writes the message   | about                                     |
 |----------------------|-----------------|----------------------|-------------------------------------------|
-| `cdc_replay_ddl`     | ddl_command_end | `cdc_replay.catalog` | what a command made or altered            |
-| `cdc_replay_drop`    | sql_drop        | `cdc_replay.catalog` | what went with it                         |
+| `cdc_replay_ddl`     | ddl_command_end | `cdc_replay.catalog` | what a command created or altered         |
+| `cdc_replay_drop`    | sql_drop        | `cdc_replay.catalog` | what a command dropped                    |
 | `cdc_replay_rewrite` | table_rewrite   | `cdc_replay.rewrite` | rows that get other values unsent (R11.9) |
-| `cdc_replay_follow`  | ddl_command_end |                      | what a subscribed publication got         |
+| `cdc_replay_follow`  | ddl_command_end |                      | additions to a subscribed publication     |
 
-The messages are transactional: they are decoded at their place inside of the transaction of the command, and
-not at all if that is rolled back. Their content (`catalog.ddl_change`) is rows of the reader's own queries,
-of the objects that the command touched: of a partitioned table the relatives with rows in the catalogs that
-this transaction wrote, of a type, function, collation, schema or extension the tables that depend on it.
+The messages are transactional: they are decoded at their position in the command's transaction, and not at
+all if it is rolled back. Their content (`catalog.ddl_change`) is rows of the reader's queries for the objects
+that the command touched: for a partitioned table the relatives with catalog rows written by this transaction;
+for a type, function, collation, schema or extension the tables that depend on it.
 
-A user's command never fails because of them: any error becomes a WARNING, and the command goes unrecorded
-until the next pull reads the catalog as a whole. Temporary tables are ignored.
+A user's command never fails because of them: an error becomes a WARNING, and the command is not recorded; the
+next capture reads the full catalog. Temporary tables are ignored.
 
-`cdc_replay_follow` adds to the capture publications what a subscribed publication has got (tables, schemas,
-publish actions, all tables, generated columns, partitioned tables that are published as themselves), in the
-same transaction, so that no change is missed between ALTER PUBLICATION and the next `setup` or `refresh`.
-These also remove, as without it. Its own commands alter no subscribed publication, which ends the recursion.
+`cdc_replay_follow` adds to the capture publications what was added to a subscribed publication (tables,
+schemas, publish actions, all tables, generated columns, partitioned tables published as themselves), in the
+same transaction, so that no change is missed between ALTER PUBLICATION and the next `setup` or `refresh`,
+which also remove. Its own commands alter no subscribed publication, which ends the recursion.
 
-The functions run as their owner, with a fixed search path, and all names in their statements are quoted by
-the server. What they tell carries a code that nobody else can write (`message_code`).
+The functions run as their owner, with a fixed search path; the server quotes all names in their statements.
+Their messages carry a code that no other program can write (`message_code`).
 
-Everything is in the schema `cdc_replay_capture` (`cdc_replay` is the subscriber's, and a database can be
-both), and is only ever changed or removed if the comments of the event triggers name the same slot.
+Everything is in the schema `cdc_replay_capture` (`cdc_replay` is the subscriber's; a database can be both),
+and is only changed or removed if the comments of the event triggers name the same slot.
 
-What a trigger cannot see: DETACH PARTITION CONCURRENTLY is recorded by its second transaction. A command in a
-REPEATABLE READ transaction sees the catalogs as of the transaction's snapshot, so what others have changed of
-the same table since then is missing in what it records.
+Limits: DETACH PARTITION CONCURRENTLY is recorded by its second transaction. A command in a REPEATABLE READ
+transaction sees the catalogs of the transaction's snapshot, so its message lacks what other transactions have
+changed in the same table since.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cdc_replay.capture.ddl.trigger_functions import (
     SECRET,
     TELL_EVERYTHING,
     create_functions,
-    grant_to,
+    grant_statements,
     trigger_functions,
 )
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
@@ -78,9 +78,7 @@ class _Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """An event trigger of the publisher."""
-
+class _ExistingTrigger:
     name: str
     comment: str | None
     is_enabled: bool
@@ -96,7 +94,7 @@ _TRIGGERS: Final = (
 EVENT_TRIGGERS: Final = tuple(trigger.name for trigger in _TRIGGERS)
 """The names of the event triggers, in order."""
 
-_FIND: Final = """
+_SELECT_TRIGGERS: Final = """
     select evtname::text, obj_description(oid, 'pg_event_trigger'), evtenabled in ('A', 'O')
     from pg_event_trigger
     where evtname = any(%s)
@@ -109,15 +107,15 @@ _BODIES: Final = """
 
 _MAY_READ: Final = "select coalesce(has_table_privilege(to_regclass(%s), 'select'), false)"
 
-# The role of the session, and that of a setup which had made the capture publications before.
-_CAPTURING: Final = """
+# The role of the session, and the role whose setup created the capture publications.
+_SELECT_CAPTURE_ROLES: Final = """
     select current_user::text
     union
     select pg_get_userbyid(pubowner)::text from pg_publication where pubname = %s
     order by 1
 """
 
-_HAS_MORE: Final = """
+_HAS_OTHER_OBJECTS: Final = """
     select exists (
         select from pg_depend d
         where d.refclassid = 'pg_namespace'::regclass and d.refobjid = to_regnamespace(%s)
@@ -137,53 +135,59 @@ _HAS_MORE: Final = """
 def plan_event_triggers(
     connection: Connection, slot: str, publications: Sequence[str]
 ) -> tuple[sql.Composed, ...]:
-    """The statements that bring functions and event triggers to what they must be; none if they are that.
+    """The statements that create or replace functions and event triggers; none if they are up to date.
 
-    They are to be executed in one transaction, which also tells all definitions: so they are known wherever
-    the event triggers are. `publications` are those that subscriptions name. Where an event trigger of our
-    names is not of `slot` there are none: it stays as it is.
+    Execute them in one transaction, which also writes the full catalog: so it is known from the event
+    triggers' first position on. `publications` are the subscribed ones. There are no statements if an event
+    trigger with one of our names belongs to another slot.
     """
-    found = _found(connection)
-    wanted = _statements(publications)
-    digest = hashlib.sha256("\n".join(each.as_string(None) for each in wanted).encode()).hexdigest()[:16]
-    comment = f"{_mark(slot)}{digest}"
-    is_there = found == tuple(_Found(name, comment, is_enabled=True) for name in EVENT_TRIGGERS)
-    is_there = is_there and _have_their_bodies(connection) and _may_read_secret(connection)
-    if is_there or not _are_ours(found, slot):
+    existing = _read_triggers(connection)
+    statements = _statements(publications)
+    digest = hashlib.sha256(
+        "\n".join(statement.as_string(None) for statement in statements).encode()
+    ).hexdigest()[:16]
+    comment = f"{_comment_prefix(slot)}{digest}"
+    is_current = existing == tuple(
+        _ExistingTrigger(name, comment, is_enabled=True) for name in EVENT_TRIGGERS
+    )
+    is_current = is_current and _have_expected_bodies(connection) and _may_read_secret(connection)
+    if is_current or not _are_ours(existing, slot):
         return ()
-    removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found]
-    marks = [
+    removal = [sql.SQL("drop event trigger {}").format(sql.Identifier(trigger.name)) for trigger in existing]
+    comments = [
         sql.SQL("comment on event trigger {} is {}").format(sql.Identifier(name), comment)
         for name in EVENT_TRIGGERS
     ]
-    roles = [role for (role,) in connection.execute(_CAPTURING, (MARKED_PUBLICATION,))]
-    return (*removal, *wanted, *grant_to(roles), *marks, TELL_EVERYTHING)
+    roles = [role for (role,) in connection.execute(_SELECT_CAPTURE_ROLES, (MARKED_PUBLICATION,))]
+    return (*removal, *statements, *grant_statements(roles), *comments, TELL_EVERYTHING)
 
 
 def plan_removal(connection: Connection, slot: str) -> tuple[sql.Composed, ...]:
     """The statements that remove the event triggers of `slot` and their functions; none if there are none.
 
-    The schema stays if there is anything else in it.
+    The schema stays if it has other objects.
     """
-    found = _found(connection)
-    if not found or not _are_ours(found, slot):
+    existing = _read_triggers(connection)
+    if not existing or not _are_ours(existing, slot):
         return ()
     names = [function.partition("(")[0] for function in FUNCTIONS]
-    ((has_more,),) = connection.execute(_HAS_MORE, (SCHEMA, names, list(RELATIONS))).fetchall()
+    ((has_other_objects,),) = connection.execute(
+        _HAS_OTHER_OBJECTS, (SCHEMA, names, list(RELATIONS))
+    ).fetchall()
     return (
-        *(sql.SQL("drop event trigger {}").format(sql.Identifier(each.name)) for each in found),
+        *(sql.SQL("drop event trigger {}").format(sql.Identifier(trigger.name)) for trigger in existing),
         *(
             sql.SQL("drop function if exists {}.{}").format(sql.Identifier(SCHEMA), sql.SQL(function))
             for function in FUNCTIONS
         ),
         sql.SQL("drop materialized view if exists {}").format(SECRET),
         sql.SQL("drop sequence if exists {}").format(sql.Identifier(SCHEMA, "ordinal")),
-        *(() if has_more else (sql.SQL("drop schema if exists {}").format(sql.Identifier(SCHEMA)),)),
+        *(() if has_other_objects else (sql.SQL("drop schema if exists {}").format(sql.Identifier(SCHEMA)),)),
     )
 
 
 def apply_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | None:
-    """Execute the statements in one transaction; why not, and nothing done, where that is not permitted."""
+    """Execute the statements in one transaction; if that is not permitted, return the server's message."""
     try:
         with connection.transaction():
             for statement in plan:
@@ -194,30 +198,30 @@ def apply_plan(connection: Connection, plan: Sequence[sql.Composed]) -> str | No
 
 
 def remove_event_triggers(connection: Connection, slot: str) -> tuple[str, ...]:
-    """Remove the event triggers of `slot` with their functions; returns the names of the former."""
-    found = _found(connection)
+    """Remove the event triggers of `slot` and their functions; returns the triggers' names."""
+    existing = _read_triggers(connection)
     plan = plan_removal(connection, slot)
     with connection.transaction():
         for statement in plan:
             connection.execute(statement)
-    return tuple(each.name for each in found) if plan else ()
+    return tuple(trigger.name for trigger in existing) if plan else ()
 
 
 def is_installed(connection: Connection, slot: str) -> bool:
-    """Whether the event triggers of `slot` are all there and enabled, in whatever version of this software.
+    """Whether all event triggers of `slot` exist and are enabled, in any version of this software.
 
-    From where in the stream on: from the first message with `catalog.ddl_change.CATALOG_PREFIX`, which is
-    `whole` and is written by the `setup` that installs them, or that begins the log.
+    The first message with `catalog.ddl_change.CATALOG_PREFIX` marks the position from which they were active:
+    it is `whole`, and is written by the `setup` that installs them or creates the log.
     """
-    found = _found(connection)
-    names = tuple(each.name for each in found if each.is_enabled)
-    return names == EVENT_TRIGGERS and _are_ours(found, slot)
+    existing = _read_triggers(connection)
+    names = tuple(trigger.name for trigger in existing if trigger.is_enabled)
+    return names == EVENT_TRIGGERS and _are_ours(existing, slot)
 
 
 def read_secret(connection: Connection, slot: str) -> bytes | None:
-    """With what the messages of the event triggers of `slot` are signed; None if they are not installed.
+    """The secret that signs the event triggers' messages; None if they are not installed.
 
-    Also None, with a warning, where the role may not read it: then no message can be believed.
+    Also None, with a warning, if the role may not read it: then no message can be verified.
     """
     if not is_installed(connection, slot):
         return None
@@ -225,9 +229,9 @@ def read_secret(connection: Connection, slot: str) -> bytes | None:
         row = connection.execute(sql.SQL("select value from {}").format(SECRET)).fetchone()
     except psycopg.ProgrammingError as error:
         logger.warning(
-            "the event triggers are not heard, because what signs their messages cannot be read (%s): let an"
+            "the event triggers' messages are ignored, because their secret cannot be read (%s): let an"
             " administrator run what `setup --dry-run` prints; until then a changed definition takes effect"
-            " from the beginning of the pull that finds it",
+            " at the start of the pull that detects it",
             error.diag.message_primary,
         )
         return None
@@ -235,33 +239,33 @@ def read_secret(connection: Connection, slot: str) -> bytes | None:
 
 
 def foreign_event_triggers(connection: Connection, slot: str) -> str | None:
-    """Which event triggers of our names are not of `slot`, and whose they are; None if there are none."""
-    foreign = [each for each in _found(connection) if not _is_ours(each, slot)]
+    """Describe event triggers with our names that belong to another slot; None if there are none."""
+    foreign = [trigger for trigger in _read_triggers(connection) if not _is_ours(trigger, slot)]
     if not foreign:
         return None
-    names = ", ".join(each.name for each in foreign)
+    names = ", ".join(trigger.name for trigger in foreign)
     return f'{names} do not belong to replication slot "{slot}" ({foreign[0].comment or "no comment"})'
 
 
 def emit_full_catalog(connection: Connection) -> None:
-    """Write a `whole` message: from its position on definitions are exact, whatever was known before.
+    """Write a `whole` message: from its position on definitions are exact.
 
-    It is written again if something was altered meanwhile: a command that committed between the message's
-    snapshot and its commit would otherwise be undone by it.
+    It is written again if the catalog changed meanwhile: otherwise it would undo a command that committed
+    between the message's snapshot and its commit.
     """
-    known = read_catalog(connection)
+    previous = read_catalog(connection)
     while True:
         connection.execute(TELL_EVERYTHING)
-        now = read_catalog(connection)
-        if same_definitions(known, now):
+        current = read_catalog(connection)
+        if same_definitions(previous, current):
             return
-        known = now
+        previous = current
 
 
-def _have_their_bodies(connection: Connection) -> bool:
-    wanted = {function.name: function.body.as_string(connection) for function in trigger_functions()}
-    found: dict[str, str] = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
-    return wanted.items() <= found.items()
+def _have_expected_bodies(connection: Connection) -> bool:
+    expected = {function.name: function.body.as_string(connection) for function in trigger_functions()}
+    installed: dict[str, str] = dict(connection.execute(_BODIES, (SCHEMA,)).fetchall())
+    return expected.items() <= installed.items()
 
 
 def _may_read_secret(connection: Connection) -> bool:
@@ -270,15 +274,14 @@ def _may_read_secret(connection: Connection) -> bool:
 
 
 def _statements(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """Schema, functions and event triggers, without comments."""
     return (
         sql.SQL("create schema if not exists {}").format(sql.Identifier(SCHEMA)),
         *create_functions(publications),
-        *(statement for trigger in _TRIGGERS for statement in _event_trigger(trigger)),
+        *(statement for trigger in _TRIGGERS for statement in _trigger_statements(trigger)),
     )
 
 
-def _event_trigger(trigger: _Trigger) -> tuple[sql.Composed, ...]:
+def _trigger_statements(trigger: _Trigger) -> tuple[sql.Composed, ...]:
     tags = sql.SQL(" when tag in ({})").format(sql.SQL(", ").join(map(sql.Literal, trigger.tags)))
     name = sql.Identifier(trigger.name)
     return (
@@ -288,24 +291,26 @@ def _event_trigger(trigger: _Trigger) -> tuple[sql.Composed, ...]:
             tags if trigger.tags else sql.SQL(""),
             sql.Identifier(SCHEMA, trigger.function),
         ),
-        # Also for commands in a session with session_replication_role = replica.
+        # ALWAYS: also in sessions with session_replication_role = replica.
         sql.SQL("alter event trigger {} enable always").format(name),
     )
 
 
-def _found(connection: Connection) -> tuple[_Found, ...]:
-    """The event triggers of our names that exist, in order of name."""
-    return tuple(_Found(*row) for row in connection.execute(_FIND, (list(EVENT_TRIGGERS),)).fetchall())
+def _read_triggers(connection: Connection) -> tuple[_ExistingTrigger, ...]:
+    return tuple(
+        _ExistingTrigger(*row)
+        for row in connection.execute(_SELECT_TRIGGERS, (list(EVENT_TRIGGERS),)).fetchall()
+    )
 
 
-def _are_ours(found: Sequence[_Found], slot: str) -> bool:
-    return all(_is_ours(each, slot) for each in found)
+def _are_ours(existing: Sequence[_ExistingTrigger], slot: str) -> bool:
+    return all(_is_ours(trigger, slot) for trigger in existing)
 
 
-def _is_ours(found: _Found, slot: str) -> bool:
-    return (found.comment or "").startswith(_mark(slot))
+def _is_ours(existing: _ExistingTrigger, slot: str) -> bool:
+    return (existing.comment or "").startswith(_comment_prefix(slot))
 
 
-def _mark(slot: str) -> str:
-    """How the comments begin; what follows tells versions of the definitions apart."""
+def _comment_prefix(slot: str) -> str:
+    """The prefix of the comments; a digest of the definitions follows."""
     return f"{comment_text(slot)}, definition "

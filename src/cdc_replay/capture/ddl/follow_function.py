@@ -1,17 +1,17 @@
-"""The function by which the capture publications follow the subscribed ones (`event_trigger`).
+"""The trigger function that adds to the capture publications what was added to a subscribed one.
 
-It is `publication.capture_set` in the catalogs' own terms, as far as it adds:
+It implements the additions of `publication.capture_set` in SQL:
 
-| CTE                            | is                                                                  |
-|--------------------------------|---------------------------------------------------------------------|
-| `listed`                       | memberships that are no exceptions (R2.18)                          |
-| `published`                    | the capture publications that must hold what a subscribed one holds |
-| `excepted`                     | what all of these leave out, by capture publication                 |
-| `partitioned`                  | what is contained in a subscribed publication via root (R2.4)       |
-| `wanted_table`, `wanted_schema`| members by capture publication, root publications included (R2.14)  |
-| `widened`                      | capture publications that must be FOR ALL TABLES from now on        |
+| CTE                             | rows                                                                  |
+|---------------------------------|-----------------------------------------------------------------------|
+| `listed`                        | memberships that are no exceptions (R2.18)                            |
+| `published`                     | subscribed publications with the capture publications for them        |
+| `excepted`                      | tables that all of these except, by capture publication               |
+| `partitioned`                   | partitioned tables of a subscribed publication via root (R2.4)        |
+| `wanted_table`, `wanted_schema` | members by capture publication, root publications included (R2.14)    |
+| `widened`                       | capture publications that must become FOR ALL TABLES                  |
 
-A test compares with what `setup` would have to add afterwards, which is nothing.
+A test checks that `setup` has nothing to add afterwards.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ end
 """
 
 
-def follow(subscribed: sql.Identifier) -> sql.Composed:
-    """The body of the function; `subscribed` is the one that returns the names of those subscribed to."""
+def follow_body(subscribed: sql.Identifier) -> sql.Composed:
+    """The body of the function; function `subscribed` returns the names of the subscribed publications."""
     actions = sql.SQL(", ").join(
         sql.SQL("({}::name, {})").format(
             CAPTURE_PUBLICATIONS[action],

@@ -1,4 +1,4 @@
-"""The messages of the publisher's event triggers among the rows of the log (R9.10)."""
+"""The event triggers' messages among log rows (R9.10)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, without_code
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, strip_code
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.pgoutput.messages import LogicalMessage, MessageType
 from cdc_replay.pgoutput.reader import decode
@@ -16,7 +16,7 @@ from cdc_replay.pgoutput.reader import decode
 
 @dataclass(frozen=True, slots=True)
 class CatalogMessage:
-    """What one command of a committed transaction changed; `lsn` is where the message was written."""
+    """The message of one DDL command of a committed transaction; `lsn` is its own position."""
 
     commit_lsn: Lsn
     lsn: Lsn
@@ -25,13 +25,13 @@ class CatalogMessage:
 
 
 def catalog_messages(rows: pa.RecordBatch) -> Iterator[CatalogMessage]:
-    """Those among rows of the log, in order; other messages are not there (`message_code`)."""
+    """The catalog messages among log rows, in order; foreign messages were dropped (`message_code`)."""
     are_messages = pc.equal(rows["kind"], MessageType.MESSAGE.value)
     if not are_messages.true_count:
         return
-    found = rows.select(["commit_lsn", "lsn", "xid", "message"]).filter(are_messages)
-    for row in found.to_pylist():
+    message_rows = rows.select(["commit_lsn", "lsn", "xid", "message"]).filter(are_messages)
+    for row in message_rows.to_pylist():
         message = decode(row["message"])
         if isinstance(message, LogicalMessage) and message.prefix == CATALOG_PREFIX:
-            content = without_code(message.content)
+            content = strip_code(message.content)
             yield CatalogMessage(Lsn(row["commit_lsn"]), Lsn(row["lsn"]), row["xid"], content)

@@ -1,15 +1,16 @@
-"""The functions behind the event triggers (`event_trigger`), composed from the reader's own queries.
+"""The functions of the event triggers (`event_triggers`), composed from the reader's own queries.
 
-What a command touched is found in the catalogs. `pg_event_trigger_ddl_commands` names the objects that it
-made or altered, `pg_event_trigger_dropped_objects` those that went with it; relatives of a table, which it
-altered as well without being named, have catalog rows that this transaction wrote: their xmin is not older
-than the transaction's own xid. (A frozen row that is older than half of all xids can look like one, and rows
-of transactions that began later do: both cost a few bytes.)
+`pg_event_trigger_ddl_commands` names the objects that a command created or altered, and
+`pg_event_trigger_dropped_objects` those that it dropped. Relatives of a table that it altered too have
+catalog rows written by this transaction: their xmin is not older than the transaction's own xid. (A frozen
+row that is older than half of all xids can look like one, and rows of later transactions do: both cost a few
+bytes.)
 
-Told as a whole is only what the command has locked against other commands, so that nobody else can have
-changed it by the time of the commit: tables that it altered, and rows of `pg_publication` that it wrote. What
-publications list is told entry by entry, as DROP TABLE, say, takes entries from publications that it does not
-lock. Of what merely mentions an object that was altered, such as a type, only the new spelling is told.
+Only objects that the command has locked are reported as a whole, because no other transaction can have
+changed them by the commit: tables that it altered, and rows of `pg_publication` that it wrote. Lists of
+publications are reported entry by entry, because DROP TABLE, for instance, removes entries of publications
+that it does not lock. For objects that merely mention an altered object, such as a type, only the new
+spelling is reported.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from typing import Final, LiteralString
 
 from psycopg import sql
 
-from cdc_replay.capture.ddl.follow_function import follow
-from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, DELTA_FORMAT, REWRITE_PREFIX
+from cdc_replay.capture.ddl.follow_function import follow_body
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, MESSAGE_FORMAT, REWRITE_PREFIX
 from cdc_replay.catalog.reader import COLUMNS, MEMBERSHIPS, PUBLICATIONS, TABLES
 from cdc_replay.postgres.connection import PINNED_SETTINGS
 
 SCHEMA: Final = "cdc_replay_capture"
-"""Of the functions."""
+"""The schema of the functions."""
 
 FUNCTIONS: Final = (
     "tell_definitions()", "tell_rewrite()", "tell_everything()", "emit(text, json)",
     "follow()", "subscribed()",
 )  # fmt: skip
-"""With the types of their arguments, in an order in which they can be dropped."""
+"""With argument types, in an order in which they can be dropped."""
 
 RELATIONS: Final = ("secret", "ordinal")
-"""A materialized view and a sequence beside the functions."""
+"""A materialized view and a sequence in the same schema."""
 
 _PINNED: Final = {
     "search_path": "pg_catalog, pg_temp",
@@ -55,10 +56,10 @@ _PINNED: Final = {
         ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit"), "off"
     ),
 }
-"""What decides about the text of expressions, as in the sessions of the reader.
+"""Settings that determine the text of expressions, as in the reader's sessions.
 
-The temporary schema comes last; it would be the first if it were not named. What a command touches is little,
-and is best found by way of indexes, which the planner cannot know.
+pg_temp is listed last; unlisted it would be searched first. A command touches few objects, so index scans are
+best, which the planner cannot know.
 """
 
 _TOUCHED_BY_DDL: Final = """
@@ -161,8 +162,8 @@ _TOUCHED_BY_DDL: Final = """
         into touched_tables, respelled_tables, touched_publications, schemas_of, added_schemas,
             added_memberships"""
 
-# Of an index that is gone nothing says whose it was: so the tables whose replica identity was one. (One that
-# goes with something else, goes with its table or with a column that is told of.)
+# Nothing names the table of a dropped index: so report the tables whose replica identity was an index. (An
+# index that is dropped with its table or a column is reported with them.)
 _TOUCHED_BY_DROP: Final = """
         with dropped as materialized (
             select objid, original, object_type, address_names, address_args
@@ -216,16 +217,16 @@ begin
 end
 """
 
-# Two random numbers of 122 bits each. It survives another version of the functions, so that messages that
-# are not captured yet stay valid. A table would be part of publications FOR ALL TABLES, and would be sent to
-# every subscriber of these; a materialized view never is, and survives a crash too.
+# Two random numbers of 122 bits each. The secret survives an update of the functions, so that messages that
+# are not captured yet stay valid. A table would be published by publications FOR ALL TABLES; a materialized
+# view never is, and survives a crash too.
 _SIGNING_VIEW: Final = """
     create materialized view if not exists {secret} as
     select pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
         || pg_catalog.uuid_send(pg_catalog.gen_random_uuid())) as value
 """
 
-# `emit` would sign whatever it is told.
+# `emit` signs any content.
 _REVOKES: Final[tuple[LiteralString, ...]] = (
     "revoke all on schema {schema} from public",
     "revoke all on {secret} from public",
@@ -304,7 +305,7 @@ exception when others then
 end
 """
 
-# 2: a default that is computed per row, 4: another type; 1 and 8, persistence and access method, keep values.
+# 2: a default that is computed per row; 4: another type. 1 and 8, persistence and access method, keep values.
 _TELL_REWRITE: Final = """
 begin
     if pg_event_trigger_table_rewrite_reason() & 6 <> 0 then
@@ -330,7 +331,7 @@ class TriggerFunction:
 
     @property
     def statement(self) -> sql.Composed:
-        """Creates it, or replaces it."""
+        """The statement that creates or replaces it."""
         settings = sql.SQL(" ").join(
             sql.SQL("set {} = {}").format(
                 sql.SQL(setting), sql.SQL(value) if setting == "search_path" else value
@@ -344,9 +345,9 @@ class TriggerFunction:
 
 
 def trigger_functions() -> tuple[TriggerFunction, ...]:
-    """The functions for event triggers."""
-    named = {"prefix": CATALOG_PREFIX, "format": DELTA_FORMAT, "emit": _EMIT_FUNCTION}
-    rewrite = {**named, "prefix": REWRITE_PREFIX}
+    """The functions of the event triggers."""
+    names = {"prefix": CATALOG_PREFIX, "format": MESSAGE_FORMAT, "emit": _EMIT_FUNCTION}
+    rewrite = {**names, "prefix": REWRITE_PREFIX}
     return (
         TriggerFunction(
             "emit",
@@ -357,19 +358,19 @@ def trigger_functions() -> tuple[TriggerFunction, ...]:
         TriggerFunction("tell_rewrite", sql.SQL(_TELL_REWRITE).format(**rewrite)),
         TriggerFunction(
             "tell_everything",
-            sql.SQL(_TELL_EVERYTHING).format(**named, rows=_rows({})),
+            sql.SQL(_TELL_EVERYTHING).format(**names, rows=_rows({})),
             signature="() returns void",
         ),
-        TriggerFunction("follow", follow(sql.Identifier(SCHEMA, "subscribed"))),
+        TriggerFunction("follow", follow_body(sql.Identifier(SCHEMA, "subscribed"))),
     )
 
 
 def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements that create the functions, or replace them, and what they sign their messages with.
+    """The statements that create or replace the functions, and create their secret.
 
-    `publications` are those subscribed to. Nobody but the owner may call the functions, or read the secret.
+    `publications` are the subscribed ones. Only the owner may call the functions or read the secret.
     """
-    # Names can hold any quote: the server prints this body itself.
+    # Publication names may contain quotes: with `return` the server formats the body itself.
     subscribed = sql.SQL(
         "create or replace function {}() returns name[] language sql stable return {}::name[]"
     ).format(sql.Identifier(SCHEMA, "subscribed"), sorted(publications))
@@ -383,8 +384,8 @@ def create_functions(publications: Sequence[str]) -> tuple[sql.Composed, ...]:
     )
 
 
-def grant_to(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
-    """The statements by which roles that capture may read the secret, and tell everything."""
+def grant_statements(roles: Sequence[str]) -> tuple[sql.Composed, ...]:
+    """The statements that let capturing roles read the secret and call `tell_everything`."""
     names = {
         "schema": sql.Identifier(SCHEMA),
         "secret": SECRET,
@@ -399,7 +400,7 @@ def _tell_definitions() -> sql.Composed:
         by_ddl=sql.SQL(_TOUCHED_BY_DDL),
         by_drop=sql.SQL(_TOUCHED_BY_DROP),
         prefix=CATALOG_PREFIX,
-        format=DELTA_FORMAT,
+        format=MESSAGE_FORMAT,
         rows=_rows(_TOUCHED),
         emit=_EMIT_FUNCTION,
     )
@@ -408,7 +409,7 @@ def _tell_definitions() -> sql.Composed:
 def _rows(only: Mapping[str, LiteralString]) -> sql.Composed:
     kinds = {"table": TABLES, "column": COLUMNS, "publication": PUBLICATIONS, "membership": MEMBERSHIPS}
     return sql.SQL(_ROWS).format(
-        **{f"{kind}_rows": each.select_json(sql.SQL(only.get(kind, "true"))) for kind, each in kinds.items()}
+        **{f"{kind}_rows": rows.select_json(sql.SQL(only.get(kind, "true"))) for kind, rows in kinds.items()}
     )
 
 
@@ -420,4 +421,4 @@ _TOUCHED: Final[Mapping[str, LiteralString]] = {
 }
 
 TELL_EVERYTHING: Final = sql.SQL("select {}()").format(_TELL_EVERYTHING_FUNCTION)
-"""Writes a message with all definitions."""
+"""Writes a message with the full catalog."""

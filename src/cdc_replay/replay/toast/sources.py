@@ -165,7 +165,7 @@ def _uncertain(
     """
     found: dict[RelationId, set[str]] = {leaf: set() for leaf in leaves}
     for (_, before), (number, after) in itertools.pairwise(sorted(catalogs.items())):
-        if not history.is_whole(number):
+        if not history.is_full_catalog(number):
             continue
         for leaf, names in found.items():
             if leaf in before.tables and leaf in after.tables:

@@ -25,11 +25,11 @@ TABLE = "create table t (id int primary key, a int)"
 def captured(publisher: Database, set_up: Callable[..., Captured]) -> Captured:
     """A publisher with a table, a publication of it, event triggers, and a first pull in the log."""
     publisher.run(f"{TABLE}; create publication p for table t")
-    found = set_up(max_changes_per_pull=20)
-    setup_publisher(dataclasses.replace(found.request, event_trigger=True))
+    result = set_up(max_changes_per_pull=20)
+    setup_publisher(dataclasses.replace(result.request, event_trigger=True))
     publisher.run("insert into t values (1)")
-    found.capture()
-    return found
+    result.capture()
+    return result
 
 
 def check_known(captured: Captured) -> None:
@@ -40,9 +40,7 @@ def check_known(captured: Captured) -> None:
     assert differences(history.at(captured.log.end_lsn), now) == ()
 
 
-def test_the_log_always_ends_with_the_definitions_of_then(
-    captured: Captured, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_ends_with_current_definitions(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
     """However many commands, in however many pulls; readers need not go back to the first whole catalog."""
     for number in range(8):
         captured.database.run(f"create table t{number} (id int primary key, a int)")
@@ -57,14 +55,14 @@ def test_the_log_always_ends_with_the_definitions_of_then(
     check_known(captured)
 
     versions = captured.log.catalogs()
-    wholes = [place for place, each in enumerate(versions) if each.owner is None]
-    assert len(wholes) > 1
-    behind = versions[wholes[-1] + 1 :]
-    assert sum(len(each.text) for each in behind) <= len(versions[wholes[-1]].text)
+    full_indexes = [index for index, version in enumerate(versions) if version.owner is None]
+    assert len(full_indexes) > 1
+    later_rows = versions[full_indexes[-1] + 1 :]
+    assert sum(len(row.text) for row in later_rows) <= len(versions[full_indexes[-1]].text)
     assert caplog.text == ""
 
 
-def test_a_capture_that_finds_no_command_adds_nothing(captured: Captured) -> None:
+def test_capture_without_ddl_adds_no_catalog(captured: Captured) -> None:
     known = captured.log.catalogs()
     captured.database.run("insert into t values (2)")
     captured.capture()
@@ -73,10 +71,8 @@ def test_a_capture_that_finds_no_command_adds_nothing(captured: Captured) -> Non
     assert captured.log.catalogs() == known
 
 
-def test_open_and_late_commits_are_no_reason_to_doubt_the_messages(
-    captured: Captured, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A capture that begins in between sees what is visible, and reads what is flushed."""
+def test_audit_accepts_open_and_late_commits(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+    """A capture that begins in between sees visible commits, and reads flushed ones."""
     with captured.database.connect() as writer:
         writer.autocommit = False
         writer.execute("alter publication p set (publish = 'insert')")
@@ -101,7 +97,7 @@ def test_open_and_late_commits_are_no_reason_to_doubt_the_messages(
     assert caplog.text == ""
 
 
-def test_a_table_that_is_being_altered_does_not_hold_up_what_is_captured(
+def test_table_being_altered_does_not_block_capture(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server prints no filter of it then: `setup` needs none, and a capture compares the next time."""
@@ -121,7 +117,7 @@ def test_a_table_that_is_being_altered_does_not_hold_up_what_is_captured(
     assert caplog.text == ""
 
 
-def test_without_the_triggers_any_more_the_catalog_that_is_read_counts(
+def test_catalog_read_counts_after_triggers_were_dropped(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing shows any more who has written the messages that are left in the stream: they are ignored."""
@@ -145,10 +141,10 @@ def test_without_the_triggers_any_more_the_catalog_that_is_read_counts(
     assert caplog.text == ""
 
 
-def test_a_capture_up_to_a_position_goes_on_to_where_definitions_are_new(
+def test_capture_continues_to_position_of_new_definitions(
     captured: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.11: somebody writes all the time, and nobody captures without a target."""
+    """R9.11: with continuous writes, and captures with a target only."""
     for name in EVENT_TRIGGERS:
         captured.database.run(f"alter event trigger {name} disable")
     captured.database.run("alter publication p set (publish = 'insert')")

@@ -16,7 +16,7 @@ from cdc_replay.capture.setup import (
     setup_publisher,
     teardown_publisher,
 )
-from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_delta, parse_delta
+from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, apply_ddl_change, parse_ddl_change
 from cdc_replay.catalog.json_form import same_definitions
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
@@ -54,12 +54,16 @@ RequestFor = Callable[..., SetupRequest]
 
 def messages(database: Database, slot: str) -> list[LogicalMessage]:
     """Those that the slot has for the next capture."""
-    found = database.rows(
+    result = database.rows(
         f"select data from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1',"
         " 'publication_names', 'cdc_replay_capture_i', 'messages', 'true')"
     )
-    decoded = [decode(message) for (message,) in found]
-    return [each for each in decoded if isinstance(each, LogicalMessage) and each.prefix == CATALOG_PREFIX]
+    decoded = [decode(message) for (message,) in result]
+    return [
+        logical_message
+        for logical_message in decoded
+        if isinstance(logical_message, LogicalMessage) and logical_message.prefix == CATALOG_PREFIX
+    ]
 
 
 def installed(database: Database, slot: str) -> bool:
@@ -67,8 +71,10 @@ def installed(database: Database, slot: str) -> bool:
         return is_installed(connection, slot)
 
 
-def test_setup_installs_them_and_writes_all_definitions(publisher: Database, request_for: RequestFor) -> None:
-    """R9.11: the first message of the slot is the start state; what is not in it is gone."""
+def test_setup_installs_triggers_and_writes_full_catalog(
+    publisher: Database, request_for: RequestFor
+) -> None:
+    """R9.11: the first message of the slot is the full start state."""
     publisher.run("create table t (id int primary key); create publication p for table t where (id > 5)")
     request = request_for()
 
@@ -81,10 +87,10 @@ def test_setup_installs_them_and_writes_all_definitions(publisher: Database, req
     with publisher.connect() as connection:
         now = read_catalog(connection)
     unlike = some_catalog(table(7, "s.gone"), server_version=now.server_version)
-    assert same_definitions(apply_delta(unlike, parse_delta(whole.content)), now)
+    assert same_definitions(apply_ddl_change(unlike, parse_ddl_change(whole.content)), now)
 
 
-def test_setup_again_leaves_them_alone(publisher: Database, request_for: RequestFor) -> None:
+def test_repeated_setup_keeps_triggers(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
 
@@ -92,7 +98,7 @@ def test_setup_again_leaves_them_alone(publisher: Database, request_for: Request
     assert len(messages(publisher, request_for().slot)) == 1
 
 
-def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
+def test_setup_that_died_before_log_rewrites_full_catalog(
     publisher: Database, request_for: RequestFor
 ) -> None:
     """Where the log begins, everything has been told."""
@@ -103,12 +109,13 @@ def test_a_setup_that_died_before_the_log_tells_all_definitions_again(
 
     setup_publisher(request)
 
-    assert [parse_delta(each.content).whole for each in messages(publisher, request.slot)] == [True, True]
+    assert [parse_ddl_change(message.content).whole for message in messages(publisher, request.slot)] == [
+        True,
+        True,
+    ]
 
 
-def test_teardown_by_a_role_that_may_not_remove_them_says_so(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_teardown_by_role_without_privilege_raises(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -138,7 +145,7 @@ OTHER_VERSION = "'created by cdc-replay for replication slot {slot}, definition 
         "drop event trigger cdc_replay_rewrite",
     ],
 )
-def test_another_version_of_them_is_replaced_and_all_is_told_again(
+def test_other_trigger_version_is_replaced_with_full_catalog(
     publisher: Database, request_for: RequestFor, meddling: str
 ) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
@@ -154,7 +161,9 @@ def test_another_version_of_them_is_replaced_and_all_is_told_again(
     assert setup_publisher(request).statements == ()
 
 
-def test_a_disabled_or_missing_one_counts_as_none(publisher: Database, request_for: RequestFor) -> None:
+def test_disabled_or_missing_trigger_counts_as_not_installed(
+    publisher: Database, request_for: RequestFor
+) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -167,9 +176,7 @@ def test_a_disabled_or_missing_one_counts_as_none(publisher: Database, request_f
     assert not installed(publisher, request.slot)
 
 
-def test_they_are_removed_where_they_are_not_wanted_any_more(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_setup_removes_unwanted_triggers(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
     setup_publisher(request)
@@ -180,7 +187,7 @@ def test_they_are_removed_where_they_are_not_wanted_any_more(
     assert publisher.rows(TRACES) == []
 
 
-def test_a_dry_run_shows_what_a_superuser_can_run(publisher: Database, request_for: RequestFor) -> None:
+def test_dry_run_prints_statements_for_superuser(publisher: Database, request_for: RequestFor) -> None:
     """Names with quotes and dollars are data, in the comments and in the list of publications."""
     name = "p' $cdc_replay$ \"x"
     with publisher.connect() as connection:
@@ -201,7 +208,7 @@ def test_a_dry_run_shows_what_a_superuser_can_run(publisher: Database, request_f
     assert setup_publisher(request).statements == ()
 
 
-def test_a_role_that_may_not_create_them_is_warned_and_all_else_is_set_up(
+def test_role_without_privilege_is_warned_and_rest_is_set_up(
     publisher: Database, request_for: RequestFor
 ) -> None:
     """R9.11: without them definitions are as each pull finds them."""
@@ -229,21 +236,19 @@ def test_a_role_that_may_not_create_them_is_warned_and_all_else_is_set_up(
     publisher.run("drop owned by cdc_replay_plain")
 
 
-def test_teardown_leaves_nothing_of_them(publisher: Database, request_for: RequestFor) -> None:
+def test_teardown_removes_triggers_completely(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
 
     removed = teardown_publisher(request_for(), remove_log=True)
 
     assert [f"event trigger {name}" for name in EVENT_TRIGGERS] == [
-        each for each in removed if each.startswith("event trigger")
+        name for name in removed if name.startswith("event trigger")
     ]
     assert publisher.rows(TRACES) == []
 
 
-def test_teardown_keeps_what_others_have_put_into_the_schema(
-    publisher: Database, request_for: RequestFor
-) -> None:
+def test_teardown_keeps_foreign_objects_in_schema(publisher: Database, request_for: RequestFor) -> None:
     publisher.run("create table t (id int primary key); create publication p for table t")
     setup_publisher(request_for())
     publisher.run("create table cdc_replay_capture.notes (a int)")
@@ -253,7 +258,7 @@ def test_teardown_keeps_what_others_have_put_into_the_schema(
     assert publisher.rows(TRACES) == [("cdc_replay_capture",)]
 
 
-def test_those_of_another_slot_stay(publisher: Database, request_for: RequestFor) -> None:
+def test_triggers_of_another_slot_are_kept(publisher: Database, request_for: RequestFor) -> None:
     """One database has one slot: a second one can neither replace nor remove them."""
     publisher.run("create table t (id int primary key); create publication p for table t")
     request = request_for()
@@ -270,7 +275,8 @@ def test_those_of_another_slot_stay(publisher: Database, request_for: RequestFor
 
     assert not outcome.event_trigger
     assert any(
-        f"created by cdc-replay for replication slot {request.slot}" in each for each in outcome.warnings
+        f"created by cdc-replay for replication slot {request.slot}" in warning
+        for warning in outcome.warnings
     )
     assert publisher.rows(TRACES) == before
     teardown_publisher(other)
@@ -317,10 +323,10 @@ def covered(database: Database) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("command", FOLLOWED)
-def test_the_capture_publications_follow_in_the_same_transaction(
+def test_capture_publications_follow_in_same_transaction(
     publisher: Database, request_for: RequestFor, command: str
 ) -> None:
-    """R9.10: what `refresh` would add is there already; R2.17: what it would remove may be left."""
+    """R9.10: `refresh` has nothing to add; R2.17: it may have something to remove."""
     publisher.run("""
         create schema s;
         create table a (id int primary key); create table b (id int primary key);
@@ -346,12 +352,12 @@ def test_the_capture_publications_follow_in_the_same_transaction(
     refresh_capture_publications(request)
     wanted = covered(publisher)
     all_tables = {name for name, kind, _ in followed if kind == "all"}
-    missing = {each for each in wanted - followed if each[0] not in all_tables}
+    missing = {entry for entry in wanted - followed if entry[0] not in all_tables}
     assert not missing
     assert not refresh_capture_publications(request)
 
 
-def test_the_values_of_generated_columns_are_captured(publisher: Database, request_for: RequestFor) -> None:
+def test_values_of_generated_columns_are_captured(publisher: Database, request_for: RequestFor) -> None:
     """R3.13: where a filter reads them, they decide; they are not computed again."""
     if publisher.rows("select current_setting('server_version_num')::int < 180000") == [(True,)]:
         pytest.skip("publish_generated_columns exists from PostgreSQL 18 on")
@@ -365,8 +371,8 @@ def test_the_values_of_generated_columns_are_captured(publisher: Database, reque
         publisher.run(f"create table if not exists t2 (id int primary key); {command}")
 
 
-def test_what_follows_is_marked_as_ours(publisher: Database, request_for: RequestFor) -> None:
-    """A capture publication that is made anew for all tables keeps its settings and its comment."""
+def test_recreated_publication_keeps_comment(publisher: Database, request_for: RequestFor) -> None:
+    """A capture publication that is recreated for all tables keeps its settings and its comment."""
     publisher.run("create table t (id int); create publication p for all tables with (publish = 'insert')")
     setup_publisher(request_for())
 
@@ -375,7 +381,7 @@ def test_what_follows_is_marked_as_ours(publisher: Database, request_for: Reques
     assert setup_publisher(request_for()).statements == ()
 
 
-def test_other_publications_are_not_followed(publisher: Database, request_for: RequestFor) -> None:
+def test_unsubscribed_publications_are_not_followed(publisher: Database, request_for: RequestFor) -> None:
     publisher.run(
         "create table t (id int primary key); create table u (id int); create publication p for table t"
     )

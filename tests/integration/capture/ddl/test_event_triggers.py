@@ -1,4 +1,4 @@
-"""What the event triggers say of a DDL command is what the catalog says after it (R9.10, R9.11)."""
+"""The event triggers' messages of a DDL command lead to the catalog after it (R9.10, R9.11)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cdc_replay.capture.ddl.event_triggers import apply_plan, plan_event_trigger
 from cdc_replay.catalog.ddl_change import (
     CATALOG_PREFIX,
     REWRITE_PREFIX,
-    CatalogDelta,
-    apply_delta,
-    parse_delta,
+    DdlChange,
+    apply_ddl_change,
+    parse_ddl_change,
     parse_rewrite,
 )
 from cdc_replay.catalog.reader import read_catalog
@@ -29,176 +29,7 @@ from cdc_replay.pgoutput.reader import decode
 from cdc_replay.postgres.connection import Connection, connect
 from embedded.postgres import Cluster
 from fixtures.postgres import Database, create_database, drop_database
-
-SCHEMA = """
-    create schema s;
-    create type mood as enum ('sad', 'happy');
-    create type pair as (x int, y int);
-    create domain amount as numeric(10, 2);
-    create collation fast (provider = libc, locale = 'C');
-    create function twice(int) returns int immutable language sql return $1 * 2;
-    create function twice_as_much(int) returns int immutable language sql return $1 * 2;
-    create table plain (
-        id int primary key, a int, b text, m mood, ms mood[], v amount, c text collate fast, o pair
-    );
-    create table computed (id int primary key, a int, g int generated always as (public.twice(a)) stored);
-    create table keyed (id int, k int not null, j int not null);
-    create unique index keyed_k on keyed (k);
-    create unique index keyed_j on keyed (j);
-    alter table keyed replica identity using index keyed_k;
-    create table s.other (id int primary key, a int);
-    create unlogged table unlogged (id int primary key);
-    create table root (id int, a int, primary key (id)) partition by range (id);
-    create table middle partition of root for values from (0) to (100) partition by range (id);
-    create table leaf partition of middle for values from (0) to (50);
-    create table once partition of root for values from (200) to (300);
-    create unlogged table once_unlogged partition of root for values from (400) to (500);
-    create table loose (id int not null, a int);
-    create table tree (id int not null) partition by range (id);
-    create table branch partition of tree for values from (0) to (100) partition by range (id);
-    create table twig partition of branch for values from (0) to (50);
-    create table sprig (id int not null, a int) partition by range (id);
-    create table bud partition of sprig for values from (100) to (150);
-    create table parent (id int primary key, a int);
-    create table child () inherits (parent);
-    create table rows_of (id int, c computed);
-    create table typed of pair (primary key (x));
-    create publication p for table plain (id, a, b) where (a > 1), table middle;
-    create publication r for table root (id, a) with (publish_via_partition_root = true);
-    create publication q for tables in schema s with (publish = 'insert');
-    create publication every for all tables;
-    create table owned (id int primary key);
-    alter table owned owner to cdc_replay_somebody;
-"""
-
-COMMANDS = """
-    create table fresh (id int primary key, a int default 1)
-    create table fresh as select 1 as id
-    select 1 as id into fresh
-    create table fresh (like plain including all)
-    create table fresh partition of middle for values from (50) to (100)
-    create table fresh () inherits (parent)
-    create unlogged table fresh partition of middle for values from (50) to (100)
-    create schema fresh create table t (id int primary key)
-    create table s."Größe ""x"" y" (" id " int primary key)
-    drop table plain cascade
-    drop table root
-    drop table leaf
-    drop table parent cascade
-    drop schema s cascade
-    drop schema public cascade
-    drop type mood cascade
-    drop function twice cascade
-    drop domain amount cascade
-    drop collation fast cascade
-    drop index keyed_k
-    drop index keyed_j, keyed_k
-    alter table plain add column z int
-    alter table plain add column z int generated always as (id * 3) stored
-    alter table plain drop column m
-    alter table plain rename column b to bee
-    alter table plain rename to renamed
-    alter table plain set schema s
-    alter table plain alter column v type text using v || 'x'
-    alter table plain alter column m type text using m::text
-    alter table plain alter column c type text collate "C"
-    alter table plain replica identity full
-    alter table plain replica identity nothing
-    alter table plain drop constraint plain_pkey
-    alter table loose set unlogged
-    alter table unlogged set logged
-    alter table plain owner to current_user
-    alter table plain add constraint positive check (a > 0)
-    alter table computed alter column g drop expression
-    alter table computed rename column a to n
-    alter table computed rename to calculated
-    alter table keyed replica identity using index keyed_j
-    alter table keyed replica identity default
-    alter table keyed drop column k
-    alter table keyed add primary key (id, j)
-    create unique index on keyed (id)
-    alter table root add column z int default 5
-    alter table root drop column a cascade
-    alter table root rename column a to n
-    alter table root rename to trunk
-    alter table root drop constraint root_pkey
-    alter table root detach partition once
-    alter table root detach partition middle
-    alter table root detach partition once_unlogged
-    alter table root attach partition loose for values from (100) to (200)
-    alter table root attach partition sprig for values from (100) to (200)
-    alter table root replica identity full
-    alter table leaf replica identity full
-    alter table leaf rename to blade
-    alter table leaf set schema s
-    alter table tree add primary key (id)
-    create unique index on tree (id)
-    alter table only tree add primary key (id)
-    alter table only tree add primary key (id); alter table branch add primary key (id); {attach}
-    alter table typed rename to typed_too
-    do $$ begin alter table plain add column z int; alter table leaf rename to blade; end $$
-    alter table parent add column z int
-    alter table parent rename column a to n
-    alter table child no inherit parent
-    alter type mood rename to humour
-    alter type mood set schema s
-    alter type mood add value 'angry'
-    alter type pair rename to couple
-    alter type pair add attribute z int cascade
-    alter domain amount rename to sum_of_money
-    alter domain amount set schema s
-    alter collation fast rename to slow
-    alter function twice rename to double
-    alter function twice set schema s
-    alter schema s rename to renamed
-    alter schema public rename to renamed
-    create publication fresh
-    create publication fresh for table leaf where (a > 7), tables in schema s
-    create publication fresh for table parent
-    alter publication p add table s.other (a, id)
-    alter publication p drop table plain
-    alter publication p set table plain where (b = 'ß'), table loose
-    alter publication p set tables in schema s
-    alter publication q add tables in schema public
-    alter publication q drop tables in schema s
-    alter publication p set (publish = 'insert, delete')
-    alter publication p set (publish_via_partition_root = true)
-    alter publication p rename to renamed
-    alter publication p owner to current_user
-    drop publication p
-    drop publication p, q, every
-    drop owned by cdc_replay_somebody cascade
-    alter table root detach partition once concurrently
-    create unique index concurrently on keyed (id)
-"""
-
-SILENT_COMMANDS = """
-    alter index keyed_j rename to keyed_jay
-    alter index keyed_jay rename to keyed_j
-    create temporary table fresh (id int primary key)
-    create temporary table fresh_too as select 1 as id
-    create unlogged table fresh_unlogged (id int primary key)
-    create index on keyed (id)
-    drop index keyed_j
-    create view fresh_view as select * from plain
-    create materialized view fresh_kept as select * from plain
-    create sequence fresh_numbers
-    comment on column plain.a is 'a column'
-    grant select on plain to public
-    alter role cdc_replay_somebody connection limit 5
-    drop function twice_as_much
-    create type fresh_kind as enum ('a')
-    analyze plain
-    vacuum plain
-    truncate plain
-"""
-
-
-ATTACH = "alter index tree_pkey attach partition branch_pkey"
-
-
-def lines(commands: str) -> list[str]:
-    return [line.strip().replace("{attach}", ATTACH) for line in commands.strip().splitlines()]
+from integration.capture.ddl.commands import COMMANDS, MEETING, SCHEMA, SILENT_COMMANDS, lines
 
 
 class Source:
@@ -220,11 +51,15 @@ class Source:
             "select data from pg_logical_slot_get_binary_changes(current_database(), null, null,"
             " 'proto_version', '1', 'publication_names', 'none_of_these', 'messages', 'true')"
         ).fetchall()
-        found = [decode(message) for (message,) in read]
-        return [each for each in found if isinstance(each, LogicalMessage)]
+        result = [decode(message) for (message,) in read]
+        return [message for message in result if isinstance(message, LogicalMessage)]
 
-    def deltas(self) -> list[CatalogDelta]:
-        return [parse_delta(each.content) for each in self.messages() if each.prefix == CATALOG_PREFIX]
+    def changes(self) -> list[DdlChange]:
+        return [
+            parse_ddl_change(message.content)
+            for message in self.messages()
+            if message.prefix == CATALOG_PREFIX
+        ]
 
 
 def install(connection: Connection, slot: str) -> None:
@@ -268,35 +103,35 @@ def copied(template: Database) -> Iterator[Source]:
         drop_database(source.database)
 
 
-def after(catalog: PublisherCatalog, deltas: Sequence[CatalogDelta]) -> PublisherCatalog:
-    return functools.reduce(apply_delta, deltas, catalog)
+def after(catalog: PublisherCatalog, changes: Sequence[DdlChange]) -> PublisherCatalog:
+    return functools.reduce(apply_ddl_change, changes, catalog)
 
 
 @pytest.mark.parametrize("command", lines(COMMANDS))
-def test_a_command_is_told_so_that_the_catalog_after_it_is_known(source: Source, command: str) -> None:
+def test_messages_of_command_lead_to_catalog_after_it(source: Source, command: str) -> None:
     """R9.11: the catalog before, and the messages of the transaction, give the catalog after."""
     before = source.catalog()
 
     source.connection.execute(command.encode())
 
-    deltas = source.deltas()
-    assert deltas
-    assert after(before, deltas) == source.catalog()
+    changes = source.changes()
+    assert changes
+    assert after(before, changes) == source.catalog()
 
 
-def test_a_command_that_changes_no_definition_is_not_told(source: Source) -> None:
+def test_command_without_definition_change_writes_no_message(source: Source) -> None:
     before = source.catalog()
-    told = {}
+    states = {}
     for command in lines(SILENT_COMMANDS):
         source.connection.execute(command.encode())
-        told[command] = source.messages()
+        states[command] = source.messages()
 
-    assert [command for command, messages in told.items() if messages] == []
+    assert [command for command, messages in states.items() if messages] == []
     assert before == source.catalog()
 
 
-def test_a_rolled_back_savepoint_is_not_told(source: Source) -> None:
-    """R9.10: what it altered has no effect."""
+def test_rolled_back_savepoint_writes_no_message(source: Source) -> None:
+    """R9.10: its changes have no effect."""
     before = source.catalog()
 
     source.database.run("""
@@ -310,13 +145,13 @@ def test_a_rolled_back_savepoint_is_not_told(source: Source) -> None:
         commit;
     """)
 
-    deltas = source.deltas()
-    assert len(deltas) == 2
-    assert after(before, deltas) == source.catalog()
+    changes = source.changes()
+    assert len(changes) == 2
+    assert after(before, changes) == source.catalog()
 
 
-def test_the_commands_of_a_transaction_are_told_one_by_one_in_order(source: Source) -> None:
-    """R9.10: each is in force for what follows in the same transaction."""
+def test_commands_of_transaction_write_messages_in_order(source: Source) -> None:
+    """R9.10: each applies to later changes of the same transaction."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
         seen = [before]
@@ -338,66 +173,40 @@ def test_the_commands_of_a_transaction_are_told_one_by_one_in_order(source: Sour
             connection.execute("set local search_path = ''")
             seen.append(read_catalog(connection, Lsn(0)))
 
-    told = [before]
-    for delta in source.deltas():
-        told.append(apply_delta(told[-1], delta))
+    states = [before]
+    for change in source.changes():
+        states.append(apply_ddl_change(states[-1], change))
 
     # Every state that the transaction saw was told, in that order; some commands have several messages.
-    places = [told.index(each) for each in seen]
-    assert places == sorted(places)
-    assert told[-1] == seen[-1] == source.catalog()
+    indexes = [states.index(catalog) for catalog in seen]
+    assert indexes == sorted(indexes)
+    assert states[-1] == seen[-1] == source.catalog()
 
 
-def test_two_open_transactions_do_not_undo_each_other(source: Source) -> None:
+def test_two_open_transactions_keep_each_others_changes(source: Source) -> None:
     """R9.11: whichever commits first."""
     before = source.catalog()
-    with source.database.connect() as one, source.database.connect() as other, one.transaction():
-        one.execute("alter table plain add column x int")
-        one.execute("alter publication p set (publish = 'insert')")
-        with other.transaction():
-            other.execute("alter table s.other rename to another")
-            other.execute("alter publication q add table loose")
-        first = source.deltas()
-        one.execute("alter table root rename to trunk")
-    second = source.deltas()
+    with (
+        source.database.connect() as session,
+        source.database.connect() as other_session,
+        session.transaction(),
+    ):
+        session.execute("alter table plain add column x int")
+        session.execute("alter publication p set (publish = 'insert')")
+        with other_session.transaction():
+            other_session.execute("alter table s.other rename to another")
+            other_session.execute("alter publication q add table loose")
+        first = source.changes()
+        session.execute("alter table root rename to trunk")
+    second = source.changes()
 
     assert (len(first), len(second)) == (2, 3)
     assert after(after(before, first), second) == source.catalog()
 
 
-MEETING = """
-    drop table plain cascade
-    drop publication p
-    drop schema s cascade
-    alter table plain add column z int
-    alter table plain rename column b to bee
-    alter table plain replica identity full
-    alter table root rename to trunk
-    alter table root detach partition once
-    alter table leaf rename to blade
-    alter table s.other set schema public
-    create table s.another (id int primary key)
-    alter publication p set (publish = 'insert')
-    alter publication p rename to renamed
-    alter publication p set table middle
-    alter publication p set table plain where (a > 2), middle
-    alter publication p add table loose
-    alter publication p drop table middle
-    alter publication q set (publish = 'delete')
-    alter publication q add tables in schema public
-    alter publication q drop tables in schema s
-    alter publication q add table computed where (a > 5)
-    create publication another for table plain, root
-    alter index keyed_j rename to keyed_jay
-    create unique index on plain (a, b)
-    alter type mood rename to feeling
-    alter function twice(int) rename to double
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first", lines(MEETING))
-def test_commands_that_are_open_together_do_not_undo_each_other(template: Database, first: str) -> None:
+def test_concurrent_commands_keep_each_others_changes(template: Database, first: str) -> None:
     """R9.11: each with each that does not wait for it, whichever commits first."""
     undone = []
     met = 0
@@ -407,13 +216,16 @@ def test_commands_that_are_open_together_do_not_undo_each_other(template: Databa
     for second, is_first_to_commit in itertools.product(others, (False, True)):
         with copied(template) as source, contextlib.ExitStack() as opened:
             before = source.catalog()
-            one, other = (opened.enter_context(source.database.connect()) for _ in range(2))
-            if not all(at_once(each, text) for each, text in ((one, first), (other, second))):
+            session, other_session = (opened.enter_context(source.database.connect()) for _ in range(2))
+            if not all(
+                at_once(opened_session, text)
+                for opened_session, text in ((session, first), (other_session, second))
+            ):
                 continue
             met += 1
-            for connection in (other, one) if is_first_to_commit else (one, other):
+            for connection in (other_session, session) if is_first_to_commit else (session, other_session):
                 connection.execute("commit")
-            if after(before, source.deltas()) != source.catalog():
+            if after(before, source.changes()) != source.catalog():
                 undone.append((second, is_first_to_commit))
 
     assert met
@@ -421,7 +233,7 @@ def test_commands_that_are_open_together_do_not_undo_each_other(template: Databa
 
 
 def at_once(connection: Connection, command: str) -> bool:
-    """Whether the command, in a new transaction, and what is told of it, need not wait."""
+    """Whether the command and its message, in a new transaction, succeed without waiting."""
     notices: list[psycopg.errors.Diagnostic] = []
     connection.add_notice_handler(notices.append)
     connection.execute("set lock_timeout = '100ms'; begin")
@@ -429,11 +241,11 @@ def at_once(connection: Connection, command: str) -> bool:
         connection.execute(command.encode())
     except psycopg.errors.LockNotAvailable:
         return False
-    return not any("cdc-replay could not" in (each.message_primary or "") for each in notices)
+    return not any("cdc-replay could not" in (notice.message_primary or "") for notice in notices)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("command", "other"),
     [
         ("alter publication p add table loose where (a > 2)", "drop table plain cascade"),
         ("alter publication p set (publish = 'insert')", "alter publication p add table loose"),
@@ -446,18 +258,18 @@ def at_once(connection: Connection, command: str) -> bool:
         ("alter index keyed_j rename to keyed_jay", "alter table keyed add column z int"),
     ],
 )
-def test_what_two_open_transactions_do_with_one_object_stays(source: Source, one: str, other: str) -> None:
-    """R9.11: a command tells only of what it did, and of what it has locked."""
+def test_changes_of_one_object_by_two_transactions_are_kept(source: Source, command: str, other: str) -> None:
+    """R9.11: a message has only what its command changed and locked."""
     before = source.catalog()
     with source.database.connect() as connection, connection.transaction():
-        connection.execute(one.encode())
+        connection.execute(command.encode())
         source.connection.execute("set lock_timeout = '10s'")
         source.connection.execute(other.encode())
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
-def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> None:
+def test_rewrite_that_may_change_values_names_tables(source: Source) -> None:
     """R11.9: another type, or a default that is computed per row; leaves for a partitioned table."""
     numbers = dict(
         source.database.rows("select relname::text, oid::bigint from pg_class where relnamespace = 2200")
@@ -465,8 +277,14 @@ def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> No
 
     def rewritten(command: str) -> set[str]:
         source.connection.execute(command.encode())
-        found = [parse_rewrite(each.content) for each in source.messages() if each.prefix == REWRITE_PREFIX]
-        return {name for name, oid in numbers.items() if any(RelationId(oid) in each for each in found)}
+        actual = [
+            parse_rewrite(message.content)
+            for message in source.messages()
+            if message.prefix == REWRITE_PREFIX
+        ]
+        return {
+            name for name, oid in numbers.items() if any(RelationId(oid) in relations for relations in actual)
+        }
 
     assert rewritten("alter table plain add column r float default random()") == {"plain"}
     assert rewritten("alter table keyed alter column j type bigint using j + 100") == {"keyed"}
@@ -477,25 +295,25 @@ def test_a_rewrite_that_may_change_values_names_the_tables(source: Source) -> No
     assert rewritten("create temp table t (a int); alter table t alter column a type bigint") == set()
 
 
-def test_a_failing_function_is_a_warning_and_the_command_succeeds(source: Source) -> None:
+def test_failing_function_warns_and_command_succeeds(source: Source) -> None:
     source.connection.execute("drop materialized view cdc_replay_capture.secret")
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     before = source.catalog()
-    said: list[str] = []
+    warnings: list[str] = []
     with source.database.connect() as connection:
-        connection.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+        connection.add_notice_handler(lambda notice: warnings.append(str(notice.message_primary)))
         connection.execute("set role cdc_replay_somebody")
 
         connection.execute("create table t (a int); alter table t alter column a type bigint")
 
-    assert [each for each in said if "cdc-replay could not record" in each] == said
-    assert len(said) == 3
-    assert all('cdc_replay_capture.secret" does not exist' in each for each in said)
+    assert [text for text in warnings if "cdc-replay could not record" in text] == warnings
+    assert len(warnings) == 3
+    assert all('cdc_replay_capture.secret" does not exist' in warning for warning in warnings)
     assert source.messages() == []
     assert len(source.catalog().tables) == len(before.tables) + 1
 
 
-def test_the_commands_of_an_ordinary_role_are_told(source: Source) -> None:
+def test_commands_of_ordinary_role_write_messages(source: Source) -> None:
     """It has no right on the schema of the functions, and a search path and settings of its own."""
     source.connection.execute("grant create on schema public to cdc_replay_somebody")
     source.connection.execute("alter table plain owner to cdc_replay_somebody")
@@ -517,18 +335,18 @@ def test_the_commands_of_an_ordinary_role_are_told(source: Source) -> None:
             " public.mine where (at > '2020-02-01 00:00')"
         )
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
-def test_a_session_of_another_replication_role_is_heard(source: Source) -> None:
+def test_session_with_replication_role_replica_writes_messages(source: Source) -> None:
     before = source.catalog()
     with source.database.connect() as connection:
         connection.execute("set session_replication_role = replica; alter table plain rename to t")
 
-    assert after(before, source.deltas()) == source.catalog()
+    assert after(before, source.changes()) == source.catalog()
 
 
-def test_a_command_is_told_in_the_encoding_of_the_format(template: Database) -> None:
+def test_message_is_utf8_in_any_database_encoding(template: Database) -> None:
     """UTF-8, whatever the database's encoding is."""
     name = f"{template.name}_latin1"
     with connect(template.cluster.dsn(), purpose="test") as admin:
@@ -545,15 +363,15 @@ def test_a_command_is_told_in_the_encoding_of_the_format(template: Database) -> 
         before = source.catalog()
         source.connection.execute('create table "Größe" ("ß" text default \'é\')')
 
-        deltas = source.deltas()
+        changes = source.changes()
         source.connection.close()
-        assert after(before, deltas) == source.catalog()
+        assert after(before, changes) == source.catalog()
     finally:
         drop_database(database)
 
 
-def test_what_a_partition_says_is_small_whatever_the_size_of_its_tree(source: Source) -> None:
-    """Only relatives that a command altered are told of; of the others it is said that they stay."""
+def test_partition_message_size_is_independent_of_tree_size(source: Source) -> None:
+    """Only altered relatives are reported with their rows; the others are listed as unchanged."""
     source.connection.execute(
         "do $$ begin for i in 1000..1019 loop execute format('create table many_%s"
         " partition of root for values from (%s) to (%s)', i, i, i + 1); end loop; end $$"
@@ -563,7 +381,7 @@ def test_what_a_partition_says_is_small_whatever_the_size_of_its_tree(source: So
 
     def tables_told(command: str) -> int:
         source.connection.execute(command.encode())
-        return max(len(delta.tables) for delta in source.deltas())
+        return max(len(change.tables) for change in source.changes())
 
     assert tables_told("create table fresh partition of root for values from (2000) to (2001)") == 1
     assert tables_told("alter table root detach partition many_1000") == 1
@@ -571,5 +389,6 @@ def test_what_a_partition_says_is_small_whatever_the_size_of_its_tree(source: So
     assert tables_told("alter table many_1001 replica identity full") == 1
     assert tables_told("alter table root rename to trunk") == 1
     assert tables_told("alter table trunk add column z int") == 1 + sum(
-        root in [each.id for each in source.catalog().ancestors(oid)] for oid in source.catalog().tables
+        root in [ancestor.id for ancestor in source.catalog().ancestors(oid)]
+        for oid in source.catalog().tables
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc_replay.capture.plain_transactions import SHORTEST
+from cdc_replay.capture.plain_transactions import MIN_TRANSACTIONS
 from cdc_replay.catalog.ddl_change import CATALOG_PREFIX, REWRITE_PREFIX
 from cdc_replay.changelog.prepared_transactions import PreparedTransactions
 from cdc_replay.errors import DecodingFailed
@@ -16,7 +16,6 @@ from unit.capture.stream import (
     RELATION,
     STREAM_STOP,
     TABLE,
-    assembler,
     begin,
     begin_prepare,
     commit,
@@ -24,6 +23,7 @@ from unit.capture.stream import (
     in_stream,
     insert,
     logical_message,
+    open_assembler,
     prepare,
     raw,
     rollback_prepared,
@@ -38,91 +38,98 @@ def ddl(content: str, *, transactional: bool = True, prefix: str = CATALOG_PREFI
     return signed_message(content, transactional=transactional, prefix=prefix)
 
 
-def told(
+def read_messages(
     prepared: PreparedTransactions, *calls: Sequence[bytes], after: Lsn = ZERO
 ) -> list[tuple[int, int, str]]:
-    """Commit LSN, LSN and content of what a peek tells; a message's LSN is its place in its batch."""
-    with assembler(prepared, after) as made:
+    """Commit LSN, LSN and content of a peek's messages; a message's LSN is its index in its batch."""
+    with open_assembler(prepared, after) as assembler:
         for call in calls:
-            for _ in made.feed(raw(call)):
+            for _ in assembler.feed(raw(call)):
                 pass
-        return [(one.commit_lsn.value, one.lsn.value, one.content.decode()) for one in made.catalog_messages]
+        return [
+            (message.commit_lsn.value, message.lsn.value, message.content.decode())
+            for message in assembler.catalog_messages
+        ]
 
 
-def test_messages_have_the_position_of_their_command_and_of_their_commit(
+def test_messages_have_position_of_command_and_of_commit(
     prepared: PreparedTransactions,
 ) -> None:
     messages = [begin(100), ddl("a"), RELATION, insert("1"), ddl("b"), commit(100), begin(200), ddl("c")]
 
-    assert told(prepared, [*messages, commit(200)]) == [(100, 1, "a"), (100, 4, "b"), (200, 7, "c")]
-    assert told(prepared, [*messages, commit(200)], after=Lsn(100)) == [(200, 7, "c")]
-    assert told(prepared, messages) == [(100, 1, "a"), (100, 4, "b")]
+    assert read_messages(prepared, [*messages, commit(200)]) == [(100, 1, "a"), (100, 4, "b"), (200, 7, "c")]
+    assert read_messages(prepared, [*messages, commit(200)], after=Lsn(100)) == [(200, 7, "c")]
+    assert read_messages(prepared, messages) == [(100, 1, "a"), (100, 4, "b")]
 
 
-def test_those_of_many_small_transactions_are_noticed(prepared: PreparedTransactions) -> None:
-    """Which are taken all at once, without a loop."""
-    lsns = range(100, 100 + 10 * SHORTEST, 10)
+def test_messages_in_transaction_runs_are_found(prepared: PreparedTransactions) -> None:
+    """They are handled without a loop."""
+    lsns = range(100, 100 + 10 * MIN_TRANSACTIONS, 10)
     messages = [begin(5), RELATION, insert("x"), commit(5)]
     for lsn in lsns:
         messages += [begin(lsn), insert("a"), ddl(str(lsn)), commit(lsn)]
 
-    found = told(prepared, messages)
+    messages_read = read_messages(prepared, messages)
 
-    assert [(commit_lsn, content) for commit_lsn, _, content in found] == [(lsn, str(lsn)) for lsn in lsns]
+    assert [(commit_lsn, content) for commit_lsn, _, content in messages_read] == [
+        (lsn, str(lsn)) for lsn in lsns
+    ]
 
 
-def test_others_are_none_of_them(prepared: PreparedTransactions) -> None:
-    """R9.13: one that is not transactional is there even if its command was rolled back."""
+def test_foreign_messages_are_ignored(prepared: PreparedTransactions) -> None:
+    """R9.13: a non-transactional message is sent even if its command was rolled back."""
     other = [ddl("x", prefix="p"), ddl("x", prefix=REWRITE_PREFIX), ddl("x", prefix=CATALOG_PREFIX + "s")]
     unsigned = logical_message("x", prefix=CATALOG_PREFIX)
     outside = ddl("x", transactional=False)
 
-    assert told(prepared, [begin(5), *other, unsigned, outside, commit(5), outside]) == []
+    assert read_messages(prepared, [begin(5), *other, unsigned, outside, commit(5), outside]) == []
 
 
-def test_a_streamed_transaction_tells_at_its_commit(prepared: PreparedTransactions) -> None:
+def test_messages_of_streamed_transaction_count_at_its_commit(prepared: PreparedTransactions) -> None:
     block = [stream_start(7, first=True), in_stream(ddl("a"), 7), STREAM_STOP]
     more = [stream_start(7, first=False), in_stream(ddl("b"), 7), STREAM_STOP]
 
-    assert told(prepared, block, more) == []
-    assert told(prepared, [*block, stream_abort(7, 7)]) == []
-    assert told(prepared, [*block, *more, stream_commit(7, 100)]) == [(100, 1, "a"), (100, 4, "b")]
+    assert read_messages(prepared, block, more) == []
+    assert read_messages(prepared, [*block, stream_abort(7, 7)]) == []
+    assert read_messages(prepared, [*block, *more, stream_commit(7, 100)]) == [(100, 1, "a"), (100, 4, "b")]
 
 
 @pytest.mark.parametrize("prefix", [CATALOG_PREFIX, REWRITE_PREFIX])
-def test_a_rolled_back_savepoint_of_a_stream_that_tells_of_ddl_has_to_be_read_otherwise(
+def test_rolled_back_savepoint_in_stream_with_ddl_requires_reading_without_streaming(
     prefix: str, prepared: PreparedTransactions
 ) -> None:
-    """R1.9: a message has the id of the top transaction; with other messages that does no harm."""
+    """R1.9: a message has the id of the top transaction; only event trigger messages matter."""
     first, stop = stream_start(7, first=True), STREAM_STOP
     others = in_stream(logical_message("a"), 7)
     harmless = [first, others, stop, stream_abort(7, 8), stream_commit(7, 100)]
-    assert told(prepared, harmless) == []
-    with pytest.raises(DecodingFailed, match="streamed transaction 7 has DDL and a savepoint"):
-        told(prepared, [first, in_stream(ddl("a", prefix=prefix), 7), stop, stream_abort(7, 8)])
+    assert read_messages(prepared, harmless) == []
+    with pytest.raises(
+        DecodingFailed, match="streamed transaction 7 contains DDL and a rolled-back savepoint"
+    ):
+        read_messages(prepared, [first, in_stream(ddl("a", prefix=prefix), 7), stop, stream_abort(7, 8)])
 
 
-def test_a_prepared_transaction_tells_at_commit_prepared(prepared: PreparedTransactions) -> None:
-    """R9.8: perhaps in another peek."""
+def test_messages_of_prepared_transaction_count_at_commit_prepared(prepared: PreparedTransactions) -> None:
+    """R9.8: also in another peek."""
     content = [begin_prepare(7, 100), ddl("a"), RELATION, insert("1"), prepare(7, 100)]
-    assert told(prepared, content) == []
-    assert told(prepared, [commit_prepared(7, 200)], after=Lsn(100)) == [(200, 1, "a")]
-    assert told(prepared, content) == []
-    assert told(prepared, [rollback_prepared(7, 100, 200)], after=Lsn(100)) == []
+    assert read_messages(prepared, content) == []
+    assert read_messages(prepared, [commit_prepared(7, 200)], after=Lsn(100)) == [(200, 1, "a")]
+    assert read_messages(prepared, content) == []
+    assert read_messages(prepared, [rollback_prepared(7, 100, 200)], after=Lsn(100)) == []
 
 
-def test_tables_are_described_to_committed_transactions_only(prepared: PreparedTransactions) -> None:
-    """What a prepared transaction has made is known to nobody else."""
-    with assembler(prepared) as made:
+def test_described_relations_are_those_of_committed_transactions(prepared: PreparedTransactions) -> None:
+    """A prepared transaction's new tables are invisible to others."""
+    with open_assembler(prepared) as assembler:
         open_stream = [stream_start(7, first=True), in_stream(RELATION, 7), STREAM_STOP]
         waiting = [begin_prepare(8, 100), RELATION, insert("1"), prepare(8, 100)]
         for call in (open_stream, waiting):
-            for _ in made.feed(raw(call)):
+            for _ in assembler.feed(raw(call)):
                 pass
-        assert made.described == set()
-        for _ in made.feed(raw([stream_commit(7, 200)])):
+        assert assembler.described_relations == set()
+        for _ in assembler.feed(raw([stream_commit(7, 200)])):
             pass
-        assert made.described == {TABLE}
+        assert assembler.described_relations == {TABLE}
 
 
 @pytest.mark.parametrize(
@@ -130,15 +137,15 @@ def test_tables_are_described_to_committed_transactions_only(prepared: PreparedT
     [(99, True), (100, False), (101, True), (102, False), (103, True), (105, False), (106, False)],
 )
 @pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_a_snapshot_sees_what_had_ended_when_it_was_taken(xid: int, is_seen: bool, epoch: int) -> None:
+def test_snapshot_sees_transactions_that_had_ended(xid: int, is_seen: bool, epoch: int) -> None:
     base = epoch << 32
     snapshot = PgSnapshot.parse(f"{base + 100}:{base + 105}:{base + 100},{base + 102}")
 
     assert snapshot.sees(xid) is is_seen
 
 
-def test_transaction_ids_have_32_bits_in_the_stream() -> None:
-    """A snapshot just behind a wrap-around sees what came before it."""
+def test_snapshot_compares_32_bit_xids_across_wraparound() -> None:
+    """A snapshot taken just after a wraparound sees earlier transactions."""
     base = 3 << 32
     snapshot = PgSnapshot.parse(f"{base + 5}:{base + 5}:")
 
