@@ -197,7 +197,7 @@ def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) ->
     rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
     if not len(rows):
         return
-    numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
+    numbers = catalogs.indexes(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
     columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
     for commit_lsn, version, kind, number in zip(*columns, numbers, strict=True):
         if kind in sent.kinds.get((version, number), ()):
@@ -212,7 +212,7 @@ def _sent_truncates(
     if not found:
         return
     positions, relations = zip(*found, strict=True)
-    numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
+    numbers = catalogs.indexes(*np.array(positions, dtype=np.int64).T).tolist()
     for (commit_lsn, _), relation, number in zip(positions, relations, numbers, strict=True):
         if (relation, number) in sent.truncated:
             yield commit_lsn
@@ -266,10 +266,10 @@ def logged_definitions(
         count.add(table)
         if pc.any(_are_truncates(table)).as_py():
             positions, relations = zip(*_truncates(group, window), strict=True)
-            numbers = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
+            numbers = catalogs.indexes(*np.array(positions, dtype=np.int64).T)
             truncates.update(zip(relations, numbers.tolist(), strict=True))
         rows = table.filter(pc.is_valid(table["relation_version"]))
-        numbers = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
+        numbers = catalogs.indexes(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
         changes.update(_pairs(rows["relation_version"], numbers))
     return LoggedDefinitions(count.summary(), frozenset(changes), frozenset(truncates))
 

@@ -79,14 +79,14 @@ class ChangeDecoder:
     def of(
         cls, window: Window, relations: Mapping[int, Relation], catalogs: Sequence[tuple[int, int]]
     ) -> ChangeDecoder:
-        """For `relations` by version, and the versions of the catalog, see `CatalogVersions.of`."""
+        """For `relations` by version, and `catalogs` as `CatalogVersions.from_positions` takes them."""
         known = sorted(relations.items())
         return cls(
             window=window,
             versions=np.array([version for version, _ in known], dtype=np.int64),
             relation_ids=np.array([relation.id for _, relation in known], dtype=np.int64),
             column_counts=np.array([len(relation.columns) for _, relation in known], dtype=np.int64),
-            catalogs=CatalogVersions.of(catalogs),
+            catalogs=CatalogVersions.from_positions(catalogs),
         )
 
     def changes(self, log: pa.RecordBatch) -> pa.RecordBatch:
@@ -154,7 +154,7 @@ class ChangeDecoder:
         return np.stack([batch.kinds[rows].astype(np.int64), relation_ids, counts], axis=1)
 
     def _catalog_versions(self, batch: _LogBatch, rows: Int64s) -> pa.Array:
-        return pa.array(self.catalogs.numbers(batch.numbers("commit_lsn")[rows], batch.numbers("lsn")[rows]))
+        return pa.array(self.catalogs.indexes(batch.numbers("commit_lsn")[rows], batch.numbers("lsn")[rows]))
 
     def _truncates(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:
         messages = [batch.truncate(row) for row in rows]

@@ -21,8 +21,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.publication.mirror import why_not_mirrored
-from cdc_replay.publication.resolve import synced_tables
+from cdc_replay.publication.resolve import synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.table_rewrites import rewritten_tables
@@ -89,15 +88,15 @@ def validated_tables(
     what the publications say. It is told where they come from: `notices`, also of a rewrite (R11.9).
     """
     publications = session.subscription.publications
-    synced = {each.table.name: each for each in synced_tables(catalog, publications)}
+    listed = {each.table.name: each for each in synced_tables(catalog, publications)}
     # One that was dropped on the subscriber fails, whatever has its name now.
     known = {each.name or each.recorded_name for each in session.known_tables()}
-    subscribed = {name: each for name, each in synced.items() if name in known}
+    subscribed = {name: each for name, each in listed.items() if name in known}
     run_as_owner = session.subscription.run_as_owner
     targets = read_target_tables(session.connection, tuple(subscribed), run_as_owner=run_as_owner)
-    found = []
+    tables = []
     for name, each in subscribed.items():
         reason = why_not_mirrored(catalog, publications, each)
         notice = notices.get(name, "")
-        found.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
-    return tuple(found)
+        tables.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
+    return tuple(tables)

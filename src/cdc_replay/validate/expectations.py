@@ -152,7 +152,7 @@ class ComparisonExpectation(BatchExpectation):  # type: ignore[misc] # no types 
         return self.judge(metrics[METRIC]).as_result()
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Whether the Expectation holds of one table."""
         raise NotImplementedError
 
@@ -163,10 +163,12 @@ class ExpectRowCountToEqualPublisher(ComparisonExpectation):
     kind = CheckKind.ROW_COUNT
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Compare the sums over the buckets."""
-        equal = found.publisher_rows == found.subscriber_rows
-        return Judgement(equal, f"publisher {found.publisher_rows:,}, subscriber {found.subscriber_rows:,}")
+        equal = comparison.publisher_rows == comparison.subscriber_rows
+        return Judgement(
+            equal, f"publisher {comparison.publisher_rows:,}, subscriber {comparison.subscriber_rows:,}"
+        )
 
 
 class ExpectContentToEqualPublisher(ComparisonExpectation):
@@ -175,21 +177,21 @@ class ExpectContentToEqualPublisher(ComparisonExpectation):
     kind = CheckKind.CONTENT
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Compare digests; the counts and keys say what the unequal ones come from."""
         counts = {
-            DifferenceKind.MISSING: found.missing,
-            DifferenceKind.UNEXPECTED: found.unexpected,
-            DifferenceKind.OUTSIDE_FILTER: found.outside,
-            DifferenceKind.DIFFERENT: found.different,
+            DifferenceKind.MISSING: comparison.missing,
+            DifferenceKind.UNEXPECTED: comparison.unexpected,
+            DifferenceKind.OUTSIDE_FILTER: comparison.outside,
+            DifferenceKind.DIFFERENT: comparison.different,
         }
-        said = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items() if count)
-        keys = [f"{kind.value}: {key}" for kind in counts for key in found.keys.get(kind.value, ())]
+        observed = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items() if count)
+        keys = [f"{kind.value}: {key}" for kind in counts for key in comparison.keys.get(kind.value, ())]
         return Judgement(
-            success=found.unequal_buckets == 0,
-            observed=said or f"no difference in {found.publisher_rows:,} rows",
+            success=comparison.unequal_buckets == 0,
+            observed=observed or f"no difference in {comparison.publisher_rows:,} rows",
             unexpected=sum(counts.values()),
-            rows=max(found.publisher_rows, found.subscriber_rows),
+            rows=max(comparison.publisher_rows, comparison.subscriber_rows),
             keys=tuple(keys),
         )
 
@@ -200,11 +202,15 @@ class ExpectKeysToBeUnique(ComparisonExpectation):
     kind = CheckKind.UNIQUE_KEY
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Look at the number of duplicate keys."""
-        observed = f"{found.duplicates:,} duplicate keys" if found.duplicates else "no duplicate key"
-        keys = tuple(found.keys.get("duplicates", ()))
-        return Judgement(found.duplicates == 0, observed, found.duplicates, found.subscriber_rows, keys)
+        observed = (
+            f"{comparison.duplicates:,} duplicate keys" if comparison.duplicates else "no duplicate key"
+        )
+        keys = tuple(comparison.keys.get("duplicates", ()))
+        return Judgement(
+            comparison.duplicates == 0, observed, comparison.duplicates, comparison.subscriber_rows, keys
+        )
 
 
 class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
@@ -216,11 +222,11 @@ class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
     kind = CheckKind.ROW_FILTER
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Look at the number of rows that the subscriber itself finds outside."""
-        count = found.outside_filter
+        count = comparison.outside_filter
         observed = (
             f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
         )
-        keys = tuple(found.keys.get("outside_filter", ()))
-        return Judgement(count == 0, observed, count, found.subscriber_rows, keys)
+        keys = tuple(comparison.keys.get("outside_filter", ()))
+        return Judgement(count == 0, observed, count, comparison.subscriber_rows, keys)

@@ -91,7 +91,7 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
     now = dt.datetime.now(dt.UTC)
     tables = _observe(request)
     gx_root = _data_context(request.context_root)
-    with _one_at_a_time(gx_root):
+    with _exclusive_lock(gx_root):
         judged = _judge(request, tables, now)
         folder = gx_root / "uncommitted" / "reports" / file_name(request.subscription)
         verdict = Verdict(
@@ -120,9 +120,9 @@ def file_name(subscription: str) -> str:
 
 def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
     observed = []
-    for number, validated in enumerate(request.tables, start=1):
+    for position, validated in enumerate(request.tables, start=1):
         table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))
-        logger.info("compared %s (%d of %d)", validated.table.table.name, number, len(request.tables))
+        logger.info("compared %s (%d of %d)", validated.table.table.name, position, len(request.tables))
         observed.append(table)
     return tuple(observed)
 
@@ -132,7 +132,7 @@ def _data_context(context_root: Path) -> Path:
     gx_root = context_root.resolve() / "gx"
     make_folder(gx_root)
     make_folder(gx_root / "uncommitted")
-    with _one_at_a_time(gx_root):
+    with _exclusive_lock(gx_root):
         if not (configuration := gx_root / DATA_CONTEXT).exists():
             template = importlib.resources.files("cdc_replay.validate") / DATA_CONTEXT
             part = configuration.with_suffix(".part")
@@ -142,13 +142,13 @@ def _data_context(context_root: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(gx_root: Path) -> Iterator[None]:
+def _exclusive_lock(gx_root: Path) -> Iterator[None]:
     with (gx_root / "uncommitted" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also when the process dies
         yield
 
 
-def _forget_generated(gx_root: Path, name: str) -> None:
+def _remove_generated(gx_root: Path, name: str) -> None:
     # Great Expectations reads the old file before it writes a new one, and fails if a crash cut it short.
     for folder in GENERATED:
         (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
@@ -156,7 +156,7 @@ def _forget_generated(gx_root: Path, name: str) -> None:
 
 def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.datetime) -> _Judged:
     name = file_name(request.subscription)
-    _forget_generated(request.context_root.resolve() / "gx", name)
+    _remove_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
     data_source, asset, batch_definition = DATA_SOURCE
     definition = ValidationDefinition(
@@ -177,7 +177,7 @@ def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.
     )
     ((identifier, result),) = outcome.run_results.items()
     return _Judged(
-        checks=dict(_check(found) for found in result.results),
+        checks=dict(_to_check(result) for result in result.results),
         data_docs=_local_page(context, None),
         run_page=_local_page(context, identifier),
     )
@@ -192,25 +192,25 @@ KINDS: Final = {expectation.expectation_type: kind for kind, expectation in EXPE
 """The check that an Expectation's type makes."""
 
 
-def _check(found: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], Check]:
+def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], Check]:
     """One result of Great Expectations as ours, by relation and kind.
 
     An Expectation that raised has `success` False and no result: that is an error, not a difference.
     """
-    configuration = found.expectation_config
+    configuration = result.expectation_config
     kind = KINDS[configuration.type]
-    error = _raised(found.exception_info)
+    error = _exception_message(result.exception_info)
     check = Check(
         kind=kind,
-        success=bool(found.success) and error is None,
-        observed=str(found.result.get("observed_value", "")),
+        success=bool(result.success) and error is None,
+        observed=str(result.result.get("observed_value", "")),
         informational=configuration.severity == "info" and error is None,
         error=error,
     )
     return (configuration.kwargs["relation"], kind), check
 
 
-def _raised(exception_info: Mapping[str, Any]) -> str | None:
+def _exception_message(exception_info: Mapping[str, Any]) -> str | None:
     """The message of what was raised: the information itself says so, or one entry per metric does.
 
     It is text again, no longer markup (`suites`).
@@ -260,8 +260,8 @@ def _notes(table: ObservedTable) -> tuple[str, ...]:
     notes = []
     if not validated.full:
         notes.append(f"for information only: {validated.note}")
-    if validated.changed:
-        notes.append(validated.changed)
+    if validated.notice:
+        notes.append(validated.notice)
     if isinstance(observed, Comparison):
         if observed.outside is not None and observed.outside.unknown is not None:
             notes.append(f"the subscriber cannot evaluate the row filter: {observed.outside.unknown}")

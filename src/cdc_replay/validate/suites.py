@@ -128,7 +128,7 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
     for bucket in observed.buckets:
         yield {
             "relation": table.relation,
-            "bucket": bucket.number,
+            "bucket": bucket.bucket_id,
             "publisher_rows": bucket.publisher.rows,
             "subscriber_rows": bucket.subscriber.rows,
             "publisher_digest": ":".join(bucket.publisher.digest),
@@ -139,7 +139,9 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
 
 def _summary(relation: str, observed: Comparison) -> dict[str, object]:
     counts = observed.differences.counts
-    keys = {kind.value: _markup(found) for kind, found in observed.differences.keys.items() if found}
+    keys = {
+        kind.value: _markup(kind_keys) for kind, kind_keys in observed.differences.keys.items() if kind_keys
+    }
     duplicates, outside = observed.duplicates, observed.outside
     return {
         "relation": relation,

@@ -67,7 +67,11 @@ def content(found: PublisherCatalog) -> dict[str, str]:
 def seen(known: Sequence[Known], commit_lsn: int, lsn: int) -> dict[str, str]:
     """What the history and the decoder's choice of a version give for a change."""
     history = CatalogHistory(known)
-    [number] = CatalogVersions.of(history.positions).numbers(np.array([commit_lsn]), np.array([lsn])).tolist()
+    [number] = (
+        CatalogVersions.from_positions(history.positions)
+        .indexes(np.array([commit_lsn]), np.array([lsn]))
+        .tolist()
+    )
     return content(history.numbered([number])[number])
 
 
@@ -162,10 +166,10 @@ def test_a_window_has_the_version_of_every_change_in_it(known: list[Known], afte
     """Of changes whose position is in it as well; and all its catalogs are those that their numbers mean."""
     history = CatalogHistory(known)
     found = history.within(Window(Lsn(after), Lsn(upto)))
-    choice = CatalogVersions.of(history.positions)
+    choice = CatalogVersions.from_positions(history.positions)
     for commit in range(after + 1, upto + 1):
         lsns = np.arange(after, commit)
-        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= found.keys()
+        assert set(choice.indexes(np.full(len(lsns), commit), lsns).tolist()) <= found.keys()
     assert list(found) == sorted(found)
     assert found == history.numbered(found)
     for number, each in found.items():

@@ -57,7 +57,7 @@ def differences(
         ([("1", "a"), ("1", "c")], [("1", "b")], {DIFFERENT: 1, MISSING: 1}),
     ],
 )
-def test_each_difference_is_counted_once(
+def test_difference_is_counted_once(
     here: list[tuple[str, str]], there: list[tuple[str, str]], expected: dict[DifferenceKind, int]
 ) -> None:
     assert differences(here, there, outside="x") == expected
@@ -71,14 +71,14 @@ def test_counts_agree_with_multisets() -> None:
             [(generator.choice("1234"), generator.choice("abc")) for _ in range(generator.randrange(8))]
             for _ in range(2)
         )
-        found = Counter(differences(here, there))
+        counts = Counter(differences(here, there))
 
         surplus_here, surplus_there = Counter(here) - Counter(there), Counter(there) - Counter(here)
-        assert found[MISSING] + found[DIFFERENT] == surplus_here.total()
-        assert found[UNEXPECTED] + found[DIFFERENT] == surplus_there.total()
+        assert counts[MISSING] + counts[DIFFERENT] == surplus_here.total()
+        assert counts[UNEXPECTED] + counts[DIFFERENT] == surplus_there.total()
 
 
-def test_a_tally_counts_all_and_keeps_the_first_of_each_kind() -> None:
+def test_tally_counts_all_and_keeps_the_first_of_each_kind() -> None:
     tally = Tally(limit=2)
     for number in range(5):
         tally.add(MISSING, 1, f"id={number}")

@@ -37,8 +37,8 @@ def chunks(*sizes: int) -> list[ChunkCopy]:
 def test_every_chunk_is_in_one_task(readers: int | None) -> None:
     chance = random.Random(readers)
     given = chunks(*(chance.choice([0, 10, TASK_BYTES // 3, 10 * TASK_BYTES]) for _ in range(100)))
-    found = [chunk.number for task in tasks(given, readers) for chunk in task]
-    assert sorted(found) == list(range(100))
+    chunk_ids = [chunk.number for task in tasks(given, readers) for chunk in task]
+    assert sorted(chunk_ids) == list(range(100))
 
 
 def test_readers_bound_the_tasks_and_share_the_bytes() -> None:
@@ -46,7 +46,7 @@ def test_readers_bound_the_tasks_and_share_the_bytes() -> None:
     assert [sum(chunk.bytes for chunk in group) for group in groups] == [110, 100]
 
 
-def test_there_are_no_more_tasks_than_chunks() -> None:
+def test_tasks_are_no_more_than_chunks() -> None:
     assert len(tasks(chunks(1, 1), 8)) == 2
 
 
