@@ -154,7 +154,7 @@ def rows_of_other_feeds(
 def _trees(
     session: SubscriptionSession, tables: Iterable[QualifiedName]
 ) -> Mapping[int, Mapping[QualifiedName, bool]]:
-    """By oid, all tables of the partition trees of `tables`, with the requested table and whether it is that."""
+    """By oid, all tables of the partition trees of `tables`, with the requested table and if it is that."""
     names = list(tables)
     requested = ([name.schema for name in names], [name.name for name in names])
     trees: dict[int, dict[QualifiedName, bool]] = {}

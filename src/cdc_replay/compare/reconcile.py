@@ -132,7 +132,7 @@ def reconcile_tables(
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, targets) as sessions:
                 _lock(sessions, targets)
-                check_names(subscriber, {pair.name: pair.oid for pair in targets})
+                check_names(subscriber, {target.name: target.oid for target in targets})
                 with statement_triggers_disabled(subscriber, sessions, targets):
                     reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
             if before_commit is not None:

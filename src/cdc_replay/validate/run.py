@@ -1,15 +1,15 @@
-"""Run a validation: observe at the fence, judge by Great Expectations, write what people read.
+"""Run a validation: compare at the fence, judge by Great Expectations, write the reports.
 
     compare all tables   → data frame, suite        (nothing is written)
     checkpoint           → validation result, Data Docs
-    page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html beside it
+    page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html next to it
 
 Everything is under `<context root>/gx`, a file Data Context that is created on first use. Suites, checkpoints
-and results carry the subscription's name, so subscriptions do not touch each other's; the index of the Data
-Docs is shared, and a file lock lets one run at a time write. A crash leaves at most a result without its
-page, or a generated file cut short; the next run generates its own again and adds a result.
+and results have the subscription's name, so subscriptions do not touch each other's; the index of the Data
+Docs is shared, and a file lock serializes runs. A crash leaves at most a result without its page, or a
+truncated generated file; the next run generates its files again and adds a result.
 
-No file holds row values other than keys, and none holds a DSN.
+No file contains row values other than keys, or a DSN.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ logger = logging.getLogger(__name__)
 
 DATA_CONTEXT: Final = "great_expectations.yml"
 DATA_SOURCE: Final = ("cdc_replay", "comparison_at_fence", "all_tables")
-"""Data source, asset and batch definition, as `great_expectations.yml` has them."""
+"""Data source, asset and batch definition of `great_expectations.yml`."""
 
 GENERATED: Final = ("expectations", "validation_definitions", "checkpoints")
-"""Folders of the Data Context with one file per subscription, written anew by every run."""
+"""Folders of the Data Context with one file per subscription, rewritten by every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationRequest:
     """What to validate, and where to write.
 
-    `context_root` is the folder that holds `gx/`; it is created if need be. `listed_keys` differing keys of
-    each kind are listed per table.
+    `context_root` is the parent of `gx/`, created if missing. Per table, `listed_keys` differing keys of each
+    kind are listed.
     """
 
     subscription: str
@@ -72,7 +72,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What Great Expectations said: checks by (relation, kind), and the pages that it wrote."""
+    """The results of Great Expectations: checks by (relation, kind), and its pages."""
 
     checks: Mapping[tuple[str, CheckKind], Check]
     data_docs: Path
@@ -80,9 +80,9 @@ class _Judged:
 
 
 def validate_subscription(request: ValidationRequest) -> Verdict:
-    """Compare all tables at the fence and judge them; the verdict is also on disk.
+    """Compare all tables at the fence and judge them; the verdict is also written to disk.
 
-    A difference and an error of one table are part of the verdict, not exceptions.
+    Differences and errors of single tables are part of the verdict, not exceptions.
 
     Raises:
         ServerUnavailable: if a server is lost.
@@ -114,7 +114,7 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
 
 
 def file_name(subscription: str) -> str:
-    """The subscription's name as one file name; two names never share one."""
+    """The subscription's name as a unique file name."""
     return urllib.parse.quote(subscription, safe="")
 
 
@@ -149,7 +149,7 @@ def _exclusive_lock(gx_root: Path) -> Iterator[None]:
 
 
 def _remove_generated(gx_root: Path, name: str) -> None:
-    # Great Expectations reads the old file before it writes a new one, and fails if a crash cut it short.
+    # Great Expectations reads the old file before it writes a new one, and fails if a crash truncated it.
     for folder in GENERATED:
         (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
 
@@ -189,13 +189,13 @@ def _local_page(context: FileDataContext, identifier: ValidationResultIdentifier
 
 
 KINDS: Final = {expectation.expectation_type: kind for kind, expectation in EXPECTATIONS.items()}
-"""The check that an Expectation's type makes."""
+"""The check of an Expectation's type."""
 
 
 def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], Check]:
-    """One result of Great Expectations as ours, by relation and kind.
+    """A result of Great Expectations as our check, by relation and kind.
 
-    An Expectation that raised has `success` False and no result: that is an error, not a difference.
+    If an Expectation raised, `success` is False and there is no result: an error, not a difference.
     """
     configuration = result.expectation_config
     kind = KINDS[configuration.type]
@@ -211,9 +211,9 @@ def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind
 
 
 def _exception_message(exception_info: Mapping[str, Any]) -> str | None:
-    """The message of what was raised: the information itself says so, or one entry per metric does.
+    """The message of an exception, from the information itself or from one entry per metric.
 
-    It is text again, no longer markup (`suites`).
+    The markup of `suites` is undone.
     """
     entries = [exception_info] if "raised_exception" in exception_info else list(exception_info.values())
     messages = [
@@ -266,5 +266,5 @@ def _notes(table: ObservedTable) -> tuple[str, ...]:
         if observed.outside is not None and observed.outside.unknown is not None:
             notes.append(f"the subscriber cannot evaluate the row filter: {observed.outside.unknown}")
         if not observed.differences.exact:
-            notes.append("not all unequal buckets were listed: there are more differences than are counted")
+            notes.append("not all unequal buckets were listed: there are more differences than counted")
     return tuple(notes)

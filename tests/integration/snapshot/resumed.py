@@ -24,7 +24,7 @@ from cdc_replay.config import Config, load_config
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import CopiedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
-from cdc_replay.snapshot.log_reader import history_of, log_reader_of
+from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest, plan_tables
 from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request
@@ -78,18 +78,18 @@ class ResumedCopy:
             self.publication,
             chunk_bytes=CHUNK_BYTES,
             replace=self.replace,
-            history=history_of(header),
-            read_log=log_reader_of(capture_source(self.config, "pub")),
+            log_identity=log_identity(header),
+            read_log=log_reader(capture_source(self.config, "pub")),
         ) as request:
             yield request
 
     def killed_after(self, count: int, chance: random.Random | None = None) -> int:
         """Stage so many of the missing chunks, the first or random ones; how many were missing."""
-        with self.request() as request, closing(subscriber_connection(request.setting(1))) as connection:
+        with self.request() as request, closing(subscriber_connection(request.settings(1))) as connection:
             (planned,) = plan_tables(connection, request)
             chunks = list(planned.chunks)
             some = chunks[:count] if chance is None else chance.sample(chunks, min(count, len(chunks)))
-            for result in copy_chunks(request.setting(1), some):
+            for result in copy_chunks(request.settings(1), some):
                 assert isinstance(result, CopiedChunk), result
         return len(chunks)
 

@@ -67,14 +67,14 @@ def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: 
     )
     subscriber.run("create table t (id int primary key, pad text)")
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
-        setting = request.setting(1)
-        with subscriber_connection(setting) as connection:
+        settings = request.settings(1)
+        with subscriber_connection(settings) as connection:
             (planned,) = plan_tables(connection, request)
         subscriber.run(
             "do $$ begin execute format('alter database %I set default_transaction_read_only = on',"
             " current_database()); end $$"
         )
-        (failed,) = copy_chunks(setting, planned.chunks)
+        (failed,) = copy_chunks(settings, planned.chunks)
     assert isinstance(failed, FailedChunk)
     assert isinstance(failed.error, SubscriberNotWritable)
     assert "public.t" in failed.error.message
@@ -99,10 +99,10 @@ def test_missing_privilege_on_the_target_names_side_and_remedy(
     dsn = subscriber.cluster.dsn(subscriber.name, role)
     try:
         with snapshot_request(publisher.dsn, dsn, "p", run_as_owner=True) as request:
-            setting = request.setting(1)
-            with subscriber_connection(setting) as connection:
+            settings = request.settings(1)
+            with subscriber_connection(settings) as connection:
                 (planned,) = plan_tables(connection, request)
-            (failed,) = copy_chunks(setting, planned.chunks)
+            (failed,) = copy_chunks(settings, planned.chunks)
         assert isinstance(failed, FailedChunk)
         assert isinstance(failed.error, MissingPrivilege)
         assert 'cannot write table "public.t" of the subscriber: permission denied' in failed.error.message

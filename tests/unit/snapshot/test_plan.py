@@ -29,7 +29,7 @@ def plain(pages: int) -> tuple[SyncedTable, dict[RelationId, Storage]]:
 
 def partitioned(sizes: Sequence[int]) -> tuple[SyncedTable, dict[RelationId, Storage]]:
     root = table(1, is_partitioned=True)
-    leaves = tuple(table(number) for number in range(2, 2 + len(sizes)))
+    leaves = tuple(table(chunk_id) for chunk_id in range(2, 2 + len(sizes)))
     storage = {
         leaf.id: Storage(pages, pages * PAGE, is_open=True) for leaf, pages in zip(leaves, sizes, strict=True)
     }
@@ -59,7 +59,7 @@ def test_big_table_is_cut_into_equal_ranges_with_an_open_end() -> None:
     chunks = plan_table(synced, storage, chunk_bytes=CHUNK)
     ranges = [(page_slice.first_page, page_slice.end_page) for chunk in chunks for page_slice in chunk.slices]
     assert ranges == [(0, 100), (100, 200), (200, None)]
-    assert [chunk.number for chunk in chunks] == [0, 1, 2]
+    assert [chunk.chunk_id for chunk in chunks] == [0, 1, 2]
 
 
 def test_small_leaves_share_a_chunk_and_big_ones_are_cut() -> None:
@@ -131,7 +131,7 @@ def test_exactly_the_completed_pages_are_left_out(seed: int) -> None:
         first = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]))
         completed = chance.sample(first, chance.randrange(1, len(first) + 1))
         slices = tuple(page_slice for chunk in completed for page_slice in chunk.slices)
-        remaining = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]), done=slices)
+        remaining = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]), completed=slices)
         slices_read = [*slices, *(page_slice for chunk in remaining for page_slice in chunk.slices)]
         in_order = tuple(sorted(slices_read, key=lambda page_slice: page_slice.first_page))
         assert_every_page_once((Chunk(0, in_order, 0),), storage)
@@ -139,4 +139,4 @@ def test_exactly_the_completed_pages_are_left_out(seed: int) -> None:
 
 def test_completed_table_has_no_chunks() -> None:
     synced, storage = plain(pages=10)
-    assert plan_table(synced, storage, done=(PageSlice(synced.table),)) == ()
+    assert plan_table(synced, storage, completed=(PageSlice(synced.table),)) == ()
