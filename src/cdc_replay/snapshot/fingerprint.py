@@ -104,7 +104,7 @@ def read_fingerprints(
         target = targets[synced.table.name]
         if key := _key(synced, leaves, target):
             description = [log_identity, *_describe(synced, storage, target), _types(source, synced)]
-            digest = hashlib.sha256(json.dumps([description, [synced.name for synced in key]]).encode())
+            digest = hashlib.sha256(json.dumps([description, [column.name for column in key]]).encode())
             fingerprints[target.name] = CopyFingerprint(digest.hexdigest(), key)
     return fingerprints
 

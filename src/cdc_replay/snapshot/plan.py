@@ -186,7 +186,7 @@ def _cut(spans: Sequence[_PageSpan], chunk_bytes: int) -> tuple[Chunk, ...]:
         for chunk_id, page_slice in _slices_by_chunk(span, start, length):
             slices[min(chunk_id, chunk_count - 1)].append(page_slice)
     chunks = enumerate(slices[chunk_id] for chunk_id in sorted(slices))
-    return tuple(Chunk(chunk_id, tuple(slices), length) for chunk_id, slices in chunks)
+    return tuple(Chunk(chunk_id, tuple(chunk_slices), length) for chunk_id, chunk_slices in chunks)
 
 
 def _slices_by_chunk(span: _PageSpan, start: int, length: int) -> Iterator[tuple[int, PageSlice]]:

@@ -186,7 +186,7 @@ def create_keys(connection: Connection, name: str, count: int) -> None:
     """Create an empty staging table for keys of `count` columns, replacing that of an earlier attempt."""
     table = staging_table(name)
     columns = sql.SQL(", ").join(
-        sql.SQL('{} text collate "C" not null').format(sql.Identifier(name)) for name in key_names(count)
+        sql.SQL('{} text collate "C" not null').format(sql.Identifier(column)) for column in key_names(count)
     )
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))

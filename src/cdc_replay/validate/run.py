@@ -177,7 +177,7 @@ def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.
     )
     ((identifier, result),) = outcome.run_results.items()
     return _Judged(
-        checks=dict(_to_check(result) for result in result.results),
+        checks=dict(_to_check(check_result) for check_result in result.results),
         data_docs=_local_page(context, None),
         run_page=_local_page(context, identifier),
     )

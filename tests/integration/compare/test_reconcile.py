@@ -91,9 +91,7 @@ def orders(twin: Twin) -> Twin:
     ],
     ids=["narrowed", "widened", "both", "dropped", "nothing", "same"],
 )
-def test_a_changed_filter_takes_effect(
-    orders: Twin, publication: str, expected: tuple[int, int, int]
-) -> None:
+def test_changed_filter_takes_effect(orders: Twin, publication: str, expected: tuple[int, int, int]) -> None:
     """R9.12: natively the rows that are there stay; here they are as those of a new subscription."""
     orders.publish(f"alter publication p {publication}")
     result = reconcile(orders)
@@ -117,7 +115,7 @@ def test_a_changed_filter_takes_effect(
     assert changed(reconcile(orders)) == (0, 0, 0)
 
 
-def test_columns_that_a_column_list_adds_are_brought_in_place(orders: Twin) -> None:
+def test_columns_added_to_a_column_list_are_updated_in_place(orders: Twin) -> None:
     """R6.3: a list that grows changes every row; a column of the subscriber's own keeps its value."""
     ours = orders.pairs["s"].ours
     orders.publish(
@@ -137,7 +135,7 @@ def test_columns_that_a_column_list_adds_are_brought_in_place(orders: Twin) -> N
     assert ours.rows("select distinct mine from t order by 1") == [("kept",), ("mine",)]
 
 
-def test_publications_are_ored(twin: Twin) -> None:
+def test_filters_of_publications_are_ored(twin: Twin) -> None:
     """R7.4: a row stays if one publication lets it through, and all rows once one has no filter."""
     twin.publisher.run(f"{ORDERS}; {SOME_ORDERS}")
     twin.publisher.run("create publication p for table t where (id <= 50)")
@@ -175,7 +173,7 @@ OTHERWISE_PARTITIONED = """
 @pytest.mark.parametrize(
     "target", [PARTITIONED, PLAIN, OTHERWISE_PARTITIONED], ids=["same", "plain", "other"]
 )
-def test_a_partition_tree_is_reconciled_via_its_root(twin: Twin, target: str) -> None:
+def test_partition_tree_is_reconciled_via_its_root(twin: Twin, target: str) -> None:
     """R7.6: the whole tree is read; rows are found in whatever partition the subscriber has them."""
     twin.publisher.run(
         f"{PARTITIONED}; insert into t select i, i % 100, 'v' || i from generate_series(1, 200) i"
@@ -224,7 +222,7 @@ def test_rows_without_a_key_are_a_multiset(twin: Twin) -> None:
     assert ours.rows(places) == before
 
 
-def test_little_is_moved_where_little_differs(twin: Twin) -> None:
+def test_few_differences_move_few_bytes(twin: Twin) -> None:
     """The bytes are in proportion to the difference: here one row in a thousand of a table of 30 MB."""
     table = "create table t (id int primary key, kind int, pad text)"
     twin.publisher.run(f"{table}; create publication p for table t where (kind <> 7)")
@@ -251,7 +249,7 @@ def test_little_is_moved_where_little_differs(twin: Twin) -> None:
     check(twin, table)
 
 
-def test_nearly_everything_may_differ(twin: Twin) -> None:
+def test_nearly_complete_difference_is_reconciled(twin: Twin) -> None:
     """Then it is about as much as a copy."""
     table = "create table t (id int primary key, a int, pad text)"
     twin.publisher.run(f"{table}; create publication p for table t (id, pad)")
@@ -266,7 +264,7 @@ def test_nearly_everything_may_differ(twin: Twin) -> None:
     check(twin, table)
 
 
-def test_values_differ_in_type_and_form(twin: Twin) -> None:
+def test_types_and_text_forms_may_differ_between_sides(twin: Twin) -> None:
     """R8.2: types may differ; what counts is what the subscriber's input functions make of the text."""
     twin.publisher.run(
         """
@@ -301,7 +299,7 @@ def test_values_differ_in_type_and_form(twin: Twin) -> None:
     check(twin, tables)
 
 
-def test_what_update_cannot_set_in_place_is_taken_out_and_put_back(twin: Twin) -> None:
+def test_rows_that_update_cannot_change_in_place_are_reinserted(twin: Twin) -> None:
     """Unique values that were exchanged, GENERATED ALWAYS identities; own columns keep their values."""
     twin.publisher.run("create table t (id int primary key, u int unique, g int)")
     twin.publisher.run(
@@ -335,7 +333,7 @@ def test_what_update_cannot_set_in_place_is_taken_out_and_put_back(twin: Twin) -
 
 
 def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
-    """R1.34: what commits behind the consistent point is not in the snapshot, and replay applies it."""
+    """R1.34: transactions after the consistent point are not in the snapshot, and replay applies it."""
     stop = threading.Event()
 
     def write() -> int:
@@ -369,7 +367,7 @@ def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
     check(orders, ORDERS)
 
 
-def test_a_subscription_that_stands_still_is_repaired(orders: Twin) -> None:
+def test_parked_subscription_is_repaired(orders: Twin) -> None:
     """A conflict stops replay; reconciling makes the table what it should be, wherever it stood."""
     ours = orders.pairs["s"].ours
     ours.run("insert into t values (1000, 'damage', 1)")
@@ -385,7 +383,7 @@ def test_a_subscription_that_stands_still_is_repaired(orders: Twin) -> None:
     check(orders, ORDERS)
 
 
-def test_tables_enter_and_leave(twin: Twin) -> None:
+def test_tables_are_added_and_removed(twin: Twin) -> None:
     """R7.13: a table that left keeps its rows; when it enters again they are reconciled, not in the way."""
     tables = "create table t (id int primary key); create table u (id int primary key)"
     twin.publisher.run(f"{tables}; insert into t values (1), (2); insert into u values (1), (2)")
@@ -403,11 +401,11 @@ def test_tables_enter_and_leave(twin: Twin) -> None:
     twin.publish("delete from t where id = 1;\ninsert into t values (3);\nalter publication p add table t")
     result = reconcile(twin)
     assert (result.added, result.snapshot.rows, changed(result)) == (("public.t",), 0, (1, 0, 1))
-    assert {type(each) for each in twin.states("s").values()} == {Ready}
+    assert {type(state) for state in twin.states("s").values()} == {Ready}
     check(twin, tables, "t", "u")
 
 
-def test_without_a_copy_reconciling_brings_all_rows(twin: Twin) -> None:
+def test_reconciling_without_a_copy_inserts_all_rows(twin: Twin) -> None:
     """`copy_data: false` starts from now; reconciling is about what is published, whenever it came."""
     twin.publisher.run(f"{ORDERS}; {SOME_ORDERS}; create publication p for table t")
     twin.subscribe(
@@ -421,7 +419,7 @@ def test_without_a_copy_reconciling_brings_all_rows(twin: Twin) -> None:
     check(twin, ORDERS)
 
 
-def test_a_refusal_changes_nothing(orders: Twin) -> None:
+def test_refusal_changes_nothing(orders: Twin) -> None:
     """R8.5: one transaction for all tables; a failing filter, a constraint, another writer."""
     ours = orders.pairs["s"].ours
     before, states = texts(ours), orders.states("s")

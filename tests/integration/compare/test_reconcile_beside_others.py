@@ -58,7 +58,7 @@ def everything(database: Database) -> list[Any]:
     """All rows by place and all state: what a command that changes nothing leaves as it is."""
     state = "subscription", "subscription_table", "brought", "result"
     rows = database.rows("select ctid::text, xmin::text, t::text from t order by 1")
-    return [rows, *(database.rows(f"select x::text from cdc_replay.{each} x order by 1") for each in state)]
+    return [rows, *(database.rows(f"select x::text from cdc_replay.{table} x order by 1") for table in state)]
 
 
 def run_on_terminal(twin: Twin, *arguments: str, answer: str = "") -> tuple[int, str]:
@@ -83,7 +83,7 @@ def changed(result: RefreshResult) -> tuple[int, int, int]:
     return result.inserted, result.updated, result.deleted
 
 
-def test_reconcile_leaves_the_rows_of_a_complementary_filter(twin: Twin) -> None:
+def test_reconcile_keeps_rows_of_a_complementary_filter(twin: Twin) -> None:
     """Two subscriptions share a table; each reconciles its own rows, in any order."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
@@ -92,7 +92,7 @@ def test_reconcile_leaves_the_rows_of_a_complementary_filter(twin: Twin) -> None
     database.run("delete from t where id in (7, 107); update t set note = 'mine' where id in (8, 108)")
     database.run("update t set region = 'damaged' where id in (9, 109); insert into t values (-5, 'extra')")
     assert changed(refresh(twin.config, "a", reconcile=True)) == (1, 1, 1)
-    assert ids(database) == [each for each in range(1, 201) if each != 107]
+    assert ids(database) == [row_id for row_id in range(1, 201) if row_id != 107]
     assert database.rows("select region from t where id = 109") == [("damaged",)]
 
     database.run("insert into t values (500, 'extra')")
@@ -115,10 +115,10 @@ def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> Non
     twin.publish("update t set region = 'new' where id in (60, 160);\ndelete from t where id in (10, 110)")
     twin.sync_ours()
     assert ids(database, "region = 'new'") == [60, 160]
-    assert ids(database) == [each for each in range(1, 201) if each not in (10, 110)]
+    assert ids(database) == [row_id for row_id in range(1, 201) if row_id not in (10, 110)]
 
 
-def test_reconcile_leaves_rows_that_overlapping_filters_both_claim(twin: Twin) -> None:
+def test_reconcile_keeps_rows_that_overlapping_filters_both_claim(twin: Twin) -> None:
     """A row inside of both filters that the publisher lacks may be the other's: it stays."""
     database = two_feeds(twin, "where (id <= 100)", "where (region = 'NSW')")
     twin.change("b", on_conflict="overwrite", copy_data=False)
@@ -130,7 +130,7 @@ def test_reconcile_leaves_rows_that_overlapping_filters_both_claim(twin: Twin) -
     assert ids(database) == [-2, *range(1, 101), 1000]
 
 
-def test_reconcile_without_a_key_leaves_rows_of_the_other_feed(twin: Twin) -> None:
+def test_reconcile_without_a_key_keeps_rows_of_the_other_feed(twin: Twin) -> None:
     """Rows that only the other filter lets through stay, as often as they are there."""
     table = "create table t (id int, region text)"
     twin.publisher.run(f"{table}; alter table t replica identity full")
@@ -155,9 +155,7 @@ def test_reconcile_without_a_key_leaves_rows_of_the_other_feed(twin: Twin) -> No
     ],
     ids=["unfiltered", "regular expression"],
 )
-def test_reconcile_refuses_a_table_where_the_other_claim_is_not_known(
-    twin: Twin, other: str, says: str
-) -> None:
+def test_reconcile_refuses_a_table_whose_other_claim_is_unknown(twin: Twin, other: str, says: str) -> None:
     """All rows may be the other's, or the subscriber cannot tell exactly which are."""
     database = two_feeds(twin, "where (id < 100)", other)
     twin.change("b", on_conflict="overwrite")
@@ -173,7 +171,7 @@ def test_reconcile_refuses_a_table_where_the_other_claim_is_not_known(
     assert everything(database) == before
 
 
-def test_reconcile_leaves_rows_of_former_filters_of_the_other_feed(twin: Twin) -> None:
+def test_reconcile_keeps_rows_of_former_filters_of_the_other_feed(twin: Twin) -> None:
     """R9.12: a changed filter leaves rows that are there, until the other feed itself is reconciled."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
@@ -261,7 +259,7 @@ def test_reconcile_refuses_a_root_whose_partition_has_another_feed(twin: Twin) -
 
 
 def test_reconcile_with_origin_none_only_inserts(twin: Twin) -> None:
-    """R8.19: rows that were made on this side cannot be told from the publisher's."""
+    """R8.19: rows written on this side cannot be distinguished from the publisher's."""
     twin.publisher.run(f"{PUBLISHED}; {ROWS}; create publication pa for table t")
     twin.subscribe("a", "pa", tables=TABLE, native=False, origin="none")
     twin.sync_ours()
@@ -298,24 +296,26 @@ def test_dry_run_counts_and_changes_nothing(twin: Twin) -> None:
     captured = "select prrelid::regclass::text, prpubid from pg_publication_rel order by 1, 2"
     carried = twin.publisher.rows(captured)
 
-    told = refresh(twin.config, "a", reconcile=True, dry_run=True)
-    assert told.dry_run
-    assert (told.added, told.removed) == (("public.u",), ("public.gone",))
-    assert changed(told) == (2 + 3 + 2, 1, 49)
-    assert told.snapshot.rows == 0
-    by_name = {each.table: each for each in told.reconciled}
+    preview = refresh(twin.config, "a", reconcile=True, dry_run=True)
+    assert preview.dry_run
+    assert (preview.added, preview.removed) == (("public.u",), ("public.gone",))
+    assert changed(preview) == (2 + 3 + 2, 1, 49)
+    assert preview.snapshot.rows == 0
+    by_name = {table.table: table for table in preview.reconciled}
     assert by_name["public.t"].deleted_keys == tuple(f"(id)=({number})" for number in range(1, 6))
     assert by_name["public.t"].updated_keys == ("(id)=(70)",)
-    assert by_name["public.t"].inserted_keys == tuple(f"(id)=({each})" for each in (60, 61, 100, 101, 102))
+    assert by_name["public.t"].inserted_keys == tuple(f"(id)=({key})" for key in (60, 61, 100, 101, 102))
     assert by_name["public.u"].inserted_keys == ("(id)=(1)", "(id)=(2)")
     assert everything(database) == before
     assert database.rows("table t_number_seq") == sequence
     assert database.rows("select count(*) from pg_replication_origin") == [(0,)]
     assert twin.publisher.rows(captured) == carried
 
-    done = refresh(twin.config, "a", reconcile=True)
-    assert not done.dry_run
-    assert (done.inserted + done.snapshot.rows, done.updated, done.deleted) == changed(told)
+    refreshed = refresh(twin.config, "a", reconcile=True)
+    assert not refreshed.dry_run
+    assert (refreshed.inserted + refreshed.snapshot.rows, refreshed.updated, refreshed.deleted) == changed(
+        preview
+    )
     again = refresh(twin.config, "a", reconcile=True, dry_run=True)
     assert changed(again) == (0, 0, 0)
 
@@ -327,8 +327,8 @@ def test_dry_run_without_reconcile_names_the_tables(twin: Twin) -> None:
     twin.sync_ours()
     twin.publish("alter publication pa set table u")
     before = everything(twin.pairs["a"].ours)
-    told = refresh(twin.config, "a", dry_run=True)
-    assert (told.dry_run, told.added, told.removed) == (True, ("public.u",), ("public.t",))
+    preview = refresh(twin.config, "a", dry_run=True)
+    assert (preview.dry_run, preview.added, preview.removed) == (True, ("public.u",), ("public.t",))
     assert everything(twin.pairs["a"].ours) == before
 
 
@@ -336,35 +336,35 @@ def test_dry_run_before_the_first_copy_creates_nothing(twin: Twin) -> None:
     """Not even the schema for the state."""
     twin.publisher.run(f"{PUBLISHED}; {ROWS}; create publication pa for table t where (id < 100)")
     twin.subscribe("a", "pa", tables=TABLE, native=False)
-    told = refresh(twin.config, "a", reconcile=True, dry_run=True)
-    assert changed(told) == (99, 0, 0)
+    preview = refresh(twin.config, "a", reconcile=True, dry_run=True)
+    assert changed(preview) == (99, 0, 0)
     database = twin.pairs["a"].ours
     assert database.rows("select to_regnamespace('cdc_replay'), (select count(*) from t)") == [(None, 0)]
 
 
-def test_a_question_is_asked_only_where_rows_would_be_deleted(twin: Twin) -> None:
+def test_confirmation_is_asked_only_if_rows_would_be_deleted(twin: Twin) -> None:
     """The answer no leaves both sides as they were."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
-    asked: list[RefreshResult] = []
+    previews: list[RefreshResult] = []
 
-    def decline(told: RefreshResult) -> bool:
-        asked.append(told)
+    def decline(preview: RefreshResult) -> bool:
+        previews.append(preview)
         return False
 
     database.run("delete from t where id = 5")
     assert changed(refresh(twin.config, "a", reconcile=True, confirm=decline)) == (1, 0, 0)
-    assert asked == []
+    assert previews == []
 
     twin.publish("alter publication pa set table t where (id < 50)")
     before = everything(database)
     with pytest.raises(NotConfirmed, match="nothing was changed"):
         refresh(twin.config, "a", reconcile=True, confirm=decline)
-    assert [(each.dry_run, changed(each)) for each in asked] == [(True, (0, 0, 50))]
+    assert [(preview.dry_run, changed(preview)) for preview in previews] == [(True, (0, 0, 50))]
     assert everything(database) == before
     assert changed(refresh(twin.config, "a", reconcile=True, confirm=lambda _: True)) == (0, 0, 50)
 
 
-def test_a_terminal_is_asked_before_rows_are_deleted(twin: Twin) -> None:
+def test_terminal_user_confirms_deletions(twin: Twin) -> None:
     """It says how many rows of which table, and with which keys; "no" is a failure that changes nothing."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")
@@ -386,7 +386,7 @@ def test_a_terminal_is_asked_before_rows_are_deleted(twin: Twin) -> None:
     assert (code, "?" in shown, len(ids(database))) == (0, False, 49)
 
 
-def test_without_a_terminal_nothing_is_asked(twin: Twin) -> None:
+def test_no_confirmation_is_asked_without_a_terminal(twin: Twin) -> None:
     """A scheduler has nobody to answer; standard output is the result alone."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")

@@ -30,17 +30,17 @@ def filtered(twin: Twin) -> Twin:
 
 def in_status(twin: Twin) -> list[str]:
     """The tables that `status` has a notice of."""
-    found = [each for each in status(twin.config).tables if each.notice is not None]
-    assert all(REMEDY in (each.notice or "") for each in found)
-    return [each.table for each in found]
+    tables = [table for table in status(twin.config).tables if table.notice is not None]
+    assert all(REMEDY in (table.notice or "") for table in tables)
+    return [table.table for table in tables]
 
 
 def in_explain(twin: Twin) -> list[str]:
-    warnings = [each for each in explain(twin.config, "s").warnings if REMEDY in each]
-    return [each.split(":")[0] for each in warnings]
+    warnings = [warning for warning in explain(twin.config, "s").warnings if REMEDY in warning]
+    return [warning.split(":")[0] for warning in warnings]
 
 
-def test_a_changed_filter_is_told_until_the_table_is_reconciled(filtered: Twin) -> None:
+def test_changed_filter_is_reported_until_the_table_is_reconciled(filtered: Twin) -> None:
     """R9.12: the rows stay as natively, `validate` fails because of them and says what to do."""
     assert in_status(filtered) == in_explain(filtered) == []
     filtered.publish("alter publication p set table t where (id <= 5 or id > 18), u")
@@ -51,13 +51,13 @@ def test_a_changed_filter_is_told_until_the_table_is_reconciled(filtered: Twin) 
     verdict = validate(filtered.config, "s")
     assert not verdict.success
     assert REMEDY in (verdict.error or "")
-    notes = {str(each["table"]): str(each["notes"]) for each in verdict.tables}
+    notes = {str(table["table"]): str(table["notes"]) for table in verdict.tables}
     assert REMEDY in notes["public.t"]
     assert REMEDY not in notes["public.u"]
     assert REMEDY in verdict.report.read_text()
 
     plain = refresh(filtered.config, "s")
-    assert [REMEDY in each for each in plain.warnings] == [True]
+    assert [REMEDY in warning for warning in plain.warnings] == [True]
     assert in_status(filtered) == ["public.t"]  # it keeps the rows, as natively
 
     reconciled = refresh(filtered.config, "s", reconcile=True)
@@ -66,8 +66,8 @@ def test_a_changed_filter_is_told_until_the_table_is_reconciled(filtered: Twin) 
     assert validate(filtered.config, "s").success
 
 
-def test_a_filter_that_was_changed_back_is_told_too(filtered: Twin) -> None:
-    """What came meanwhile came by the other filter, and is outside of this one."""
+def test_filter_that_was_changed_back_is_reported_too(filtered: Twin) -> None:
+    """Rows replicated meanwhile passed the other filter, and are outside this one."""
     filtered.publish("alter publication p set table t where (id <= 15), u")
     filtered.publish("update t set a = 0 where id = 12")
     filtered.publish("alter publication p set table t where (id <= 10), u")
@@ -79,7 +79,7 @@ def test_a_filter_that_was_changed_back_is_told_too(filtered: Twin) -> None:
     assert in_status(filtered) == in_explain(filtered) == []
 
 
-def test_columns_and_the_list_of_publications_count(filtered: Twin) -> None:
+def test_changed_columns_and_publications_are_reported(filtered: Twin) -> None:
     filtered.publisher.run("create publication q for table t (id, a), u")
     filtered.change("s", "q")
     assert in_status(filtered) == []  # the log does not know q yet
@@ -96,7 +96,7 @@ def test_columns_and_the_list_of_publications_count(filtered: Twin) -> None:
     assert in_explain(filtered) == ["public.t"]  # but what was changed meanwhile
 
 
-def test_what_has_nothing_to_do_with_it_is_not_told(filtered: Twin) -> None:
+def test_unrelated_changes_are_not_reported(filtered: Twin) -> None:
     """Other publications, actions, replica identities, added columns of other tables."""
     filtered.publish(
         "create publication other for table t where (id > 3);\n"

@@ -54,7 +54,7 @@ def copy_tables(
 
 def states_of(subscriber: Database) -> dict[str, TableState]:
     with subscriber.connect() as connection:
-        return {str(name): found for name, found in state.table_states(connection, "s").items()}
+        return {str(name): table_state for name, table_state in state.table_states(connection, "s").items()}
 
 
 def target_table(subscriber: Database, name: str) -> TargetTable:

@@ -111,7 +111,7 @@ class ResumedCopy:
                 expected = sorted(reader.execute(rows.encode()).fetchall())
             meanwhile()
             (copied,) = load_tables(spark, request)
-        found = sorted(self.subscriber.rows(received or rows))
-        assert found == expected
+        rows_copied = sorted(self.subscriber.rows(received or rows))
+        assert rows_copied == expected
         assert self.subscriber.rows("select relname from pg_class where relname like 'snapshot%'") == []
         return copied

@@ -77,7 +77,7 @@ def test_table_that_was_complete_before_the_kill_is_not_copied_again(
     assert str(subscriber.rows(CONTENT)) == table
 
 
-def test_killed_resync_leaves_the_rows_and_the_state_as_they_were(
+def test_killed_resync_keeps_rows_and_state(
     spark: SparkSession, publisher: Database, subscriber: Database, table: str
 ) -> None:
     copy_tables(spark, publisher, subscriber, "p")

@@ -62,7 +62,9 @@ def configuration(publisher: Database, subscriber: Database, folder: Path) -> Co
     return load_config(file)
 
 
-def test_server_that_is_gone_does_not_disturb_the_copy(publisher: Database, subscriber: Database) -> None:
+def test_lost_server_of_the_progress_thread_does_not_disturb_the_copy(
+    publisher: Database, subscriber: Database
+) -> None:
     publisher.run("create publication p for all tables")
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
         settings = CopySettings("s", request.snapshot, "postgresql://nobody@127.0.0.1:1/none", replace=False)

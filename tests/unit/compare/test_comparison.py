@@ -25,11 +25,11 @@ def hashed(rows: list[tuple[str, str]], *, outside: str = "") -> list[HashedRow]
     def digest(text: str) -> str:
         return md5(text.encode(), usedforsecurity=False).hexdigest()
 
-    found = [
+    hashed_rows = [
         HashedRow(digest(key), digest(key + value), count, (key,), value in outside and outside != "")
         for (key, value), count in Counter(rows).items()
     ]
-    return sorted(found, key=lambda row: (row.key_hash, row.row_hash))
+    return sorted(hashed_rows, key=lambda row: (row.key_hash, row.row_hash))
 
 
 def differences(

@@ -107,7 +107,7 @@ def roots(*publications: Publication) -> list[CaptureMembers]:
 
 
 def at_depths(*names: tuple[QualifiedName, ...]) -> list[CaptureMembers]:
-    return [tables(*each) for each in (*names, *[()] * (ROOT_DEPTHS - len(names)))]
+    return [tables(*oids) for oids in (*names, *[()] * (ROOT_DEPTHS - len(names)))]
 
 
 def test_published_roots_are_in_the_root_publication_of_their_depth() -> None:

@@ -27,21 +27,21 @@ def warned(*publications: Publication) -> list[str]:
 
 
 def test_missing_publications_are_named_in_the_order_given() -> None:
-    found = published(publication("p"))
+    with_publications = published(publication("p"))
 
-    assert missing_publications(found, ["z", "p", "a"]) == ("z", "a")
+    assert missing_publications(with_publications, ["z", "p", "a"]) == ("z", "a")
     with pytest.raises(PublicationMissing, match='publication "z" does not exist'):
-        found.publication("z")
+        with_publications.publication("z")
 
 
 def test_error_names_all_tables_that_disagree() -> None:
     """R6.4."""
-    found = published(
+    with_publications = published(
         publication("p", listed(PLAIN, columns="id"), listed(ROOT, columns="id"), via_root=True),
         publication("q", all_tables=True, via_root=True),
     )
     with pytest.raises(PublicationRefused) as caught:
-        check_publications(found, ["p", "q"])
+        check_publications(with_publications, ["p", "q"])
 
     assert str(caught.value).splitlines() == [
         'cannot use different column lists for table "s.root" in different publications [R6.4]',
@@ -56,18 +56,20 @@ def test_error_names_all_tables_that_disagree() -> None:
 
 def test_set_that_only_a_new_subscription_refuses_is_refused() -> None:
     """R6.4, R6.7: TRUNCATE-only lists disagree for the initial copy, not for the stream."""
-    found = published(
+    with_publications = published(
         publication("p", listed(PLAIN, columns="id"), publish="truncate"),
         publication("q", listed(PLAIN), publish="truncate"),
     )
     with pytest.raises(PublicationRefused):
-        check_publications(found, ["p", "q"])
+        check_publications(with_publications, ["p", "q"])
 
 
 def test_agreeing_and_missing_publications_are_accepted() -> None:
-    found = published(publication("p", listed(PLAIN, columns="id")), publication("q", listed(ROOT)))
+    with_publications = published(
+        publication("p", listed(PLAIN, columns="id")), publication("q", listed(ROOT))
+    )
 
-    check_publications(found, ["p", "q", "missing"])
+    check_publications(with_publications, ["p", "q", "missing"])
 
 
 def test_ordinary_set_has_no_warnings() -> None:
@@ -166,8 +168,8 @@ def test_inserts_and_updates_without_deletes_cause_one_warning_per_tree() -> Non
 )
 def test_missing_publication_causes_a_warning(server_version: int, consequence: str) -> None:
     """R1.19."""
-    found = published(publication("p", listed(PLAIN)), server_version=server_version)
+    with_publications = published(publication("p", listed(PLAIN)), server_version=server_version)
 
-    assert warnings_for(found, ["p", "gone"]) == (
+    assert warnings_for(with_publications, ["p", "gone"]) == (
         f'publication "gone" does not exist: {consequence} [R1.19]',
     )
