@@ -459,7 +459,6 @@ class _Merge:
         return self.session.query(self._format(statement, **parts, staged=self.typed))
 
     def _create(self, statement: LiteralString, **parts: sql.Composable) -> None:
-        """Create a temporary table from our own temporary tables."""
         self.connection.execute(self._format(statement, **parts, staged=self.table))
 
     def _format(self, statement: LiteralString, **parts: sql.Composable) -> sql.Composed:

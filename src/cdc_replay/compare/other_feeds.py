@@ -176,8 +176,6 @@ def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedNa
 
 @dataclass(frozen=True, slots=True)
 class _OtherFeed:
-    """Another feed of a table that is to be reconciled."""
-
     session: SubscriptionSession
     log_state: LogState
     feed: _Feed

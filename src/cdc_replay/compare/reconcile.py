@@ -118,12 +118,7 @@ def reconcile_tables(
         SubscriberLocked: if other sessions hold locks on the tables.
         MissingPrivilege, ServerUnavailable: as from every command. Each error leaves everything unchanged.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
+    with _connections(request) as (publisher, subscriber):
         pairs = _compare_and_stage(request, publisher, subscriber)
         publisher.rollback()
         failpoint("reconcile.after_staging")
@@ -148,12 +143,7 @@ def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
     Raises:
         TargetMismatch, InvalidFilter, MissingPrivilege, ServerUnavailable: as `reconcile_tables`.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
+    with _connections(request) as (publisher, subscriber):
         pairs = _compare_and_stage(request, publisher, subscriber)
         publisher.rollback()
         return tuple(_preview(subscriber, pair) for pair in pairs)
@@ -192,12 +182,7 @@ def compare_values(
     Raises:
         CdcReplayError: as `reconcile_tables`.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
+    with _connections(request) as (publisher, subscriber):
         (pair,) = _compare_and_stage(request, publisher, subscriber)
         with comparison_errors(pair.staged.pair.name):
             unpublished = stage_unpublished_keys(pair.staged, 0, publisher, subscriber)
@@ -219,6 +204,16 @@ def compare_values(
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
     return compared
+
+
+@contextlib.contextmanager
+def _connections(request: ReconcileRequest) -> Iterator[tuple[Connection, Connection]]:
+    purpose = request.purpose
+    with (
+        contextlib.closing(import_snapshot(request.snapshot, purpose=purpose)) as publisher,
+        contextlib.closing(connect_as_apply_worker(request.subscriber_dsn, purpose=purpose)) as subscriber,
+    ):
+        yield publisher, subscriber
 
 
 @dataclass(frozen=True, slots=True)

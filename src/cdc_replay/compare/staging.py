@@ -195,7 +195,6 @@ def stage_unpublished_keys(
 
 
 def _create(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> sql.Identifier:
-    """Create a temporary table for values of these columns of the target."""
     table, is_of_another = temporary(name), target.acting.rights.is_of_another
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(

@@ -37,10 +37,10 @@ class NetKind(enum.Enum):
     DELETE = "D"
     """Delete the row at `base_key`."""
     NOTHING = "N"
-    """Inserted and deleted again: an existing row at `base_key` is a conflict, and is deleted."""
+    """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end."""
     PASSED = "P"
-    """A row of another key moved to `base_key` and away again: an existing row there is a conflict, and is
-    deleted."""
+    """A row of another key has moved to `base_key` and is gone from there again: a row there is a conflict,
+    and is gone in the end."""
 
 
 class ConflictKind(enum.Enum):
@@ -134,10 +134,10 @@ NET: Final = Frame(
         ("base_key", "array<string>"),  # identity of the subscriber's row before the window
         ("values", "array<string>"),
         ("kinds", "string"),
-        ("update_missing", "int"),  # UPDATEs that miss if no row at base_key exists
-        ("delete_missing", "int"),  # DELETEs that miss if no row at base_key exists
+        ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
+        ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
         ("last_lsn", "bigint"),  # commit LSN of the last change of the row
-        ("born", "bigint"),  # orders INSERTs as in the log; NULL: another kind, or not of this window
+        ("born", "bigint"),  # orders INSERTs as the log does; NULL: another kind, or not of this window
         ("conflicts", "string"),  # JSON: ConflictKind → count, among the window's own changes; NULL: none
     )
 )

@@ -47,7 +47,7 @@ def published_columns(
         _check_generated(publications, table)
     columns = [_columns_in(publication, table, server_version) for publication in publications]
     if any(other != columns[0] for other in columns[1:]):
-        raise _refused("column lists", "R6.4", publications, table)
+        raise _disagreement("column lists", "R6.4", publications, table)
     names = columns[0] if columns and columns[0] is not None else unlisted_columns(table, generated=False)
     return in_order(table, names)
 
@@ -91,22 +91,22 @@ def _check_generated(publications: Sequence[Publication], table: Table) -> None:
         if column_list_in(publication, table) is None
     }
     if len(settings) > 1:
-        raise _refused("values of publish_generated_columns", "R6.9", publications, table)
+        raise _disagreement("values of publish_generated_columns", "R6.9", publications, table)
 
 
-def _refused(
+def _disagreement(
     subject: str, rule: str, publications: Sequence[Publication], table: Table
 ) -> PublicationRefused:
     """The error in PostgreSQL's words, with the columns of each publication."""
     return PublicationRefused(
         f'cannot use different {subject} for table "{table.name}" in different publications',
-        detail="; ".join(_described(publication, table) for publication in publications) + ".",
+        detail="; ".join(_describe_columns(publication, table) for publication in publications) + ".",
         hint="Make the publications agree on the columns of this table, or subscribe to them separately.",
         rule=rule,
     )
 
 
-def _described(publication: Publication, table: Table) -> str:
+def _describe_columns(publication: Publication, table: Table) -> str:
     listed = column_list_in(publication, table)
     if listed is not None:
         return f'publication "{publication.name}" lists ({", ".join(in_order(table, listed))})'

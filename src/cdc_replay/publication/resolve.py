@@ -17,12 +17,7 @@ from typing import Final
 
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.model.relation import RelationId
-from cdc_replay.publication.column_list import (
-    POSTGRES_18,
-    in_order,
-    published_columns,
-    unlisted_columns,
-)
+from cdc_replay.publication.column_list import POSTGRES_18, in_order, published_columns, unlisted_columns
 from cdc_replay.publication.effective_filter import ROW_ACTIONS, any_of, effective_filters, filter_in
 from cdc_replay.publication.partition_root import contains, excepts, partition_root
 
@@ -155,7 +150,6 @@ def _is_listed_as_leaf(publication: Publication, table: Table, ancestors: Sequen
 
 
 def _leaves(catalog: PublisherCatalog) -> Mapping[RelationId, tuple[Table, ...]]:
-    """The tables that store the rows of each table, in order of name."""
     leaves: dict[RelationId, list[Table]] = {relation: [] for relation in catalog.tables}
     for table in sorted(catalog.tables.values(), key=lambda t: t.name):
         if not table.is_partitioned:

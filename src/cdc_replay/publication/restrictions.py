@@ -152,10 +152,8 @@ def _unpublished_inserts(table: Table) -> str:
 
 
 def _action_list(actions: AbstractSet[PublishAction]) -> str:
-    """The actions in the order of `PublishAction`."""
     return ", ".join(action.value for action in PublishAction if action in actions)
 
 
 def _publication_list(publications: Sequence[Publication], actions: AbstractSet[PublishAction]) -> str:
-    """The publications that publish one of the actions."""
     return ", ".join(f'"{p.name}"' for p in publications if not p.actions.isdisjoint(actions))

@@ -140,8 +140,6 @@ def tasks(chunks: Sequence[ChunkCopy], readers: int | None) -> list[tuple[ChunkC
 
 
 class _Run:
-    """One run: the results of all chunks, and the errors of tables."""
-
     def __init__(
         self,
         spark: SparkSession,

@@ -94,14 +94,14 @@ def indexes_rebuilt_after(connection: Connection, schema: str, table: str) -> It
 
     If they cannot be rebuilt exactly, nothing is dropped, and rows are indexed one by one.
     """
-    indexes = _rebuildable(connection, schema, table)
+    indexes = _find_rebuildable(connection, schema, table)
     target = sql.Identifier(schema, table)
     _drop(connection, schema, target, indexes)
     yield
     _create(connection, target, indexes)
 
 
-def _rebuildable(connection: Connection, schema: str, table: str) -> tuple[_Index, ...]:
+def _find_rebuildable(connection: Connection, schema: str, table: str) -> tuple[_Index, ...]:
     """The table's indexes if they can be rebuilt exactly, with the table locked; else none."""
     target = sql.Identifier(schema, table)
     with contextlib.suppress(psycopg.Error), connection.transaction():

@@ -33,13 +33,7 @@ from cdc_replay.snapshot.copy_chunk import ChunkCopy, CopySettings, TableCopy
 from cdc_replay.snapshot.fingerprint import CopyFingerprint, read_fingerprints
 from cdc_replay.snapshot.plan import Chunk, PageSlice, Storage
 from cdc_replay.snapshot.resume import LoggedChanges, ReadLog, can_tell_keys
-from cdc_replay.snapshot.staging import (
-    PageRange,
-    StagedChunk,
-    drop_leftovers,
-    staged_chunks,
-    staging_name,
-)
+from cdc_replay.snapshot.staging import PageRange, StagedChunk, drop_leftovers, staged_chunks, staging_name
 from cdc_replay.subscriber.replication_origin import drop_origins
 from cdc_replay.subscriber.state import set_table_state, table_states
 from cdc_replay.subscriber.tables import TargetTable, check_targets, read_target_tables

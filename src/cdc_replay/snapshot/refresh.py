@@ -36,12 +36,7 @@ from typing import TypeAlias
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.compare.other_feeds import LogState, rows_of_other_feeds
-from cdc_replay.compare.reconcile import (
-    ReconciledTable,
-    ReconcileRequest,
-    preview_tables,
-    reconcile_tables,
-)
+from cdc_replay.compare.reconcile import ReconciledTable, ReconcileRequest, preview_tables, reconcile_tables
 from cdc_replay.errors import NotConfirmed, ReconcileRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -59,8 +54,8 @@ from cdc_replay.snapshot.run import (
     SnapshotOptions,
     bind_subscription,
     check_captured,
-    published_now,
-    published_tables,
+    read_published_tables,
+    read_published_tables_now,
     snapshot_session,
 )
 from cdc_replay.subscriber import state
@@ -138,14 +133,14 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
     reconciled: tuple[ReconciledTable, ...] = ()
     if request.reconcile:
         with export_snapshot_unlocked(source.dsn, session) as exported:
-            published = published_tables(session, exported)
+            published = read_published_tables(session, exported)
             tables = tuple(published.tables.values())
             reconciled = preview_tables(
                 _reconcile_request(request, session, exported, published.catalog, tables)
             )
         _check_origin(session, reconciled)
     else:
-        published = published_now(source.dsn, session)
+        published = read_published_tables_now(source.dsn, session)
     states = session.table_states()
     return RefreshResult(
         subscription=session.subscription.name,
@@ -164,7 +159,7 @@ def _check_reconciliation(
 ) -> None:
     """Refuse to delete rows of other feeds, and ask for confirmation, before anything is changed."""
     if confirm is None and session.subscription.origin is OriginPolicy.ANY:
-        published = published_now(request.source.dsn, session)
+        published = read_published_tables_now(request.source.dsn, session)
         rows_of_other_feeds(session, _log_state(request, published.catalog), published.tables)
         return
     preview = preview_refresh(request, session)
@@ -216,7 +211,7 @@ def _update_tables(
     request: RefreshRequest, session: SubscriptionSession
 ) -> tuple[PublishedTables, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
     """Add and remove tables as the publications list them; returns the list, added and removed tables."""
-    published = published_now(request.source.dsn, session)
+    published = read_published_tables_now(request.source.dsn, session)
     if request.reconcile:
         _check_columns(session, published.tables)
     # The new tables' changes must be captured before their rows are copied, or changes in between would be in
@@ -286,7 +281,7 @@ def _reconcile(
     name = session.subscription.name
     with export_snapshot_unlocked(request.source.dsn, session) as exported:
         # Again: the publications may have changed since, and the tables' changes must be captured.
-        published = published_tables(session, exported)
+        published = read_published_tables(session, exported)
         states = session.table_states()
         tables = tuple(synced for table, synced in published.tables.items() if table in states)
         check_captured(published.catalog, session.subscription, tables)

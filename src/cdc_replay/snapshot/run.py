@@ -235,7 +235,7 @@ def _is_stale(table_state: TableState | None, log_start: Lsn) -> bool:
 def _start_without_copy(session: SubscriptionSession, context: _SnapshotContext) -> Lsn:
     """Make tables ready without a copy, for transactions from now on (`copy_data: false`)."""
     name = session.subscription.name
-    published = published_now(context.source.dsn, session)
+    published = read_published_tables_now(context.source.dsn, session)
     tables = _tables_to_copy(session, published.tables, context)
     check_captured(published.catalog, session.subscription, tables)
     lsn = published.catalog.lsn
@@ -250,7 +250,7 @@ def _copy(
     session: SubscriptionSession, exported: ExportedSnapshot, context: _SnapshotContext
 ) -> tuple[CopiedTable, ...]:
     name = session.subscription.name
-    published = published_tables(session, exported)
+    published = read_published_tables(session, exported)
     published_wanted = _tables_to_copy(session, published.tables, context)
     check_captured(published.catalog, session.subscription, published_wanted)
     copied: list[CopiedTable] = []
@@ -333,19 +333,19 @@ class PublishedTables:
     tables: Mapping[QualifiedName, SyncedTable]
 
 
-def published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
+def read_published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
     """Read the tables of the subscription's publications as of the snapshot, with PostgreSQL's checks."""
     with import_snapshot(exported, purpose="catalog") as connection:
-        return _published(session, read_catalog(connection, exported.consistent_point))
+        return _check_published_tables(session, read_catalog(connection, exported.consistent_point))
 
 
-def published_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
+def read_published_tables_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
     """The same as of now, without the wait of an exported snapshot for open transactions (R1.34)."""
     with connect(publisher_dsn, purpose="catalog") as connection:
-        return _published(session, read_catalog(connection))
+        return _check_published_tables(session, read_catalog(connection))
 
 
-def _published(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
+def _check_published_tables(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
     publications = session.subscription.publications
     check_publications(catalog, publications)
     synced = {table.table.name: table for table in synced_tables(catalog, publications)}

@@ -26,7 +26,7 @@ def map_in_arrow(frame: DataFrame, function: OnBatches, ddl: str) -> DataFrame:
     sendable, lists = without_null_lists(frame)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from function(_restored(batch, names, lists) for batch in batches)
+        yield from function(_restore_nulls(batch, names, lists) for batch in batches)
 
     return sendable.mapInArrow(work, ddl)
 
@@ -44,7 +44,7 @@ def is_null_column(name: str) -> str:
     return f"{name}_is_null"
 
 
-def _restored(batch: pa.RecordBatch, names: list[str], lists: tuple[str, ...]) -> pa.RecordBatch:
+def _restore_nulls(batch: pa.RecordBatch, names: list[str], lists: tuple[str, ...]) -> pa.RecordBatch:
     columns = [
         _with_nulls(batch.column(name), batch.column(is_null_column(name)))
         if name in lists

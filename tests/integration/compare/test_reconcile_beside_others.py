@@ -149,10 +149,7 @@ def test_reconcile_without_a_key_keeps_rows_of_the_other_feed(twin: Twin) -> Non
 
 @pytest.mark.parametrize(
     ("other", "says"),
-    [
-        ("", "no row filter"),
-        ("where (region ~ 'N')", "cannot evaluate"),
-    ],
+    [("", "no row filter"), ("where (region ~ 'N')", "cannot evaluate")],
     ids=["unfiltered", "regular expression"],
 )
 def test_reconcile_refuses_a_table_whose_other_claim_is_unknown(twin: Twin, other: str, says: str) -> None:

@@ -23,11 +23,7 @@ def texts(publications: list[Publication]) -> dict[str, list[str] | None]:
 
 
 CASES: list[tuple[str, list[Publication], dict[str, list[str] | None]]] = [
-    (
-        "one filter",
-        [publication("p", listed(1, "a"))],
-        {"insert": ["a"], "update": ["a"], "delete": ["a"]},
-    ),
+    ("one filter", [publication("p", listed(1, "a"))], {"insert": ["a"], "update": ["a"], "delete": ["a"]}),
     (
         "R3.4 a member without WHERE",
         [publication("p", listed(1, "a")), publication("q", listed(1))],

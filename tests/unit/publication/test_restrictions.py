@@ -127,9 +127,7 @@ def test_lost_truncate_causes_a_warning() -> None:
 
 def test_updates_without_insert_or_delete_cause_warnings() -> None:
     """R4.1, R2.15, R7.3."""
-    assert warned(
-        publication("p", listed(PLAIN, "a > 1"), listed(LEAF), publish="update"),
-    ) == [
+    assert warned(publication("p", listed(PLAIN, "a > 1"), listed(LEAF), publish="update")) == [
         (
             'table "s.leaf": insert, delete not published, so an update that moves a row to another'
             " partition loses that part [R2.15]"
@@ -145,9 +143,7 @@ def test_updates_without_insert_or_delete_cause_warnings() -> None:
 
 def test_inserts_and_updates_without_deletes_cause_one_warning_per_tree() -> None:
     """R11.5: R4.1 and R2.15 through the root; the initial copy adds no other rows."""
-    assert warned(
-        publication("p", listed(ROOT, "a > 1"), via_root=True, publish="insert, update"),
-    ) == [
+    assert warned(publication("p", listed(ROOT, "a > 1"), via_root=True, publish="insert, update")) == [
         (
             'table "s.root": delete not published, but an update that moves a row into or out of the'
             " row filter is still sent as insert or delete [R4.1]"
@@ -161,10 +157,7 @@ def test_inserts_and_updates_without_deletes_cause_one_warning_per_tree() -> Non
 
 @pytest.mark.parametrize(
     ("server_version", "consequence"),
-    [
-        (170011, "a native subscriber stops at the first change"),
-        (180006, "the publisher ignores it"),
-    ],
+    [(170011, "a native subscriber stops at the first change"), (180006, "the publisher ignores it")],
 )
 def test_missing_publication_causes_a_warning(server_version: int, consequence: str) -> None:
     """R1.19."""

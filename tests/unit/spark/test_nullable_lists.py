@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 DDL = "id int, texts array<string>, numbers array<int>"
-ROWS = [
-    (1, ["a", None], None),
-    (2, None, [1]),
-    (3, [], []),
-    (4, None, None),
-    (5, [None], [2, None, 3]),
-]
+ROWS = [(1, ["a", None], None), (2, None, [1]), (3, [], []), (4, None, None), (5, [None], [2, None, 3])]
 
 
 def test_null_lists_empty_lists_and_null_elements_stay_distinct(spark: SparkSession) -> None:
