@@ -1,4 +1,4 @@
-"""Several subscriptions of one database, and both directions, hold what native subscriptions hold."""
+"""Several subscriptions of one database, and both directions, equal native subscriptions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def regions(twin: Twin) -> Twin:
 
 @pytest.mark.parametrize("order", ["eu, us", "us, eu"])
 def test_row_moves_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
-    """R8.5, R8.16: one feed deletes what the other one brings; natively the later one tries until it can."""
+    """R8.5, R8.16: one feed deletes rows that the other one inserts; a native worker retries until it can."""
     regions.publish(
         """
         update t set region = 'us', v = 'now us' where id = 2;
@@ -72,7 +72,7 @@ def test_row_moves_from_one_feed_to_the_other(regions: Twin, order: str) -> None
 
 
 def test_row_that_moves_to_the_other_feed_and_back_exists(regions: Twin) -> None:
-    """R8.5: natively that depends on who is first; either feed's window has the row's last state only."""
+    """R8.5: natively that depends on the order of the workers; each window has only the row's last state."""
     regions.publish("""
         update t set region = 'us', v = 'now us' where id = 2;
         update t set region = 'us' where id = 4;
@@ -86,7 +86,7 @@ def test_row_that_moves_to_the_other_feed_and_back_exists(regions: Twin) -> None
 
 
 def test_feeds_update_columns_of_the_same_rows(twin: Twin) -> None:
-    """R6.3, R8.3: one feed brings rows and a column of them, the other one changes of another column."""
+    """R6.3, R8.3: one feed inserts rows with one column, the other one updates another column."""
     twin.publisher.run("""
         create table t (id int primary key, region text, v text);
         create publication whole for table t (id, region);
@@ -125,7 +125,7 @@ class Both:
     config: Config
 
     def run(self, name: str, script: str) -> None:
-        """Each statement in a transaction of its own."""
+        """Each statement in a separate transaction."""
         for database in (self.ours[name], self.native[name]):
             with database.connect() as connection:
                 for statement in script.split(";\n"):

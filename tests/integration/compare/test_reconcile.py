@@ -1,4 +1,4 @@
-"""`refresh --reconcile`: a changed filter takes effect on the rows that are there, and little is moved.
+"""`refresh --reconcile`: a changed filter takes effect on existing rows, and little is moved.
 
 What is right is what a native subscription holds that is made then, with the same publications: every test
 compares with one, before and after further changes.
@@ -62,7 +62,7 @@ def changed(result: RefreshResult) -> tuple[int, int, int]:
 
 
 def check(twin: Twin, tables: str, *names: str, columns: str = "x") -> Fresh:
-    """Ours holds what a native subscription holds that is made now."""
+    """Our table equals that of a native subscription created now."""
     fresh = fresh_native(twin, tables, *twin.pairs["s"].publications)
     for name in names or ("t",):
         assert texts(twin.pairs["s"].ours, name, columns) == texts(fresh.database, name, columns)
@@ -92,7 +92,7 @@ def orders(twin: Twin) -> Twin:
     ids=["narrowed", "widened", "both", "dropped", "nothing", "same"],
 )
 def test_changed_filter_takes_effect(orders: Twin, publication: str, expected: tuple[int, int, int]) -> None:
-    """R9.12: natively the rows that are there stay; here they are as those of a new subscription."""
+    """R9.12: natively existing rows stay; here they are those of a new subscription."""
     orders.publish(f"alter publication p {publication}")
     result = reconcile(orders)
 
@@ -128,7 +128,7 @@ def test_columns_added_to_a_column_list_are_updated_in_place(orders: Twin) -> No
     ours.run("alter table t add mine text default 'kept', alter total set default 7")
     ours.run("update t set mine = 'mine' where id = 100")
 
-    assert changed(reconcile(orders)) == (0, 0, 0)  # what is not published is not touched
+    assert changed(reconcile(orders)) == (0, 0, 0)  # unpublished columns are not touched
     orders.publish("alter publication p set table t (id, total, region) where (id % 2 = 0)")
     assert changed(reconcile(orders)) == (0, 5, 0)
     check(orders, ORDERS, columns="(x.id, x.region, x.total)")
@@ -265,7 +265,7 @@ def test_nearly_complete_difference_is_reconciled(twin: Twin) -> None:
 
 
 def test_types_and_text_forms_may_differ_between_sides(twin: Twin) -> None:
-    """R8.2: types may differ; what counts is what the subscriber's input functions make of the text."""
+    """R8.2: types may differ; the subscriber's input functions decide about equality."""
     twin.publisher.run(
         """
         create type mood as enum ('good', 'bad');
@@ -315,7 +315,7 @@ def test_rows_that_update_cannot_change_in_place_are_reinserted(twin: Twin) -> N
     twin.sync_ours()
     ours = twin.pairs["s"].ours
     ours.run("update t set mine = 'row ' || id")
-    # The rows come to differ without replay: as if the subscriber had been restored from elsewhere.
+    # The rows differ without replay, as if the subscriber had been restored from elsewhere.
     ours.run("update t set u = -u; update t set u = 10 + u; delete from t where id = 9")
     assert changed(reconcile(twin)) == (1, 7, 0)  # 5 is 10 - 5
     assert ours.rows("select id, u, g, twice, mine from t where id in (1, 9) order by id") == [
@@ -368,7 +368,7 @@ def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
 
 
 def test_parked_subscription_is_repaired(orders: Twin) -> None:
-    """A conflict stops replay; reconciling makes the table what it should be, wherever it stood."""
+    """A conflict stops replay; reconciling corrects the table, whatever its position."""
     ours = orders.pairs["s"].ours
     ours.run("insert into t values (1000, 'damage', 1)")
     orders.publish("insert into t values (1000, 'NSW', 2), (1002, 'NSW', 3)")
@@ -406,7 +406,7 @@ def test_tables_are_added_and_removed(twin: Twin) -> None:
 
 
 def test_reconciling_without_a_copy_inserts_all_rows(twin: Twin) -> None:
-    """`copy_data: false` starts from now; reconciling is about what is published, whenever it came."""
+    """`copy_data: false` starts from now; reconciling covers all published rows."""
     twin.publisher.run(f"{ORDERS}; {SOME_ORDERS}; create publication p for table t")
     twin.subscribe(
         "s", "p", tables="create table t (id int primary key, region text)", native=False, copy_data=False

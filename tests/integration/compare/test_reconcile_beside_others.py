@@ -1,7 +1,7 @@
-"""`refresh --reconcile` never deletes a row that another feed of the table brought, and says what it deletes.
+"""`refresh --reconcile` never deletes rows of another feed of the table, and announces what it deletes.
 
 What is right is what native subscriptions leave: REFRESH PUBLICATION deletes no row (R7.13, R9.12). Here a
-reconciliation deletes rows, so rows of another feed must be told from ours, or the table is refused.
+reconciliation deletes rows, so rows of another feed must be identified, or the table is refused.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def ids(database: Database, condition: str = "true") -> list[int]:
 
 
 def everything(database: Database) -> list[Any]:
-    """All rows by place and all state: what a command that changes nothing leaves as it is."""
+    """All rows by ctid and all state: unchanged by a command that changes nothing."""
     state = "subscription", "subscription_table", "brought", "result"
     rows = database.rows("select ctid::text, xmin::text, t::text from t order by 1")
     return [rows, *(database.rows(f"select x::text from cdc_replay.{table} x order by 1") for table in state)]
 
 
 def run_on_terminal(twin: Twin, *arguments: str, answer: str = "") -> tuple[int, str]:
-    """The exit code of the program, and what the terminal shows."""
+    """The exit code of the program, and the output on the terminal."""
     ours, of_program = pty.openpty()
     command = [str(PROGRAM), *arguments, "--config", str(twin.file)]
     environment = {**os.environ, **NO_JAVA}
@@ -102,7 +102,7 @@ def test_reconcile_keeps_rows_of_a_complementary_filter(twin: Twin) -> None:
 
 
 def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> None:
-    """A filter that shrinks gives up its rows, except those that the other feed claims."""
+    """A narrower filter loses its rows, except those that the other feed claims."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish("alter publication pa set table t where (id < 50)")
@@ -131,7 +131,7 @@ def test_reconcile_keeps_rows_that_overlapping_filters_both_claim(twin: Twin) ->
 
 
 def test_reconcile_without_a_key_keeps_rows_of_the_other_feed(twin: Twin) -> None:
-    """Rows that only the other filter lets through stay, as often as they are there."""
+    """Rows that pass only the other filter stay, all duplicates included."""
     table = "create table t (id int, region text)"
     twin.publisher.run(f"{table}; alter table t replica identity full")
     twin.publisher.run("insert into t select i % 5, 'NSW' from generate_series(1, 20) i")
@@ -153,7 +153,7 @@ def test_reconcile_without_a_key_keeps_rows_of_the_other_feed(twin: Twin) -> Non
     ids=["unfiltered", "regular expression"],
 )
 def test_reconcile_refuses_a_table_whose_other_claim_is_unknown(twin: Twin, other: str, says: str) -> None:
-    """All rows may be the other's, or the subscriber cannot tell exactly which are."""
+    """All rows may be the other's, or the subscriber cannot identify them exactly."""
     database = two_feeds(twin, "where (id < 100)", other)
     twin.change("b", on_conflict="overwrite")
     twin.pairs["a"].ours.run("delete from t where id < 100")
@@ -169,7 +169,7 @@ def test_reconcile_refuses_a_table_whose_other_claim_is_unknown(twin: Twin, othe
 
 
 def test_reconcile_keeps_rows_of_former_filters_of_the_other_feed(twin: Twin) -> None:
-    """R9.12: a changed filter leaves rows that are there, until the other feed itself is reconciled."""
+    """R9.12: a changed filter leaves existing rows, until the other feed itself is reconciled."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish(
@@ -196,7 +196,7 @@ def test_reconcile_keeps_rows_of_former_filters_of_the_other_feed(twin: Twin) ->
 
 
 def test_reconcile_refuses_a_table_whose_other_feed_had_no_filter_meanwhile(twin: Twin) -> None:
-    """R9.12: what came then is not told by the filter of now."""
+    """R9.12: the current filter does not identify earlier rows."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish("alter publication pb set table t;\nalter publication pb set table t where (id >= 100)")
@@ -210,7 +210,7 @@ def test_reconcile_refuses_a_table_whose_other_feed_had_no_filter_meanwhile(twin
 
 
 def test_reconcile_refuses_a_table_whose_other_feed_is_not_configured(twin: Twin) -> None:
-    """Its publications are those of a publisher that is not known here."""
+    """Its publications belong to an unknown publisher."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     del twin.pairs["b"]
@@ -221,7 +221,7 @@ def test_reconcile_refuses_a_table_whose_other_feed_is_not_configured(twin: Twin
 
 
 def test_reconcile_refuses_a_table_of_a_native_subscription(twin: Twin) -> None:
-    """Its rows are known to its own publisher only."""
+    """Only its own publisher knows its rows."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     del twin.pairs["b"]
     native = NativeSubscription(twin.publisher, database, f"beside_{twin.publisher.name}")
@@ -318,7 +318,7 @@ def test_dry_run_counts_and_changes_nothing(twin: Twin) -> None:
 
 
 def test_dry_run_without_reconcile_names_the_tables(twin: Twin) -> None:
-    """R7.12, R7.13: what would be copied, and what forgotten."""
+    """R7.12, R7.13: tables that would be copied, and tables that would be removed."""
     twin.publisher.run(f"{PUBLISHED}; create table u (id int primary key); create publication pa for table t")
     twin.subscribe("a", "pa", tables=f"{TABLE}; create table u (id int primary key)", native=False)
     twin.sync_ours()
@@ -362,7 +362,7 @@ def test_confirmation_is_asked_only_if_rows_would_be_deleted(twin: Twin) -> None
 
 
 def test_terminal_user_confirms_deletions(twin: Twin) -> None:
-    """It says how many rows of which table, and with which keys; "no" is a failure that changes nothing."""
+    """The question gives rows and keys per table; "no" fails and changes nothing."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")
     before = everything(database)
@@ -384,7 +384,7 @@ def test_terminal_user_confirms_deletions(twin: Twin) -> None:
 
 
 def test_no_confirmation_is_asked_without_a_terminal(twin: Twin) -> None:
-    """A scheduler has nobody to answer; standard output is the result alone."""
+    """A scheduler cannot answer; standard output has only the result."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")
     command = [str(PROGRAM), "refresh", "a", "--reconcile", "--json", "--config", str(twin.file)]

@@ -1,4 +1,4 @@
-"""Killed at any point and run again, `refresh` ends where an undisturbed one does; nothing is half done."""
+"""Killed at any point and run again, `refresh` has the result of an undisturbed run; nothing is partial."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EACH_TABLE = {"reconcile.after_digests", "reconcile.mid_merge"}
 
 
 def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
-    """Run a command in a process that dies at the failpoint, and wait until the servers know."""
+    """Run a command in a process that dies at the failpoint, and wait until its sessions end."""
     process = subprocess.run(
         [sys.executable, "-m", "cdc_replay.cli", *arguments, "--config", str(twin.file)],
         env=spark_environment() | os.environ | {VARIABLE: failpoint},
@@ -127,7 +127,7 @@ def test_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
 def test_killed_values_of_a_rewritten_table_are_compared_by_the_next_run(
     twin: Twin, command: str, failpoint: str
 ) -> None:
-    """R11.9, R8.17: the mark is one commit with the position behind the rewrite, and goes with the values."""
+    """R11.9, R8.17: the mark commits with the position after the rewrite, and is removed with the values."""
     twin.publisher.run(TABLES)
     twin.publisher.run("insert into t values (1, 1), (2, 2); create publication p for table t")
     twin.subscribe("s", "p", tables=TABLES, native=False)

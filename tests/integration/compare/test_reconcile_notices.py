@@ -1,4 +1,4 @@
-"""Who looks at a subscription is told that a changed filter may have left rows, until they are reconciled."""
+"""A changed filter may leave rows: status, explain and validate report that until they are reconciled."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def in_explain(twin: Twin) -> list[str]:
 
 
 def test_changed_filter_is_reported_until_the_table_is_reconciled(filtered: Twin) -> None:
-    """R9.12: the rows stay as natively, `validate` fails because of them and says what to do."""
+    """R9.12: the rows stay as natively; `validate` fails because of them and gives the remedy."""
     assert in_status(filtered) == in_explain(filtered) == []
     filtered.publish("alter publication p set table t where (id <= 5 or id > 18), u")
-    assert in_explain(filtered) == ["public.t"]  # asks the publisher
+    assert in_explain(filtered) == ["public.t"]  # reads the publisher
     filtered.sync_ours()
-    assert in_status(filtered) == ["public.t"]  # asks the log
+    assert in_status(filtered) == ["public.t"]  # reads the log
 
     verdict = validate(filtered.config, "s")
     assert not verdict.success
@@ -72,7 +72,7 @@ def test_filter_that_was_changed_back_is_reported_too(filtered: Twin) -> None:
     filtered.publish("update t set a = 0 where id = 12")
     filtered.publish("alter publication p set table t where (id <= 10), u")
     filtered.sync_ours()
-    assert filtered.pairs["s"].ours.rows("select id from t where id > 10") == []  # was not there: missed
+    assert filtered.pairs["s"].ours.rows("select id from t where id > 10") == []  # did not exist: missed
     assert in_status(filtered) == in_explain(filtered) == ["public.t"]
 
     snapshot(filtered.config, "s", tables=[QualifiedName("public", "t")])
@@ -82,7 +82,7 @@ def test_filter_that_was_changed_back_is_reported_too(filtered: Twin) -> None:
 def test_changed_columns_and_publications_are_reported(filtered: Twin) -> None:
     filtered.publisher.run("create publication q for table t (id, a), u")
     filtered.change("s", "q")
-    assert in_status(filtered) == []  # the log does not know q yet
+    assert in_status(filtered) == []  # q is not in the log yet
     assert in_explain(filtered) == ["public.t"]
     refresh(filtered.config, "s", reconcile=True)
     assert in_explain(filtered) == []
@@ -93,7 +93,7 @@ def test_changed_columns_and_publications_are_reported(filtered: Twin) -> None:
     filtered.sync_ours()
     assert in_explain(filtered) == []  # rows lack nothing that is published
     filtered.publish("alter publication q set table t, u")
-    assert in_explain(filtered) == ["public.t"]  # but what was changed meanwhile
+    assert in_explain(filtered) == ["public.t"]  # but the changes in between
 
 
 def test_unrelated_changes_are_not_reported(filtered: Twin) -> None:

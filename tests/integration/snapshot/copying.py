@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a subscription's tables copied as the commands do it."""
+"""Shared by the tests of this folder: copies of a subscription's tables, as by the commands."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def public(name: str) -> QualifiedName:
 def run_until_killed(
     publisher: Database, subscriber: Database, failpoint: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Copy in a process of its own that is killed at the failpoint."""
+    """Copy in a separate process that is killed at the failpoint."""
     return subprocess.run(
         [sys.executable, str(Path(__file__)), publisher.dsn, subscriber.dsn, *arguments],
         env=os.environ | {"CDC_REPLAY_FAILPOINT": failpoint, "PYTHONPATH": os.pathsep.join(sys.path)},

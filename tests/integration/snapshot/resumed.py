@@ -1,9 +1,9 @@
-"""A table whose copy is killed again and again, each time after some of its chunks, and then completed.
+"""A table whose copy is killed repeatedly, each time after some of its chunks, and then completed.
 
 copy = ResumedCopy(publisher, subscriber, folder)
 copy.begin("p")
-copy.killed_after(3)          # three of the missing chunks are staged under a snapshot of its own
-copy.completed(spark, rows)   # after a check that the table is what `rows` says of the publisher
+copy.killed_after(3)          # stages three of the missing chunks under a separate snapshot
+copy.completed(spark, rows)   # after a check that the table equals the result of `rows` on the publisher
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ResumedCopy:
             yield request
 
     def killed_after(self, count: int, chance: random.Random | None = None) -> int:
-        """Stage so many of the missing chunks, the first or random ones; how many were missing."""
+        """Stage `count` missing chunks, the first or random ones; returns the number of missing chunks."""
         with self.request() as request, closing(subscriber_connection(request.settings(1))) as connection:
             (planned,) = plan_tables(connection, request)
             chunks = list(planned.chunks)
@@ -101,7 +101,7 @@ class ResumedCopy:
         received: str | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> CopiedTable:
-        """Copy what is missing, and check that the target has what `rows` returned at the snapshot.
+        """Copy the missing chunks, and check that the target has the rows of query `rows` at the snapshot.
 
         `received` is the query on the subscriber, `meanwhile` happens after the snapshot was taken.
         """

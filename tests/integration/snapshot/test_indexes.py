@@ -1,4 +1,4 @@
-"""Indexes that are built after the load are the same ones as before, and only then are they (R8.1)."""
+"""Indexes are built after the load only if they are the same as before (R8.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows an initial copy brings, and that their bytes are the publisher's (R7.1-R7.7)."""
+"""Rows of an initial copy; their bytes are the publisher's (R7.1-R7.7)."""
 
 from __future__ import annotations
 

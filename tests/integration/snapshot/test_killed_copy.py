@@ -1,4 +1,4 @@
-"""A copy that is killed loses and doubles nothing: the next one copies what is not ready, once.
+"""A killed copy loses and duplicates nothing: the next run copies tables that are not ready, once.
 
 | killed at            | state left                         | rows left   |
 |----------------------|------------------------------------|-------------|
@@ -30,7 +30,7 @@ STAGING = "select count(*) from pg_class where relname like 'snapshot%'"
 
 @pytest.fixture
 def table(publisher: Database, subscriber: Database) -> str:
-    """A table without a key on the subscriber, where a row that comes twice is there twice; its content."""
+    """A table without a key on the subscriber, in which duplicates are possible; its content."""
     publisher.run("""
         create table t (id int primary key, pad text);
         insert into t select n, repeat('x', 100) from generate_series(1, 3000) n;

@@ -1,4 +1,4 @@
-"""Progress of a copy is shown while it runs, also before a chunk of it is done."""
+"""Progress of a copy is shown while it runs, also before a chunk is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A big table whose copy was killed is taken up where it was, and is exact as of the last snapshot (R7.9).
+"""A killed copy of a big table is resumed, and is exact as of the last snapshot (R7.9).
 
 The chunks of such a table were read under different snapshots, while rows were inserted, updated, so that
 they moved to other pages, deleted, given other keys, and led across the filter.
@@ -60,7 +60,7 @@ def traffic(publisher: Database, chance: random.Random, statements: int, turn: i
             rest=chance.randrange(modulus),
             point=chance.randrange(1, 2000),
         )
-        # A key that is there already: then nothing happens.
+        # An existing key: then nothing happens.
         with contextlib.suppress(UniqueViolation):
             publisher.run(statement)
 
@@ -169,7 +169,7 @@ def test_table_with_a_changed_fingerprint_is_copied_again(
     copy.publisher.run("insert into t (id) values (100000)")
     rows = "select id, a::text from t" + (" where (id > 100)" if "where" in change else "")
     copied = copy.completed(spark, rows, received="select id, a from t")
-    # What is published says nothing of what a copy brings (R7.3); the log lacks changes all the same.
+    # Publish actions do not affect the copy (R7.3), but the log lacks changes.
     assert copied.chunks_staged_before == 0
 
 

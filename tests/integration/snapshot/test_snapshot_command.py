@@ -1,4 +1,4 @@
-"""`snapshot` as a process of its own: killed at any point it is taken up, and it does not stop replay."""
+"""`snapshot` in a separate process: killed at any point it is resumed, and it does not stop replay."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_table_with_a_killed_copy_is_renamed_on_both_sides(copy: ResumedCopy, fa
 
 @pytest.fixture
 def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A resync of `t` whose reader stands still after its first chunk, and the reader's process id."""
+    """A resync of `t` whose reader stops after its first chunk, and the reader's process id."""
     copy.publisher.run(f"{TABLE}; {FILLED}; create table u (id int primary key)")
     copy.publisher.run("create publication p for table t, u")
     copy.subscriber.run(f"{TABLE}; create table u (id int primary key)")
@@ -143,7 +143,7 @@ def test_replay_continues_while_a_table_is_copied_again(
     assert process.wait(timeout=180) == 0
     states = states_of(copy.subscriber)
     assert isinstance(states["public.t"], Ready)
-    # As of its snapshot, which is before what was replayed meanwhile.
+    # As of its snapshot, which precedes the replayed changes.
     assert copy.subscriber.rows("select a, pad from t where id in (3, 1999) order by id") == [
         (3, "x" * 150),
         (99, "x" * 150),

@@ -1,4 +1,4 @@
-"""The report as a person sees it: a page that needs nothing but itself."""
+"""The report in a browser: a self-contained page."""
 
 from __future__ import annotations
 

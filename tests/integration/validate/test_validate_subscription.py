@@ -1,4 +1,4 @@
-"""A validation says whether the subscriber is the filtered publisher at the fence, and which rows differ."""
+"""A validation finds whether the subscriber equals the filtered publisher at the fence, and where not."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_damage_fails_and_the_report_names_the_rows(orders: Bench) -> None:
 
     table = only_table(verdict)
     assert not verdict.success
-    # One deleted and one added: the row count alone would not have told.
+    # One deleted and one added: the row count alone would not differ.
     assert failing(table) == {CheckKind.CONTENT}
     assert keys_by_kind(table) == {
         DifferenceKind.MISSING: ["id=10"],
@@ -139,7 +139,7 @@ def test_writes_on_the_publisher_after_the_fence_are_ignored(orders: Bench) -> N
 
 
 def test_rows_outside_a_changed_filter_are_a_separate_kind(orders: Bench) -> None:
-    """R9.12, R11.7: a changed filter neither brings nor removes rows; both count as differences."""
+    """R9.12, R11.7: a changed filter neither inserts nor deletes rows; both count as differences."""
     orders.publisher.run("alter publication p set table orders where (region = 'NSW' and id > 4)")
     orders.subscriber.run("insert into orders values (2002, 'NSW', 1, 'never sold')")
     #  subscriber has 2, 4, …, 1000 and 2002; the publisher publishes 6, 8, …, 1000

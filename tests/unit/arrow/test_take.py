@@ -1,4 +1,4 @@
-"""Rows are taken as Arrow takes them, whatever is NULL and wherever an array begins."""
+"""Rows are taken as by Arrow, with NULLs and with offsets."""
 
 from __future__ import annotations
 

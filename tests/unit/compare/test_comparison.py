@@ -1,4 +1,4 @@
-"""Merging the rows of two sides counts every difference once, and tells missing from changed."""
+"""Merging the rows of two sides counts every difference once, missing and changed rows separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def differences(
         ([], [("1", "a")], {UNEXPECTED: 1}),
         ([], [("1", "x")], {OUTSIDE: 1}),
         ([("1", "a")], [("1", "b")], {DIFFERENT: 1}),
-        # The key is there with values that the filter shuts out: one row differs, none is left over.
+        # The key exists with values outside the filter: one row differs, no other difference remains.
         ([("1", "a")], [("1", "x")], {DIFFERENT: 1}),
         # One of the two rows of the key is the publisher's.
         ([("1", "a")], [("1", "a"), ("1", "b")], {UNEXPECTED: 1}),
@@ -64,7 +64,7 @@ def test_difference_is_counted_once(
 
 
 def test_counts_agree_with_multisets() -> None:
-    """Surplus of each side, from the definition: what is left when equal rows are taken away."""
+    """Surplus of each side, from the definition: the rows that remain without equal ones."""
     generator = random.Random(2013)  # test data
     for _ in range(200):
         here, there = (

@@ -1,4 +1,4 @@
-"""The capture publications hold what the subscribed ones publish, and nothing more."""
+"""The capture publications contain what the subscribed ones publish, and nothing more."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_partitioned_table_is_captured_as_itself() -> None:
 
 
 def test_tables_published_for_updates_are_captured_for_inserts_too() -> None:
-    """R4.6: a row with the key of an earlier one is told from it; INSERT needs no identity (R2.17)."""
+    """R4.6: a row with a reused key is distinguished from the old one; INSERT needs no identity (R2.17)."""
     members = captured(publication("p", listed(3), publish="update"))
 
     assert members == {

@@ -1,4 +1,4 @@
-"""FOR ALL TABLES EXCEPT (19): what is left out, for whom, and what is captured then (R2.18)."""
+"""FOR ALL TABLES EXCEPT (19): excluded tables, and captured ones (R2.18)."""
 
 from __future__ import annotations
 

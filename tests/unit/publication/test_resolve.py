@@ -1,4 +1,4 @@
-"""What a subscription lists and copies, case by case of section 7."""
+"""Tables that a subscription lists and copies, case by case of section 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused for a whole set, and what is warned of."""
+"""Sets of publications that are refused, and sets with warnings."""
 
 from __future__ import annotations
 

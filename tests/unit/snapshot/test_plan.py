@@ -1,4 +1,4 @@
-"""The pieces of a copy hold every row exactly once, and ask for what the publications publish (R7.3-R7.6)."""
+"""Chunks of a copy have every row exactly once, and only published rows and columns (R7.3-R7.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark raises as errors of ours."""
+"""Errors of Spark as our errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job tells by its exit code."""
+"""Exit codes of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shim of the packaged Java makes of a command line."""
+"""How the shim of the packaged Java changes a command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBMIT = ("-cp", "/jars/*", "org.apache.spark.deploy.SparkSubmit", "a file.py", 
 
 @pytest.fixture
 def shim(tmp_path: Path) -> Path:
-    """With a Java that says what it was called with, one argument a line."""
+    """With a Java that prints its arguments, one per line."""
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     shim = tmp_path / "shim"

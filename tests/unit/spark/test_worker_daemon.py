@@ -14,7 +14,7 @@ from cdc_replay.spark.worker_daemon import prefer_installed
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """A package that is installed, and has brought an archive of itself along."""
+    """An installed package that ships an archive of itself."""
     package = tmp_path / "installed" / "packed"
     (package / "lib").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -60,7 +60,7 @@ def test_archive_without_installed_package_stays_on_the_path(
 
 
 def test_arrow_does_not_load_pandas_and_others_can() -> None:
-    """In a process of its own: Arrow looks for pandas once."""
+    """In a separate process: Arrow looks for pandas once."""
     program = """
 import sys
 import pyarrow as pa

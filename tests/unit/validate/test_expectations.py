@@ -1,4 +1,4 @@
-"""What each Expectation makes of the comparison frame, and that a table that is not in it is an error."""
+"""Expectations judge the comparison frame; a table that is not in it is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report is one readable page: self-contained, escaped, and plain about what fails."""
+"""The report is one readable page: self-contained, escaped, with plain failures."""
 
 from __future__ import annotations
 
