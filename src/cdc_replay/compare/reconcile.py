@@ -295,22 +295,15 @@ def _merge(
     merged: Merged = merge(connection, sessions.of(pair.staged.pair.target), pair.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = pair.seconds + time.monotonic() - started
-    reconciled = ReconciledTable(
+    table = ReconciledTable(
         name, merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
     )
     logger.info(
         "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
-        *(
-            request.subscription,
-            name,
-            reconciled.insert,
-            reconciled.update,
-            reconciled.delete,
-            reconciled.seconds,
-        ),
+        *(request.subscription, name, table.insert, table.update, table.delete, table.seconds),
     )
     failpoint("reconcile.mid_merge")
-    return reconciled
+    return table
 
 
 @contextlib.contextmanager

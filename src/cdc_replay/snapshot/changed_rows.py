@@ -143,24 +143,22 @@ def _stage(
     destination: Connection,
 ) -> ChangedRowsPart:
     started = time.monotonic()
+    table, settings = changed.table, changed.settings
     hold(source, map(PlannedTable.of, changed.leaves))
-    point = changed.settings.snapshot.consistent_point
-    names = [
-        staging_name(changed.settings.subscription, changed.table.name, point, f"{kind}{task_id}")
-        for kind in "rk"
-    ]
-    rows_table, keys_table = names
-    with writing(changed.table.name), destination.transaction():
-        create_staging(destination, rows_table, changed.table.target, changed.table.columns)
+    point = settings.snapshot.consistent_point
+    rows_table, keys_table = (
+        staging_name(settings.subscription, table.name, point, f"{kind}{task_id}") for kind in "rk"
+    )
+    with writing(table.name), destination.transaction():
+        create_staging(destination, rows_table, table.target, table.columns)
         create_keys(destination, keys_table, len(changed.key))
         count = _copy_keys(destination, keys_table, key_arrays)
         queries = itertools.chain.from_iterable(map(changed.queries, _batches_of_keys(key_arrays)))
-        target = CopyTarget(staging_table(rows_table), changed.table.name, changed.table.columns, is_new=True)
-        copied = copy_across(source, queries, destination, target, changed.settings.pace())
+        target = CopyTarget(staging_table(rows_table), table.name, table.columns, is_new=True)
+        copied = copy_across(source, queries, destination, target, settings.pace())
         _add_keys_of_rows(destination, changed.key, rows_table, keys_table)
-    return ChangedRowsPart(
-        rows_table, keys_table, copied.rows, count, copied.bytes, time.monotonic() - started
-    )
+    seconds = time.monotonic() - started
+    return ChangedRowsPart(rows_table, keys_table, copied.rows, count, copied.bytes, seconds)
 
 
 def _batches_of_keys(key_arrays: Iterable[pa.ListArray]) -> Iterator[list[list[str]]]:

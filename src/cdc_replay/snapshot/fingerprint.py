@@ -111,10 +111,7 @@ def read_fingerprints(
 
 def _is_direct(synced: SyncedTable, storage: Mapping[RelationId, Storage]) -> bool:
     stored = [storage.get(leaf.id) for leaf in synced.leaves]
-    is_open = all(
-        storage_of_leaf is not None and storage_of_leaf.is_open and storage_of_leaf.filenode
-        for storage_of_leaf in stored
-    )
+    is_open = all(leaf is not None and leaf.is_open and leaf.filenode for leaf in stored)
     return bool(synced.leaves) and is_open and is_read_by_pages(synced, storage)
 
 
@@ -126,11 +123,9 @@ def _key(
     if any(set(key) != set(keys[0]) for key in keys):
         return ()
     target_types = {column.name: column.base_type_sql for column in target.columns}
-    is_usable = all(
-        column.name in synced.columns and target_types.get(column.name) == column.type_sql
-        for column in keys[0]
-    )
-    return keys[0] if is_usable else ()
+    is_copied = all(column.name in synced.columns for column in keys[0])
+    has_same_types = all(target_types.get(column.name) == column.type_sql for column in keys[0])
+    return keys[0] if is_copied and has_same_types else ()
 
 
 def _key_of(table: TargetTable) -> tuple[KeyColumn, ...]:
@@ -155,9 +150,8 @@ def _describe(synced: SyncedTable, storage: Mapping[RelationId, Storage], target
 
 
 def _columns(leaf: Table, names: Sequence[str]) -> list[list[Any]]:
-    return [
-        [column.attnum, column.name, column.type_oid, column.typmod] for column in map(leaf.column, names)
-    ]
+    columns = map(leaf.column, names)
+    return [[column.attnum, column.name, column.type_oid, column.typmod] for column in columns]
 
 
 def _types(source: Connection, synced: SyncedTable) -> list[Any]:

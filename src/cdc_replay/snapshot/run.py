@@ -194,22 +194,22 @@ class _SnapshotContext:
 
     @property
     def named(self) -> tuple[QualifiedName, ...]:
-        """The tables that were named."""
         return self.options.tables
 
     @property
     def log_start(self) -> Lsn:
-        """Where the change log starts."""
         return self.change_log.start_lsn
+
+    def state_of(self, table: SyncedTable) -> TableState | None:
+        return self.states.get(table.table.name)
 
 
 def _is_copy_needed(
     session: SubscriptionSession, states: Mapping[QualifiedName, TableState], log_start: Lsn
 ) -> bool:
-    is_listed = bool(states) or session.tables_are_listed()
-    return not is_listed or any(
-        _needs_copy(session, table_state, log_start) for table_state in states.values()
-    )
+    if not states and not session.tables_are_listed():
+        return True
+    return any(_needs_copy(session, table_state, log_start) for table_state in states.values())
 
 
 def _needs_copy(session: SubscriptionSession, table_state: TableState, log_start: Lsn) -> bool:
@@ -251,18 +251,17 @@ def _copy(
 ) -> tuple[CopiedTable, ...]:
     name = session.subscription.name
     published = read_published_tables(session, exported)
-    published_wanted = _tables_to_copy(session, published.tables, context)
-    check_captured(published.catalog, session.subscription, published_wanted)
+    candidates = _tables_to_copy(session, published.tables, context)
+    check_captured(published.catalog, session.subscription, candidates)
     copied: list[CopiedTable] = []
-    parked = tuple(synced for synced in published_wanted if not context.named and _is_parked(context, synced))
+    parked = tuple(synced for synced in candidates if not context.named and _is_parked(context, synced))
     # An initial copy deletes no row (R7.13); a resync replaces existing rows.
     for replace in (False, True):
         tables = tuple(
             synced
-            for synced in published_wanted
+            for synced in candidates
             if synced not in parked
-            and replace
-            is (bool(context.named) or _is_stale(context.states.get(synced.table.name), context.log_start))
+            and replace is (bool(context.named) or _is_stale(context.state_of(synced), context.log_start))
         )
         if tables:
             request = _request(session, exported, context, tables, replace=replace)
@@ -279,12 +278,11 @@ def _copy(
 
 
 def _is_parked(context: _SnapshotContext, table: SyncedTable) -> bool:
-    table_state = context.states.get(table.table.name)
-    return (
-        isinstance(table_state, Parked)
-        and table_state.transaction is None
-        and table_state.applied_lsn >= context.log_start
-    )
+    match context.state_of(table):
+        case Parked(applied_lsn, transaction=None):
+            return applied_lsn >= context.log_start
+        case _:
+            return False
 
 
 def _reconcile_parked(
