@@ -224,7 +224,7 @@ def test_a_table_that_is_replaced_while_its_copy_goes_on_is_not_read(
     copy.begin("p")
     assert copy.killed_after(2) > 2
     publisher.run("update t set a = a + 1 where id % 100 = 0")
-    before("cdc_replay.snapshot.copy_tables.stage_late_rows", lambda: replace(owner, script))
+    before("cdc_replay.snapshot.copy_tables.stage_changed_rows", lambda: replace(owner, script))
 
     with copy.request() as request:
         said = what_is_said(lambda: load_tables(spark, request))

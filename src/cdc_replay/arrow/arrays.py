@@ -1,6 +1,6 @@
 """Arrow's arrays as numpy's, and back, without a Python object per element.
 
-Everything here takes arrays as they come out of a batch: with an offset, where they are a slice of it.
+Arrays may have an offset, as slices of a batch do.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 
 def int_array(array: pa.Array) -> Int64s:
     """An array of integers, 0 for NULL."""
-    found = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
-    wide: Int64s = found.astype(np.int64, copy=False)
+    values = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
+    wide: Int64s = values.astype(np.int64, copy=False)
     return wide
 
 
 def booleans(array: pa.Array) -> Bools:
     """An array of booleans, False for NULL."""
-    found: Bools = (array.fill_null(False) if array.null_count else array).to_numpy(zero_copy_only=False)
-    return found
+    values: Bools = (array.fill_null(False) if array.null_count else array).to_numpy(zero_copy_only=False)
+    return values
 
 
 def is_valid(array: pa.Array) -> Bools:
     """Which elements are not NULL."""
     if not array.null_count:
         return np.ones(len(array), dtype=np.bool_)
-    found: Bools = array.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    validity: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return validity
 
 
 def text_buffers(array: pa.Array) -> tuple[Int32s, Bytes]:
-    """Offsets (one more than elements) and bytes of an array of texts or of binary values."""
+    """Offsets (one more than elements) and bytes of an array of text or binary values."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or data is None:
         return np.zeros(len(array) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
-    found = np.frombuffer(offsets, dtype=np.int32)
-    return found[array.offset : array.offset + len(array) + 1], np.frombuffer(data, dtype=np.uint8)
+    all_offsets = np.frombuffer(offsets, dtype=np.int32)
+    return all_offsets[array.offset : array.offset + len(array) + 1], np.frombuffer(data, dtype=np.uint8)
 
 
 def ascii_bytes(array: pa.Array) -> Bytes:
-    """The bytes of all texts of an array, one after the other."""
+    """The concatenated bytes of all texts of an array."""
     offsets, data = text_buffers(array)
     return data[offsets[0] : offsets[-1]]
 
 
 def bitmap(valid: Bools) -> pa.Buffer | None:
-    """Validity as Arrow keeps it; None where everything is valid."""
+    """Arrow's validity bitmap; None if all elements are valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
@@ -74,7 +74,7 @@ def string_array(offsets: Int32s, data: Bytes, valid: Bools) -> pa.StringArray:
 
 
 def offsets_from_lengths(counts: npt.NDArray[np.integer]) -> Int32s:
-    """Offsets of pieces of those lengths that follow each other."""
+    """Offsets of consecutive pieces of these lengths."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return offsets

@@ -1,8 +1,8 @@
-"""How loops over bytes are compiled, and where the machine code is kept.
+"""How loops over bytes are compiled, and where the machine code is cached.
 
-It is kept on disk, so that a new process starts in a fraction of a second: in `NUMBA_CACHE_DIR` if that is
-set, else in `__pycache__` beside the module, else in the user's cache folder. Where none of them can be
-written, or what is there cannot be read, each process compiles the code for itself, in two seconds.
+The cache is on disk, so that a new process starts in a fraction of a second: in `NUMBA_CACHE_DIR` if set,
+else in `__pycache__` next to the module, else in the user's cache folder. If the cache cannot be written or
+read, each process compiles the code in two seconds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def compiled(*signatures: object) -> Callable[[Callable[_P, _R]], Callable[_P, _
     """Compile a function for these signatures when its module is imported."""
 
     def compile_function(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        found: Callable[_P, _R]
+        machine_code: Callable[_P, _R]
         try:
-            found = numba.njit(list(signatures), cache=True, nogil=True)(function)
+            machine_code = numba.njit(list(signatures), cache=True, nogil=True)(function)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
-            # No folder for the machine code, a full disk, or a file cut short by a crash.
-            found = numba.njit(list(signatures), nogil=True)(function)
-        return found
+            # No writable folder, a full disk, or a file truncated by a crash.
+            machine_code = numba.njit(list(signatures), nogil=True)(function)
+        return machine_code
 
     return compile_function
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a function as a part of those that call it."""
-    found: Callable[_P, _R] = numba.njit(nogil=True)(function)
-    return found
+    """Compile a function that compiled functions call."""
+    inline_function: Callable[_P, _R] = numba.njit(nogil=True)(function)
+    return inline_function

@@ -1,7 +1,7 @@
-"""The number of a key, compiled: changes of one key find each other by it.
+"""Hashes of keys, compiled: changes of one key are grouped by its hash.
 
-Different keys may get one number : what is grouped by it is kept apart by the keys
-themselves. Equal keys always do, on every machine, which Python's own hash does not promise.
+Equal keys have equal hashes on every machine, which Python's own hash does not promise. Different keys may
+share a hash, so groups are separated by the keys themselves.
 """
 
 from __future__ import annotations
@@ -40,29 +40,31 @@ _BOOLS: Final = types.Array(types.boolean, 1, "C", readonly=True)
 _MUTABLE: Final = types.Array(types.uint64, 1, "C")
 
 
-def key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:
-    """The number of each (target, key); keys are lists of texts, in which NULL is unlike any text."""
+def hash_keys(targets: Int64s, keys: pa.ListArray) -> Int64s:
+    """The hash of each (target, key); keys are lists of texts, in which NULL differs from any text."""
     elements = keys.flatten()
     widths = keys.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     offsets, data = text_buffers(elements)
-    found = np.empty(len(targets), dtype=np.uint64)
+    hashes = np.empty(len(targets), dtype=np.uint64)
     _hash(
-        np.ascontiguousarray(targets), offsets_from_lengths(widths), offsets, data, is_valid(elements), found
+        np.ascontiguousarray(targets), offsets_from_lengths(widths), offsets, data, is_valid(elements), hashes
     )
-    return found.view(np.int64)
+    return hashes.view(np.int64)
 
 
 @compiled(types.void(_INT64S, _INT32S, _INT32S, _BYTES, _BOOLS, _MUTABLE))
-def _hash(targets: Int64s, lists: Int32s, offsets: Int32s, data: Bytes, valid: Bools, found: UInt64s) -> None:
+def _hash(
+    targets: Int64s, lists: Int32s, offsets: Int32s, data: Bytes, valid: Bools, hashes: UInt64s
+) -> None:
     for row in range(len(targets)):
-        number = (_OFFSET ^ np.uint64(targets[row])) * _PRIME
+        key_hash = (_OFFSET ^ np.uint64(targets[row])) * _PRIME
         for element in range(lists[row], lists[row + 1]):
             if valid[element]:
-                for at in range(offsets[element], offsets[element + 1]):
-                    number = (number ^ np.uint64(data[at])) * _PRIME
-                number = (number ^ np.uint64(offsets[element + 1] - offsets[element])) * _PRIME
+                for position in range(offsets[element], offsets[element + 1]):
+                    key_hash = (key_hash ^ np.uint64(data[position])) * _PRIME
+                key_hash = (key_hash ^ np.uint64(offsets[element + 1] - offsets[element])) * _PRIME
             else:
-                number = (number ^ _NULL) * _PRIME
-        number = (number ^ (number >> _SHIFT)) * _MIX_1
-        number = (number ^ (number >> _SHIFT)) * _MIX_2
-        found[row] = number ^ (number >> _SHIFT)
+                key_hash = (key_hash ^ _NULL) * _PRIME
+        key_hash = (key_hash ^ (key_hash >> _SHIFT)) * _MIX_1
+        key_hash = (key_hash ^ (key_hash >> _SHIFT)) * _MIX_2
+        hashes[row] = key_hash ^ (key_hash >> _SHIFT)

@@ -1,4 +1,4 @@
-"""The loop behind `taking`, compiled."""
+"""The compiled loop of `arrow.take`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MUTABLE_INT32S: Final = types.Array(types.int32, 1, "C")
 
 @compiled(types.void(_INT32S, _INT32S, _INT32S, _BYTES, _MUTABLE_INT32S, _MUTABLE_BYTES))
 def copy_texts(
-    firsts: Int32s, lasts: Int32s, offsets: Int32s, data: Bytes, found_offsets: Int32s, found_data: Bytes
+    firsts: Int32s, lasts: Int32s, offsets: Int32s, data: Bytes, target_offsets: Int32s, target_data: Bytes
 ) -> None:
-    """Copy texts `firsts[i]` to `lasts[i]` for each `i`, into arrays of exactly their size."""
+    """Copy texts `firsts[i]` to `lasts[i]` for each `i` into arrays of exactly their size."""
     filled = 0
-    element = 0
+    target_index = 0
     for row in range(len(firsts)):
         begin, end = offsets[firsts[row]], offsets[lasts[row]]
-        for each in range(firsts[row], lasts[row]):
-            element += 1
-            found_offsets[element] = filled + offsets[each + 1] - begin
-        # Signed indexes could count from the end of an array, which would have to be looked for at each byte.
+        for index in range(firsts[row], lasts[row]):
+            target_index += 1
+            target_offsets[target_index] = filled + offsets[index + 1] - begin
+        # Unsigned: with signed indexes, numba checks at each byte whether they count from the end.
         source, target = np.uint64(begin), np.uint64(filled)
-        for at in range(np.uint64(end - begin)):
-            found_data[target + at] = data[source + at]
+        for position in range(np.uint64(end - begin)):
+            target_data[target + position] = data[source + position]
         filled += end - begin

@@ -370,7 +370,7 @@ class ChangeLog:
         if groups:
             first = Lsn(catalogs[0][1]) if catalogs else None
             check_first_catalog(self.uri, first, self.header.start_lsn)
-        return logged_definitions(groups, window, CatalogVersions.of(catalogs))
+        return logged_definitions(groups, window, CatalogVersions.from_positions(catalogs))
 
     def summary(self, window: Window) -> LogSummary:
         """Counts of the messages and transactions in `window`; reads small columns only."""

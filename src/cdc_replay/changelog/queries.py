@@ -181,7 +181,7 @@ def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) ->
     rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
     if not len(rows):
         return
-    indexes = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
+    indexes = catalogs.indexes(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
     columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
     for commit_lsn, version, kind, index in zip(*columns, indexes, strict=True):
         if kind in sent.kinds.get((version, index), ()):
@@ -196,7 +196,7 @@ def _sent_truncates(
     if not truncates:
         return
     positions, relations = zip(*truncates, strict=True)
-    indexes = catalogs.numbers(*np.array(positions, dtype=np.int64).T).tolist()
+    indexes = catalogs.indexes(*np.array(positions, dtype=np.int64).T).tolist()
     for (commit_lsn, _), relation, index in zip(positions, relations, indexes, strict=True):
         if (relation, index) in sent.truncated:
             yield commit_lsn
@@ -242,10 +242,10 @@ def logged_definitions(
         count.add(table)
         if pc.any(_are_truncates(table)).as_py():
             positions, relations = zip(*_truncates(group, window), strict=True)
-            indexes = catalogs.numbers(*np.array(positions, dtype=np.int64).T)
+            indexes = catalogs.indexes(*np.array(positions, dtype=np.int64).T)
             truncates.update(zip(relations, indexes.tolist(), strict=True))
         rows = table.filter(pc.is_valid(table["relation_version"]))
-        indexes = catalogs.numbers(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
+        indexes = catalogs.indexes(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy())
         changes.update(_pairs(rows["relation_version"], indexes))
     return LoggedDefinitions(count.summary(), frozenset(changes), frozenset(truncates))
 

@@ -82,9 +82,9 @@ def _result(
     failures = (
         *verdict.describe_failures(),
         *(
-            f"{each.table.table.name}: {each.changed}"
+            f"{each.table.table.name}: {each.notice}"
             for each in tables
-            if each.changed and each.table.table.name in failed
+            if each.notice and each.table.table.name in failed
         ),
     )
     return ValidateResult(

@@ -1,20 +1,18 @@
 """Compare one table of the two sides of a fence.
 
-    digests of all buckets, both servers at once
-      equal    → the content is equal
-      unequal  → the rows of those buckets, from both servers in the order of their hashes, merged like two
-      sorted
-                 lists: what one side has alone, or more often, is a difference
+    digests of all buckets, both servers in parallel
+      equal    → the content is equal unequal  → the rows of those buckets from both servers, in the order of
+      their hashes, are merged: a row that
+                 occurs only on one side, or more often, is a difference
 
-The merge holds one key at a time, so memory does not grow with the number of differences; only the first keys
-of each kind are kept, all are counted. Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed,
-and the counts are lower bounds.
+The merge holds one key at a time. All differences are counted, and the first keys of each kind are kept.
+Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed, and the counts are lower bounds.
 
 A table without a key is a multiset of whole rows: a changed row counts as one missing and one unexpected.
 
-Which columns: those that are published; a table that lacks one on the subscriber is not compared. Where the
-subscriber need not mirror the publisher (`ValidatedTable.full` is False), only keys are compared, because
-values may differ rightly.
+The published columns are compared; if the subscriber lacks one, the table is not compared. If the subscriber
+need not mirror the publisher (`ValidatedTable.full` is False), only keys are compared, because values may
+differ.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from cdc_replay.subscriber.target_tables import TargetTable
 logger = logging.getLogger(__name__)
 
 MOST_LISTED_ROWS: Final = 5_000_000
-"""Rows of one side that are read, at most about, to list differences."""
+"""About the maximum of rows of one side that are read to list differences."""
 
 TABLE_ERRORS: Final = (
     MissingPrivilege,
@@ -58,13 +56,11 @@ TABLE_ERRORS: Final = (
     psycopg.NotSupportedError,
     psycopg.ProgrammingError,
 )
-"""What concerns one table only.
-
-A missing privilege, a table that has changed meanwhile, a value that the other type refuses, a damaged page.
-"""
+"""Errors of one table only: a missing privilege, a concurrent change of the table, a value that the other
+type rejects, a damaged page."""
 
 MISSING_TABLE: Final = (
-    "the table is missing on the subscriber: nothing there of its name is a plain or partitioned table [R8.1]"
+    "the table is missing on the subscriber: no plain or partitioned table has its name [R8.1]"
 )
 
 
@@ -72,36 +68,35 @@ MISSING_TABLE: Final = (
 class ValidatedTable:
     """A subscribed table, and whether the subscriber must mirror the publisher's filtered state in it.
 
-    `target` is None where the subscriber has no such table. `full`: the publications publish all four actions
-    with one filter. Otherwise the subscriber may differ rightly (it keeps rows whose DELETE is not
-    published), and `note` says why. `changed` says that the rows were brought with another row filter than
-    that of now, if they were.
+    `target` is None if the subscriber has no such table. `full`: the publications publish all four actions
+    with one filter. Otherwise the subscriber may differ (it keeps rows whose DELETE is not published), and
+    `note` says why. `notice` tells if the rows were copied with another row filter than the current one.
     """
 
     table: SyncedTable
     target: TargetTable | None
     full: bool
     note: str = ""
-    changed: str = ""
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketComparison:
     """One bucket of both sides."""
 
-    number: int
+    bucket_id: int
     publisher: BucketDigest
     subscriber: BucketDigest
 
     @property
     def is_equal(self) -> bool:
-        """Both sides have the same rows in it."""
+        """Whether both sides have the same rows in it."""
         return (self.publisher.rows, self.publisher.digest) == (self.subscriber.rows, self.subscriber.digest)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Differences as they are found: all counted, the first `limit` of each kind kept."""
+    """Differences: all are counted, the first `limit` keys of each kind are kept."""
 
     limit: int
     counts: dict[DifferenceKind, int] = field(default_factory=lambda: dict.fromkeys(DifferenceKind, 0))
@@ -126,7 +121,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Keys that occur more than once on the subscriber: how many, and the first."""
+    """Keys that occur more than once on the subscriber: their number, and the first."""
 
     count: int
     first: tuple[str, ...]
@@ -134,9 +129,9 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class OutsideFilter:
-    """Rows of the subscriber that the filter shuts out: how many, and the first keys.
+    """Rows of the subscriber outside the filter: their number, and the first keys.
 
-    `unknown` is set where the subscriber cannot evaluate the filter, and says why.
+    `unknown` is the reason if the subscriber cannot evaluate the filter.
     """
 
     count: int
@@ -146,10 +141,7 @@ class OutsideFilter:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was observed of one table.
-
-    `duplicates` is None for a table without key, `outside` for one without filter.
-    """
+    """The comparison of one table; `duplicates` is None without a key, `outside` without a filter."""
 
     buckets: tuple[BucketComparison, ...]
     key: tuple[str, ...]
@@ -181,7 +173,7 @@ def compare_table(
 ) -> Comparison | NotCompared:
     """Compare one table; `listed_keys` differences of each kind are kept.
 
-    An error that concerns only this table is an outcome, so that the other tables are still compared.
+    An error of this table only is a result, so that the other tables are still compared.
 
     Raises:
         ServerUnavailable: if a server is lost.
@@ -194,7 +186,7 @@ def compare_table(
     if missing := missing_columns(validated.table.columns, validated.target):
         return NotCompared(f"the table on the subscriber lacks the published {missing} [R8.1]")
     try:
-        # Savepoints: the transactions, and with them the snapshots, survive a statement that fails.
+        # Savepoints: the transactions and their snapshots survive a failed statement.
         with (
             translated_errors(f'cannot compare table "{name}"'),
             fence.publisher.transaction(),
@@ -248,31 +240,34 @@ def _sides(
 ) -> tuple[TableSide, TableSide]:
     converted = digest.conversions(synced.table, target, columns, database_time_zone(fence.subscriber))
     passes = printed_filters(fence.publisher, synced.table, synced.filters)
-    here = digest.publisher_rows(synced.table, columns, passes, converted)
-    # The filter may read columns that are not compared; a column of the same name that is not published is
-    # not one.
-    there = digest.subscriber_rows(target.name, synced.columns, is_partitioned=target.is_partitioned)
-    of_publisher, of_subscriber = digest.named_sides(synced.table.name)
-    publisher = TableSide(fence.publisher, here, key, columns, table=of_publisher)
-    return publisher, TableSide(fence.subscriber, there, key, columns, table=of_subscriber)
+    publisher_query = digest.publisher_rows(synced.table, columns, passes, converted)
+    # The filter may read published columns that are not compared.
+    subscriber_query = digest.subscriber_rows(
+        target.name, synced.columns, is_partitioned=target.is_partitioned
+    )
+    of_publisher, of_subscriber = digest.side_names(synced.table.name)
+    publisher = TableSide(fence.publisher, publisher_query, key, columns, table=of_publisher)
+    return publisher, TableSide(fence.subscriber, subscriber_query, key, columns, table=of_subscriber)
 
 
 def _with_filter(
     subscriber: TableSide, fence: ComparisonFence, synced: SyncedTable
 ) -> tuple[TableSide, str | None]:
-    """The side with what the row filter shuts out, or why its server cannot tell."""
-    outside, unknown = digest.outside_there(subscriber, fence.publisher, synced)
+    """The side with the condition for rows outside the filter, or why its server cannot evaluate it."""
+    outside, unknown = digest.subscriber_filter_condition(subscriber, fence.publisher, synced)
     return dataclasses.replace(subscriber, outside=outside), unknown
 
 
 def _compare_buckets(publisher: TableSide, subscriber: TableSide) -> tuple[BucketComparison, ...]:
-    with ThreadPoolExecutor(1) as other:
-        future = other.submit(digest.bucket_digests, publisher)
-        there = digest.bucket_digests(subscriber)
-        here = future.result()
+    with ThreadPoolExecutor(1) as executor:
+        future = executor.submit(digest.bucket_digests, publisher)
+        subscriber_digests = digest.bucket_digests(subscriber)
+        publisher_digests = future.result()
     return tuple(
-        BucketComparison(number, here.get(number, NO_ROWS), there.get(number, NO_ROWS))
-        for number in sorted(here.keys() | there.keys())
+        BucketComparison(
+            bucket_id, publisher_digests.get(bucket_id, NO_ROWS), subscriber_digests.get(bucket_id, NO_ROWS)
+        )
+        for bucket_id in sorted(publisher_digests.keys() | subscriber_digests.keys())
     )
 
 
@@ -285,39 +280,39 @@ def _list_differences(
     tally.exact = len(listed) == len(unequal)
     if listed:
         logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
-        here = digest.rows_of_buckets(publisher, listed)
-        there = digest.rows_of_buckets(subscriber, listed)
-        compare_rows(tally, publisher.key, here, there)
+        publisher_rows = digest.rows_of_buckets(publisher, listed)
+        subscriber_rows = digest.rows_of_buckets(subscriber, listed)
+        compare_rows(tally, publisher.key, publisher_rows, subscriber_rows)
     return tally
 
 
 def compare_rows(
-    tally: Tally, key: tuple[str, ...], here: Iterable[HashedRow], there: Iterable[HashedRow]
+    tally: Tally, key: tuple[str, ...], publisher: Iterable[HashedRow], subscriber: Iterable[HashedRow]
 ) -> None:
-    """Count the differences between the two sides' rows, both in the order of their hashes."""
-    for publisher_rows, subscriber_rows in _by_key(here, there):
+    """Count the differences between the rows of both sides, which are in the order of their hashes."""
+    for publisher_rows, subscriber_rows in _by_key(publisher, subscriber):
         _compare_key(tally, key, publisher_rows, subscriber_rows)
 
 
 def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:
     read = itertools.accumulate(max(bucket.publisher.rows, bucket.subscriber.rows) for bucket in unequal)
     return [
-        bucket.number
+        bucket.bucket_id
         for position, (bucket, rows) in enumerate(zip(unequal, read, strict=True))
         if position == 0 or rows <= MOST_LISTED_ROWS
     ]
 
 
 def _by_key(
-    here: Iterable[HashedRow], there: Iterable[HashedRow]
+    publisher: Iterable[HashedRow], subscriber: Iterable[HashedRow]
 ) -> Iterator[tuple[list[HashedRow], list[HashedRow]]]:
-    """The rows of both sides, one key at a time. Both are in the order of the keys' hashes."""
+    """The rows of both sides, one key at a time, in the order of the keys' hashes."""
     tagged = heapq.merge(
-        ((row.key_hash, 0, row) for row in here),
-        ((row.key_hash, 1, row) for row in there),
-        key=lambda item: (item[0], item[1]),
+        ((row.key_hash, 0, row) for row in publisher),
+        ((row.key_hash, 1, row) for row in subscriber),
+        key=lambda entry: (entry[0], entry[1]),
     )
-    for _, rows in itertools.groupby(tagged, key=lambda item: item[0]):
+    for _, rows in itertools.groupby(tagged, key=lambda entry: entry[0]):
         sides: tuple[list[HashedRow], list[HashedRow]] = ([], [])
         for _, side, row in rows:
             sides[side].append(row)
@@ -325,17 +320,17 @@ def _by_key(
 
 
 def _compare_key(
-    tally: Tally, key: tuple[str, ...], here: Sequence[HashedRow], there: Sequence[HashedRow]
+    tally: Tally, key: tuple[str, ...], publisher: Sequence[HashedRow], subscriber: Sequence[HashedRow]
 ) -> None:
-    """Count the differences of one key: what only one side has, paired as far as both have something."""
-    missing = _surplus(here, there)
-    unexpected = _surplus((row for row in there if not row.outside_filter), here)
-    outside = _surplus((row for row in there if row.outside_filter), here)
+    """Count the differences of one key: surplus rows of the two sides are paired as far as possible."""
+    missing = _surplus(publisher, subscriber)
+    unexpected = _surplus((row for row in subscriber if not row.outside_filter), publisher)
+    outside = _surplus((row for row in subscriber if row.outside_filter), publisher)
     if missing + unexpected + outside == 0:
         return
-    shown = show_key(key, (here or there)[0].shown)
+    shown = show_key(key, (publisher or subscriber)[0].shown)
     different = min(missing, unexpected + outside)
-    # A row that is there with other values is one difference, whether or not those pass the filter.
+    # A row with other values is one difference, whether or not these pass the filter.
     paired_outside = min(different, outside)
     tally.add(DifferenceKind.DIFFERENT, different, shown)
     tally.add(DifferenceKind.MISSING, missing - different, shown)

@@ -10,13 +10,13 @@ class DifferenceKind(enum.Enum):
     """How a row differs between the sides."""
 
     MISSING = "missing"
-    """The publisher has it, the subscriber has not."""
+    """Only the publisher has the row."""
     UNEXPECTED = "unexpected"
-    """The subscriber has it, the publisher has not, or outside of what it publishes."""
+    """Only the subscriber has the row, or the publisher does not publish it."""
     OUTSIDE_FILTER = "outside the present filter"
-    """As unexpected, and the row does not satisfy the filter: a changed filter removes nothing (R9.12)."""
+    """Unexpected, and outside the filter: a changed filter deletes nothing (R9.12)."""
     DIFFERENT = "different"
-    """Both have the key, with other values."""
+    """Both have the key, with different values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,20 @@
-"""Digests of a table's content, computed by each server where the rows are.
+"""Digests of a table's content, computed by each server.
 
 Every row has two hashes: of its key, and of all compared columns. The key's hash puts the row into one of
 `BUCKETS` buckets; a bucket's digest is the sum of its rows' hashes, so it depends on neither order nor plan.
 Equal digests mean equal buckets; only rows of unequal buckets are listed, as hashes and keys.
 
-What makes the hashes comparable between servers:
+Hashes are comparable between servers because:
 
-- A value's text is what its type's output function writes (`row(…)::text` calls it), not what a cast to text
-  makes of it: that is what travels in the change stream and in COPY, and it keeps NULL and '' apart. Sessions
-  are pinned (R1.11), and the hash is of UTF8 whatever the database's encoding is.
-- Where the subscriber's column has another type, the publisher's text is given to that type's input function
-  first, as replication does (`json` → `jsonb` changes the text, and must not count as a difference). A date
-  or timestamp that becomes a `timestamptz` is one of the subscriber's own time zone.
+- A value's text is the output of its type's output function (`row(…)::text` calls it), not a cast to text:
+  the change stream and COPY send the same text, and NULL and '' stay distinct. Sessions are pinned (R1.11),
+  and the text is hashed in UTF8 for every database encoding.
+- If the subscriber's column has another type, the publisher's text first passes that type's input function,
+  as in replication (`json` → `jsonb` changes the text, and is no difference). A date or timestamp that
+  becomes a `timestamptz` is in the subscriber's time zone.
 
-The publisher's rows are those that the initial copy takes: the filters of the listed relation, any of them
-true (R7.4), the table alone or the whole partitioned table (R7.6).
+The publisher's rows are those of the initial copy: the filters of the listed relation, any of them true
+(R7.4), the table alone or the whole partitioned table (R7.6).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from cdc_replay.subscriber.as_owner import AsOurselves, TargetSession
 from cdc_replay.subscriber.target_tables import TargetTable
 
 BUCKETS: Final = 256
-"""Number of buckets per table: how finely a difference is located before rows are listed."""
+"""Buckets per table: the resolution of differences before rows are listed."""
 
 LONGEST_KEY: Final = 200
-"""Characters shown of one key value; a row without key is shown by its text."""
+"""Characters shown of a key value, or of a row without key."""
 
 KEEPS_TEXT: Final = ("text", "character varying")
-"""Types whose input functions leave every text as it is."""
+"""Types whose input functions change no text."""
 
 BY_TEXT: Final = "case when num_nulls({column}) = 0 then format('%s', {column})::{type} end"
-"""num_nulls looks at the value itself: `is null` is also true of a row of NULLs."""
+"""Not `is null`, which is also true of a row of NULLs."""
 
 WITHOUT_TIME_ZONE: Final = (1082, 1114)
 """`date` and `timestamp`."""
@@ -104,10 +104,10 @@ ROWS_OUTSIDE_FILTER: Final = """
 
 @dataclass(frozen=True, slots=True)
 class TableSide:
-    """How one server reads its half of a table.
+    """How one server reads its side of a table.
 
-    `rows` is a query with exactly the compared columns, under the publisher's names. `outside` is a boolean
-    expression over them: true for a row that the filter shuts out; None where no row is.
+    `rows` is a query of exactly the compared columns, under the publisher's names. `outside` is a boolean
+    expression over them, true for rows outside the filter; None if there are none.
     """
 
     connection: Connection
@@ -116,30 +116,30 @@ class TableSide:
     columns: tuple[str, ...]
     outside: sql.Composable | None = None
     session: TargetSession | None = None
-    """Reads with the rights of the table's owner, where it is of another role; None: with ours."""
+    """Reads with the rights of the table's owner, if that is another role; None: with ours."""
     table: str = field(kw_only=True)
 
     @property
     def reader(self) -> TargetSession:
-        """What reads the rows."""
+        """The session that reads the rows."""
         return self.session or AsOurselves(self.connection)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Errors of the server while rows of this side are read.
+    def read_errors(self) -> Iterator[None]:
+        """Translate errors while rows of this side are read.
 
         Raises:
             MissingPrivilege, ServerUnavailable: as `translated_errors`, with table and server.
         """
         grant = (
-            "There, grant the role SELECT on the table and USAGE on its schema; and BYPASSRLS where row-level"
-            " security restricts it."
+            "On that server, grant the role SELECT on the table and USAGE on its schema, and BYPASSRLS if"
+            " row-level security restricts it."
         )
         with translated_errors(f"cannot read {self.table}", grant=grant):
             yield
 
     def hashed(self) -> sql.Composed:
-        """`HASHED_ROWS` of this side. A table without key is keyed by its whole rows."""
+        """`HASHED_ROWS` of this side. Without a key, the whole row is the key."""
         key = _names(self.key or self.columns)
         outside = self.outside or sql.SQL("false")
         return sql.SQL(HASHED_ROWS).format(
@@ -158,7 +158,7 @@ class TableSide:
 
 @dataclass(frozen=True, slots=True)
 class BucketDigest:
-    """Number of rows of one bucket, the sum of their hashes, and how many of them the filter shuts out."""
+    """Row count of one bucket, the sum of the row hashes, and the number of rows outside the filter."""
 
     rows: int
     digest: tuple[str, str]
@@ -166,12 +166,12 @@ class BucketDigest:
 
 
 NO_ROWS: Final = BucketDigest(0, ("0", "0"), 0)
-"""A bucket that no row is in."""
+"""An empty bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashedRow:
-    """`count` equal rows: hashes in hexadecimal, and the key's values as shown to people."""
+    """`count` equal rows: hashes in hexadecimal, and the key's values for display."""
 
     key_hash: str
     row_hash: str
@@ -180,8 +180,8 @@ class HashedRow:
     outside_filter: bool
 
 
-def named_sides(table: QualifiedName) -> tuple[str, str]:
-    """How errors name the table of the publisher, and that of the subscriber."""
+def side_names(table: QualifiedName) -> tuple[str, str]:
+    """The names of the publisher's and the subscriber's table in errors."""
     return f'table "{table}" of the publisher', f'table "{table}" of the subscriber'
 
 
@@ -191,35 +191,35 @@ def publisher_rows(
     passes: sql.Composable | None,
     converted: Mapping[str, sql.Composable],
 ) -> sql.Composed:
-    """The query of the publisher's rows that the subscriber should hold, those that pass the row filters.
+    """The query of the publisher's rows that pass the row filters.
 
-    `converted` gives expressions for those columns that are something else to the subscriber.
+    `converted` gives expressions for columns with another type on the subscriber.
     """
     selected = sql.SQL(", ").join(
         sql.SQL("{} as {}").format(converted.get(name, sql.Identifier(name)), sql.Identifier(name))
         for name in columns
     )
     return sql.SQL("select {} from {}{}").format(
-        selected, from_table(table.name, is_partitioned=table.is_partitioned), where(passes)
+        selected, from_clause(table.name, is_partitioned=table.is_partitioned), where_clause(passes)
     )
 
 
 def subscriber_rows(name: QualifiedName, columns: Sequence[str], *, is_partitioned: bool) -> sql.Composed:
     """The query of all rows of the subscriber's table."""
     return sql.SQL("select {} from {}").format(
-        _names(columns), from_table(name, is_partitioned=is_partitioned)
+        _names(columns), from_clause(name, is_partitioned=is_partitioned)
     )
 
 
 def outside_filter(passes: sql.Composable) -> sql.Composed:
-    """A row is outside where no filter is true; NULL does not match (R3.1, R7.4)."""
+    """The condition for rows outside the filter; NULL does not match (R3.1, R7.4)."""
     return sql.SQL("({}) is not true").format(passes)
 
 
-def outside_there(
+def subscriber_filter_condition(
     side: TableSide, publisher: Connection, synced: SyncedTable
 ) -> tuple[sql.Composed | None, str | None]:
-    """What is true of the subscriber's rows that the filters shut out; None, and why, where it cannot tell.
+    """The condition for the subscriber's rows outside the filters; or None, and why it cannot evaluate them.
 
     Raises:
         MissingPrivilege: if the role may not read the rows at all.
@@ -231,10 +231,10 @@ def outside_there(
         passes = printed_for_subscriber(side.connection, publisher, synced.table, synced.filters)
     except NotPrintableError as error:
         return None, str(error)
-    # The server is asked whether it knows the columns, and operators for their types: nobody knows better.
+    # The server itself checks that it has the columns, and operators for their types.
     query = sql.SQL("select {} from ({}) as rows limit 0").format(outside_filter(passes), side.rows)
     try:
-        with side.reading(), side.connection.transaction():
+        with side.read_errors(), side.connection.transaction():
             side.reader.query(query)
     except psycopg.ProgrammingError as error:
         return None, error.diag.message_primary or str(error)
@@ -244,32 +244,31 @@ def outside_there(
 def conversions(
     table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
 ) -> dict[str, sql.Composed]:
-    """The values on the subscriber of columns that have another, built-in type there, as expressions.
+    """Expressions for the subscriber's values of columns that have another built-in type there.
 
-    A type that a user created on the subscriber may be unknown to the publisher: such texts are compared as
-    they are. A domain's values are those of the type below it. `time_zone` is that of sessions which write to
-    the subscriber.
+    Texts of a user-defined type are compared unchanged, because the publisher may not have the type. A domain
+    counts as its base type. `time_zone` is that of sessions which write to the subscriber.
     """
-    found: dict[str, sql.Composed] = {}
+    expressions: dict[str, sql.Composed] = {}
     for name in columns:
-        there = target.column(name).base_type_sql
+        target_type = target.column(name).base_type_sql
         # Only types of pg_catalog are written without their schema.
-        converts = "." not in there and not there.startswith(KEEPS_TEXT)
+        converts = "." not in target_type and not target_type.startswith(KEEPS_TEXT)
         column = table.column(name)
-        if converts and column.type_sql != there:
-            gets_zone = there.startswith("timestamp") and there.endswith("with time zone")
+        if converts and column.type_sql != target_type:
+            gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
             by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
-            found[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
-                column=sql.Identifier(name), type=sql.SQL(there), time_zone=sql.Literal(time_zone)
+            expressions[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
+                column=sql.Identifier(name), type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
             )
-    return found
+    return expressions
 
 
 def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:
-    """The columns by which rows of the two sides belong together, empty if there are none.
+    """The columns that identify a row on both sides, empty if there are none.
 
-    The replica identity's key where the publisher has one, else its primary key, else the subscriber's
-    identity; only if all its columns are among `columns`.
+    The publisher's replica identity key, else its primary key, else the subscriber's identity; only if all
+    its columns are in `columns`.
     """
     for key in (table.key_columns, table.primary_key, target.identity):
         if key and set(key) <= set(columns):
@@ -285,7 +284,7 @@ def hash_of(values: sql.Composable) -> sql.Composed:
 def bucket_digests(side: TableSide) -> dict[int, BucketDigest]:
     """The digest of each bucket that has rows, by bucket number."""
     query = sql.SQL(BUCKET_DIGESTS).format(hashed=side.hashed())
-    with side.reading():
+    with side.read_errors():
         return {
             bucket: BucketDigest(rows, (high, low), outside)
             for bucket, rows, high, low, outside in side.reader.query(query)
@@ -293,7 +292,7 @@ def bucket_digests(side: TableSide) -> dict[int, BucketDigest]:
 
 
 def rows_of_buckets(side: TableSide, buckets: Sequence[int]) -> Iterator[HashedRow]:
-    """The rows of some buckets, by hash of the key, then of the row; read through a cursor."""
+    """The rows of some buckets, ordered by hash of the key, then of the row; read through a cursor."""
     query = sql.SQL(ROWS_OF_BUCKETS).format(hashed=side.hashed(), buckets=sql.Literal(list(buckets)))
     columns = "key_hash text, row_hash text, count bigint, shown text[], outside boolean"
     for key_hash, row_hash, count, shown, outside in side.reader.stream(query, columns):
@@ -301,20 +300,20 @@ def rows_of_buckets(side: TableSide, buckets: Sequence[int]) -> Iterator[HashedR
 
 
 def duplicate_keys(side: TableSide, limit: int) -> tuple[int, list[tuple[str, ...]]]:
-    """How many keys occur more than once, and the values of the first of them.
+    """The number of keys that occur more than once, and the values of the first.
 
-    Equal is what the server's own operator says, so that an index on the key can answer.
+    Keys are compared by the server's own operator, so that an index on the key can answer.
     """
-    again = sql.SQL(KEYS_THAT_OCCUR_AGAIN).format(key=_names(side.key), rows=side.rows)
-    keys = dataclasses.replace(side, rows=again, columns=side.key, outside=None)
+    duplicates = sql.SQL(KEYS_THAT_OCCUR_AGAIN).format(key=_names(side.key), rows=side.rows)
+    keys = dataclasses.replace(side, rows=duplicates, columns=side.key, outside=None)
     query = sql.SQL(DUPLICATE_KEYS).format(hashed=keys.hashed(), limit=sql.Literal(limit))
-    found = side.reader.query(query)
-    total = found[0][0] if found else 0
-    return total, [tuple(shown) for _, shown in found]
+    rows = side.reader.query(query)
+    total = rows[0][0] if rows else 0
+    return total, [tuple(shown) for _, shown in rows]
 
 
 def rows_outside_filter(side: TableSide, limit: int) -> list[tuple[str, ...]]:
-    """The key values of the first rows that the filter shuts out."""
+    """The key values of the first rows outside the filter."""
     query = sql.SQL(ROWS_OUTSIDE_FILTER).format(hashed=side.hashed(), limit=sql.Literal(limit))
     return [tuple(shown) for (shown,) in side.reader.query(query)]
 
@@ -323,12 +322,12 @@ def _names(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def from_table(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
+def from_clause(name: QualifiedName, *, is_partitioned: bool) -> sql.Composed:
     """The table without its inheritance children, or with all its partitions (R7.6)."""
     only = sql.SQL("" if is_partitioned else "only ")
     return sql.SQL("{}{}").format(only, sql.Identifier(name.schema, name.name))
 
 
-def where(passes: sql.Composable | None) -> sql.Composable:
-    """The WHERE clause of the rows that one of the filters lets through; nothing without filters (R7.4)."""
+def where_clause(passes: sql.Composable | None) -> sql.Composable:
+    """The WHERE clause for rows that pass one of the filters; empty without filters (R7.4)."""
     return sql.SQL("") if passes is None else sql.SQL(" where {}").format(passes)

@@ -1,4 +1,4 @@
-"""Both sides at one WAL position, while the publisher goes on writing.
+"""Both sides at one WAL position, while the publisher continues to write.
 
 | step | who          | what                                                              |
 |------|--------------|-------------------------------------------------------------------|
@@ -6,12 +6,11 @@
 | 2    | command      | captures and replays up to L, holding the subscription's lock     |
 | 3    | `open_fence` | imports that snapshot, and opens one of the subscriber            |
 
-After step 2 the subscriber is the filtered publisher at L and nobody else applies to it; the two snapshots of
-step 3 therefore hold the same state, whatever is written on the publisher meanwhile. That step 2 has really
-ended at L is not taken on trust: the tables' states are read inside the subscriber's snapshot, and a table
+After step 2 the subscriber is the filtered publisher at L and no other process applies to it, so the two
+snapshots of step 3 hold the same state. The tables' states are read inside the subscriber's snapshot: a table
 that is not at L is reported, not compared.
 
-Both transactions are read only, so a crash at any point leaves nothing behind.
+Both transactions are read only, so a crash leaves nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from cdc_replay.subscriber.subscription_tables import table_states
 class ComparisonFence:
     """A repeatable-read transaction on each side, both as of `lsn`.
 
-    `states` are the states of the subscription's tables, as the subscriber's transaction sees them.
+    `states` are the states of the subscription's tables in the subscriber's transaction.
     """
 
     lsn: Lsn
@@ -43,7 +42,7 @@ class ComparisonFence:
     states: Mapping[QualifiedName, TableState]
 
     def why_not_at_fence(self, table: QualifiedName) -> str | None:
-        """None if the subscriber's table is exactly at the fence, else what it is instead."""
+        """None if the subscriber's table is exactly at the fence, else the reason."""
         match self.states.get(table):
             case None:
                 return "the table is not part of the subscription yet; run `cdc-replay refresh`"
@@ -57,9 +56,10 @@ class ComparisonFence:
 def open_fence(
     snapshot: ExportedSnapshot, subscriber_dsn: str, subscription: str, *, has_tables_of_others: bool = False
 ) -> Iterator[ComparisonFence]:
-    """Open both sides at the snapshot's consistent point; they are closed with the context.
+    """Open both sides at the snapshot's consistent point; the context closes them.
 
-    Where the subscriber `has_tables_of_others`, what reads them as their owner is made there, and undone.
+    If the subscriber `has_tables_of_others`, functions that read as their owner are created there and rolled
+    back.
 
     The caller has replayed the subscription up to that point and holds its lock.
 
@@ -73,8 +73,8 @@ def open_fence(
         subscriber = stack.enter_context(
             contextlib.closing(_open_subscriber(subscriber_dsn, purpose, read_only=not has_tables_of_others))
         )
-        # A policy must not hide rows from the comparison: the server refuses such a read instead. So it does
-        # on the publisher's side.
+        # A policy must not hide rows from the comparison: the server rejects such a read instead, as on the
+        # publisher's side.
         subscriber.execute("set local row_security = off")
         yield ComparisonFence(
             snapshot.consistent_point, publisher, subscriber, table_states(subscriber, subscription)

@@ -1,23 +1,23 @@
-"""Other feeds of a subscription's tables: which rows of the subscriber they may have brought.
+"""Other feeds of a subscription's tables: which rows of the subscriber they may have inserted.
 
-A native REFRESH PUBLICATION deletes no row (R7.13). `refresh --reconcile` does, so it must not take the rows
-of another subscription for surplus ones.
+A native REFRESH PUBLICATION deletes no row (R7.13). `refresh --reconcile` does, so it must not treat rows of
+another subscription as surplus.
 
 | the same table of the subscriber is fed by      | its rows are                                        |
 |-------------------------------------------------|-----------------------------------------------------|
-| another subscription of this project, to the    | those that its row filters let through, now or ever |
-| same publisher, by row filters                  | since its rows were brought (R9.12): they stay      |
-| one that had no row filter at some time, or one | not known: the table is refused                     |
-| that is not exact on the subscriber             |                                                     |
-| one of another publisher, or not configured     | not known: the table is refused                     |
-| a native subscription                           | not known: the table is refused                     |
-| any of them, by another table of the same       | not known: the table is refused                     |
+| another subscription of this project, to the    | those that pass its current row filters, or any in  |
+| same publisher, by row filters                  | force since its copy (R9.12): they stay             |
+| one that ever had no row filter, or a filter    | unknown: the table is refused                       |
+| that the subscriber cannot evaluate exactly     |                                                     |
+| one of another publisher, or not configured     | unknown: the table is refused                       |
+| a native subscription                           | unknown: the table is refused                       |
+| any of them, by another table of the same       | unknown: the table is refused                       |
 | partition tree                                  |                                                     |
 
-The filters are those of the publisher's catalogs. One is evaluated on the subscriber only if its meaning
-depends on nothing but the values of the columns (`filters.compile`), these columns are published to the other
-subscription, and the subscriber's columns have the same types and collations. What is executed there is
-written from its tree (`filters.printed`).
+The filters are those of the publisher's catalogs. A filter is evaluated on the subscriber only if its meaning
+depends only on the values of the columns (`filters.compile`), these columns are published to the other
+subscription, and the subscriber's columns have the same types and collations. The SQL is printed from its
+tree (`filters.printed`).
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable, read_target_tables
 
 _TREES: Final = """
-    with wanted as (
+    with requested as (
         select class.oid, namespace.nspname as schema_name, class.relname as table_name
         from unnest(%s::text[], %s::text[]) as given (schema_name, table_name)
         join pg_namespace as namespace on namespace.nspname = given.schema_name
         join pg_class as class on class.relnamespace = namespace.oid and class.relname = given.table_name
     )
-    select schema_name, table_name, oid, oid from wanted
+    select schema_name, table_name, oid, oid from requested
     union
-    select schema_name, table_name, oid, relid::oid from wanted, pg_partition_ancestors(oid) as relid
+    select schema_name, table_name, oid, relid::oid from requested, pg_partition_ancestors(oid) as relid
     union
-    select schema_name, table_name, oid, relid::oid from wanted, pg_partition_tree(oid)
+    select schema_name, table_name, oid, relid::oid from requested, pg_partition_tree(oid)
 """
-"""The wanted tables, each with every table of its partition tree, itself among them."""
+"""The requested tables, each with all tables of its partition tree, itself included."""
 
 _SUBSCRIPTIONS: Final = """
-    select class.oid, held.subscription, held.schema_name, held.table_name
+    select class.oid, entry.subscription, entry.schema_name, entry.table_name
     from pg_class as class
     join pg_namespace as namespace on namespace.oid = class.relnamespace
-    join cdc_replay.subscription_table as held
-        on held.relation = class.oid
-        or held.relation is null and held.schema_name = namespace.nspname and held.table_name = class.relname
-    where class.oid = any(%s) and held.subscription <> %s
-    order by held.subscription, held.schema_name, held.table_name
+    join cdc_replay.subscription_table as entry
+        on entry.relation = class.oid or entry.relation is null and entry.schema_name = namespace.nspname and
+        entry.table_name = class.relname
+    where class.oid = any(%s) and entry.subscription <> %s
+    order by entry.subscription, entry.schema_name, entry.table_name
 """
 
 _NATIVE: Final = """
@@ -86,12 +86,12 @@ _WIDER: Final[Mapping[str, frozenset[str]]] = {
     "integer": frozenset({"bigint"}),
     "character varying": frozenset({"text"}),
 }
-"""Types of the publisher's columns: types of the subscriber's that hold the same values, compared alike."""
+"""Publisher's type: types of the subscriber with the same values and the same comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """Subscription `name` brings rows of the publisher's table `table` into our `target`, or beside it."""
+    """Subscription `name` feeds our `target`, or another table of its tree, from the publisher's `table`."""
 
     target: QualifiedName
     name: str
@@ -101,37 +101,37 @@ class _Feed:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """The URI of the publisher's log, its catalog as of now, and all configured subscriptions by name."""
+    """The URI of the publisher's log, its current catalog, and all configured subscriptions by name."""
 
     change_log: str
     catalog: PublisherCatalog
     configured: Mapping[str, Subscription]
 
 
-class _NotKnownError(Exception):
-    """Which rows of a feed there are cannot be known, for this reason."""
+class _UnknownRowsError(Exception):
+    """The rows of a feed cannot be determined, for this reason."""
 
 
 def rows_of_other_feeds(
     session: SubscriptionSession, log_state: LogState, tables: Iterable[QualifiedName]
 ) -> dict[QualifiedName, sql.Composed]:
-    """By table, the condition of rows of the subscriber that other feeds of it may have brought.
+    """By table, the condition for rows of the subscriber that other feeds may have inserted.
 
     Raises:
-        ReconcileRefused: naming every table with another feed whose rows are not known.
+        ReconcileRefused: naming every table with another feed whose rows are unknown.
     """
     trees = _trees(session, tables)
     reasons = [
-        f'table "{target}": native subscription "{name}" feeds it too, and its rows are not known here'
+        f'table "{target}": native subscription "{name}" also feeds it, and its rows are unknown'
         for relation, name in session.connection.execute(_NATIVE, (list(trees),))
         for target in trees[relation]
     ]
     claims: dict[QualifiedName, list[sql.Composed]] = {}
     for feed in _feeds(session, trees):
         try:
-            claim = _Other(session, log_state, feed).claim()
-        except _NotKnownError as reason:
-            reasons.append(f'table "{feed.target}": subscription "{feed.name}" feeds it too, {reason}')
+            claim = _OtherFeed(session, log_state, feed).claim()
+        except _UnknownRowsError as reason:
+            reasons.append(f'table "{feed.target}": subscription "{feed.name}" also feeds it, {reason}')
         else:
             claims.setdefault(feed.target, []).extend([] if claim is None else [claim])
     if reasons:
@@ -140,23 +140,25 @@ def rows_of_other_feeds(
             " subscriptions",
             detail="\n".join(reasons),
             hint="Nothing was changed. Rows of another subscription of this database stay if its row filter"
-            " tells them: give it one that compares columns with constants, or feed the table by one"
-            " subscription only.",
+            " identifies them: give it a filter that compares columns with constants, or feed the table by"
+            " one subscription only.",
             rule="R7.13",
         )
     return {
-        table: sql.SQL("({})").format(sql.SQL(" or ").join(found)) for table, found in claims.items() if found
+        table: sql.SQL("({})").format(sql.SQL(" or ").join(conditions))
+        for table, conditions in claims.items()
+        if conditions
     }
 
 
 def _trees(
     session: SubscriptionSession, tables: Iterable[QualifiedName]
 ) -> Mapping[int, Mapping[QualifiedName, bool]]:
-    """By oid, every table in whose partition trees are some of `tables`, each with whether it is that one."""
+    """By oid, all tables of the partition trees of `tables`, with the requested table and if it is that."""
     names = list(tables)
-    wanted = ([name.schema for name in names], [name.name for name in names])
+    requested = ([name.schema for name in names], [name.name for name in names])
     trees: dict[int, dict[QualifiedName, bool]] = {}
-    for schema, name, oid, relation in session.connection.execute(_TREES, wanted):
+    for schema, name, oid, relation in session.connection.execute(_TREES, requested):
         trees.setdefault(relation, {})[QualifiedName(schema, name)] = oid == relation
     return trees
 
@@ -164,98 +166,96 @@ def _trees(
 def _feeds(session: SubscriptionSession, trees: Mapping[int, Mapping[QualifiedName, bool]]) -> list[_Feed]:
     if not state_schema.is_installed(session.connection):
         return []
-    held = session.connection.execute(_SUBSCRIPTIONS, (list(trees), session.subscription.name))
+    rows = session.connection.execute(_SUBSCRIPTIONS, (list(trees), session.subscription.name))
     return [
         _Feed(target, name, QualifiedName(schema, table), is_same)
-        for relation, name, schema, table in held
+        for relation, name, schema, table in rows
         for target, is_same in trees[relation].items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
-    """One feed, seen from the subscription that is to be reconciled."""
-
+class _OtherFeed:
     session: SubscriptionSession
     log_state: LogState
     feed: _Feed
 
     def claim(self) -> sql.Composed | None:
-        """The condition of rows that it may have brought; None if there are none.
+        """The condition for rows that it may have inserted; None if there are none.
 
         Raises:
-            _NotKnownError: if its row filters do not tell its rows.
+            _UnknownRowsError: if its row filters do not identify its rows.
         """
         if not self.feed.is_same_table:
-            raise _NotKnownError(f'by table "{self.feed.table}" of the same partition tree')
+            raise _UnknownRowsError(f'by table "{self.feed.table}" of the same partition tree')
         change_log = ChangeLog.open(self.log_state.change_log)
         publications = self._publications(change_log.header.system_identifier)
         conditions: dict[RowFilter, sql.Composed] = {}
-        for catalog in (*self._catalogs_since_brought(change_log), self.log_state.catalog):
+        for catalog in (*self._catalogs_since_copy(change_log), self.log_state.catalog):
             synced, filters = _synced_and_filters(catalog, publications, self.feed.table)
             if synced is not None and filters is None:
-                raise _NotKnownError("and has or had no row filter for it, so that every row may be its own")
+                raise _UnknownRowsError("and has or had no row filter for it, so every row may be its own")
             for row_filter in filters or ():
                 if synced is not None and row_filter not in conditions:
                     conditions[row_filter] = self._condition(synced, row_filter)
-        self._check_brought(conditions)
+        self._check_copy_filters(conditions)
         return sql.SQL("({})").format(sql.SQL(" or ").join(conditions.values())) if conditions else None
 
     def _publications(self, system_identifier: str) -> tuple[str, ...]:
-        """Those by which its rows came, and those that are configured for it."""
+        """The publications recorded at its copy, and those of the configuration."""
         name = self.feed.name
         record = subscription_records.subscription_record(self.session.connection, name)
         configured = self.log_state.configured.get(name)
         if configured is None or record is None:
-            raise _NotKnownError("and is not in the configuration")
+            raise _UnknownRowsError("and is not in the configuration")
         is_same = configured.publisher == self.session.subscription.publisher
         if not is_same or record.publisher_system_identifier != system_identifier:
-            raise _NotKnownError("and has another publisher")
+            raise _UnknownRowsError("and has another publisher")
         return tuple(dict.fromkeys((*record.publications, *configured.publications)))
 
     @property
-    def _brought(self) -> CopyDefinition | None:
+    def _copy_definition(self) -> CopyDefinition | None:
         return read_copy_definitions(self.session.connection, self.feed.name).get(self.feed.table)
 
     @property
     def _state(self) -> object:
         return subscription_tables.table_states(self.session.connection, self.feed.name).get(self.feed.table)
 
-    def _catalogs_since_brought(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
-        if self._brought is None:
+    def _catalogs_since_copy(self, change_log: ChangeLog) -> tuple[PublisherCatalog, ...]:
+        if self._copy_definition is None:
             return ()
-        since = min(self._brought.lsn, change_log.end_lsn)
+        since = min(self._copy_definition.lsn, change_log.end_lsn)
         history = CatalogHistory(change_log.catalogs())
         return tuple(history.within(Window(since, change_log.end_lsn)).values())
 
-    def _check_brought(self, filters: Iterable[RowFilter]) -> None:
-        """All its rows came by one of `filters`."""
-        if self._brought is None:
+    def _check_copy_filters(self, filters: Iterable[RowFilter]) -> None:
+        """Check that all its rows were replicated through one of `filters`."""
+        if self._copy_definition is None:
             if not isinstance(self._state, Pending):
-                raise _NotKnownError("and it is not known by which row filter its rows came")
+                raise _UnknownRowsError("and the row filter of its copied rows is unknown")
             return
-        former = self._brought.definition.filters
+        former = self._copy_definition.definition.filters
         if former is None:
-            raise _NotKnownError("and had no row filter for it, so that every row may be its own")
+            raise _UnknownRowsError("and had no row filter for it, so every row may be its own")
         if not former <= {row_filter.sql for row_filter in filters}:
-            raise _NotKnownError(
-                f"and the row filter by which its rows were brought at {self._brought.lsn} is not in the"
+            raise _UnknownRowsError(
+                f"and the row filter of its copy at {self._copy_definition.lsn} is not in the"
                 f" change log; run `cdc-replay capture {self.session.subscription.publisher}` first"
             )
 
     def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
-        """The filter for the subscriber, whose answers are those of the publisher."""
+        """The filter as a condition that the subscriber evaluates like the publisher."""
         compiled = compile_filter(row_filter, synced.table)
         if not isinstance(compiled, SparkFilter):
-            raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
+            raise _UnknownRowsError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
         present = self.log_state.catalog.tables.get(synced.table.id)
-        # By attribute number: a column may have another name by now.
+        # By attribute number: a column may have been renamed.
         names = {column.attnum: column.name for column in present.columns} if present else {}
         target = read_target_tables(self.session.connection, [self.feed.target])[self.feed.target]
         for column in compiled.columns:
             is_published = column.name in synced.columns and column.attnum in names
-            if not is_published or not _is_alike(column, names[column.attnum], target):
-                raise _NotKnownError(
+            if not is_published or not _compares_equally(column, names[column.attnum], target):
+                raise _UnknownRowsError(
                     f'and the subscriber cannot evaluate its row filter: column "{column.name}" is not'
                     " published, or has another type or collation there"
                 )
@@ -263,55 +263,57 @@ class _Other:
         try:
             passes = printed_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
         except NotPrintableError as error:
-            raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
+            raise _UnknownRowsError(f"and the subscriber cannot evaluate its row filter: {error}") from error
         return sql.SQL("({} is true)").format(passes)
 
 
 def _synced_and_filters(
     catalog: PublisherCatalog, publications: Sequence[str], name: QualifiedName
 ) -> tuple[SyncedTable | None, tuple[RowFilter, ...] | None]:
-    """The table as the publications list it, and every filter by which a row can come; None: any row."""
+    """The table as the publications list it, and all filters that apply to its rows; None: any row."""
     try:
-        listed = {each.table.name: each for each in synced_tables(catalog, publications)}
+        listed = {filter_set.table.name: filter_set for filter_set in synced_tables(catalog, publications)}
         synced = listed.get(name)
-        found = [] if synced is None else [synced.filters, *_stream_filters(catalog, publications, synced)]
+        filter_sets = (
+            [] if synced is None else [synced.filters, *_stream_filters(catalog, publications, synced)]
+        )
     except PublicationRefused as error:
-        raise _NotKnownError("and PostgreSQL refuses its publications") from error
+        raise _UnknownRowsError("and PostgreSQL refuses its publications") from error
     filters: dict[RowFilter, None] = {}
-    for each in found:
-        if each is None:
+    for filter_set in filter_sets:
+        if filter_set is None:
             return synced, None
-        filters |= dict.fromkeys(each)
+        filters |= dict.fromkeys(filter_set)
     return synced, tuple(filters)
 
 
 def _stream_filters(
     catalog: PublisherCatalog, publications: Sequence[str], synced: SyncedTable
 ) -> Iterator[tuple[RowFilter, ...] | None]:
-    """Those of the change stream, which can differ from those of the initial copy (R7.5)."""
+    """The filters of the change stream, which can differ from those of the initial copy (R7.5)."""
     for leaf in synced.leaves:
         published = resolve(catalog, publications, leaf.id)
         if published is not None and published.table.name == synced.table.name:
             yield from (published.filters[action] for action in ROW_ACTIONS if action in published.actions)
 
 
-def _is_alike(column: TableColumn, name: str, table: TargetTable) -> bool:
-    """Whether the subscriber's column of that name holds the publisher's values and compares them alike."""
-    target = next((each for each in table.columns if each.name == name), None)
+def _compares_equally(column: TableColumn, name: str, table: TargetTable) -> bool:
+    """Whether the subscriber's column `name` has the publisher's values and comparison."""
+    target = next((candidate for candidate in table.columns if candidate.name == name), None)
     if target is None or not _has_same_values(column.type_sql, target.base_type_sql):
         return False
     return _collation_of(column) == _collation_in(target)
 
 
-def _has_same_values(here: str, there: str) -> bool:
-    without_length, _, rest = here.partition("(")
+def _has_same_values(published: str, target: str) -> bool:
+    without_length, _, rest = published.partition("(")
     _, _, suffix = rest.partition(")")
     unlimited = without_length + suffix
-    return there in {here, unlimited} or there in _WIDER.get(unlimited, ())
+    return target in {published, unlimited} or target in _WIDER.get(unlimited, ())
 
 
 def _collation_of(column: TableColumn) -> str | None:
-    """None: that of the database, or none at all."""
+    """The collation; None: the database's default, or no collation."""
     return None if column.collation_sql is None else column.collation_sql.replace('"', "")
 
 

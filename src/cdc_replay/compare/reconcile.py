@@ -1,11 +1,11 @@
-"""Reconcile tables: compare and stage one after another, then merge all of them in one transaction.
+"""Reconcile tables: compare and stage them one by one, then merge all of them in one transaction.
 
 | killed at                 | durable                          | the next run            |
 |---------------------------|----------------------------------|-------------------------|
-| `reconcile.after_digests` | nothing                          | begins again            |
-| `reconcile.after_staging` | nothing: temporary tables        | begins again            |
-| `reconcile.mid_merge`     | nothing                          | begins again            |
-| `reconcile.before_commit` | nothing                          | begins again            |
+| `reconcile.after_digests` | nothing                          | starts over             |
+| `reconcile.after_staging` | nothing: temporary tables        | starts over             |
+| `reconcile.mid_merge`     | nothing                          | starts over             |
+| `reconcile.before_commit` | nothing                          | starts over             |
 | `reconcile.after_commit`  | rows, states and result together | finds no difference     |
 """
 
@@ -26,7 +26,7 @@ from psycopg import sql
 from cdc_replay.compare.buckets import UnequalBuckets, unequal_buckets
 from cdc_replay.compare.digest import TableSide
 from cdc_replay.compare.merge import Merged, MergedValues, Preview, merge, merge_values, preview
-from cdc_replay.compare.staging import StagedRows, TablePair, comparing, stage, stage_unpublished_keys
+from cdc_replay.compare.staging import StagedRows, TablePair, comparison_errors, stage, stage_unpublished_keys
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReconcileRequest:
-    """Which tables to reconcile with what the snapshot holds.
+    """Tables to reconcile with a snapshot.
 
-    `claims` are, by table, conditions of rows that other feeds of the subscriber's table may have brought:
-    they stay.
+    `claims` are, by table, conditions for rows that other feeds of the subscriber's table may have inserted:
+    they are never deleted.
     """
 
     subscribed: Subscription
@@ -73,21 +73,21 @@ class ReconcileRequest:
 
     @property
     def purpose(self) -> str:
-        """What the connections are for."""
+        """Purpose of the connections."""
         return f"reconcile {self.subscription}"
 
     @property
     def lsn(self) -> Lsn:
-        """The position that the tables are brought to."""
+        """The position that the tables reach."""
         return self.snapshot.consistent_point
 
 
 @dataclass(frozen=True, slots=True)
 class ReconciledTable:
-    """What was changed in a table of the subscriber; with `preview`, what would be.
+    """Changes of a table of the subscriber; with `preview`, those that would be made.
 
-    `rows` were read from the publisher because they could differ; `bytes` are those rows in COPY's text
-    format and the digests of both sides.
+    `rows` were read from the publisher because they could differ; `bytes` are these rows in COPY's text
+    format, and the digests of both sides.
     """
 
     name: QualifiedName
@@ -101,46 +101,41 @@ class ReconciledTable:
 
 
 BeforeCommit: TypeAlias = Callable[[Connection, Sequence[ReconciledTable]], None]
-"""Called inside the transaction, to record what it has come to."""
+"""Called inside the transaction, to record the result."""
 
 
 def reconcile_tables(
     request: ReconcileRequest, before_commit: BeforeCommit | None = None
 ) -> tuple[ReconciledTable, ...]:
-    """Make all tables exactly what the snapshot publishes, and `Ready` at its LSN, in one transaction.
+    """Make all tables equal what the snapshot publishes, and `Ready` at its LSN, in one transaction.
 
-    The caller holds the subscription's lock, keeps the snapshot exported until this returns, and knows that
-    the change log gets the tables' changes from its LSN on.
+    The caller holds the subscription's lock, keeps the snapshot exported until this returns, and has checked
+    that the tables' changes are captured from its LSN on.
 
     Raises:
         TargetMismatch: listing every table and column that the subscriber lacks.
         InvalidFilter: if a row filter fails on a row.
         ApplyConflict: if a constraint of the subscriber does not allow a row.
-        SubscriberLocked: if other sessions hold what is needed.
-        MissingPrivilege, ServerUnavailable: as from every command. Nothing is changed by any of them.
+        SubscriberLocked: if other sessions hold locks on the tables.
+        MissingPrivilege, ServerUnavailable: as from every command. Each error leaves everything unchanged.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
-        work = _compared(request, publisher, subscriber)
+    with _connections(request) as (publisher, subscriber):
+        pairs = _compare_and_stage(request, publisher, subscriber)
         publisher.rollback()
         failpoint("reconcile.after_staging")
         with _lock_errors(request), replication_origin(subscriber, request.subscription, request.lsn):
-            targets = [each.staged.pair.target for each in work]
+            targets = [pair.staged.pair.target for pair in pairs]
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, targets) as sessions:
                 _lock(sessions, targets)
-                check_names(subscriber, {each.name: each.oid for each in targets})
+                check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
-                    done = tuple(_merged(request, subscriber, sessions, each) for each in work)
+                    reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
             if before_commit is not None:
-                before_commit(subscriber, done)
+                before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
-    return done
+    return reconciled
 
 
 def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
@@ -149,28 +144,23 @@ def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
     Raises:
         TargetMismatch, InvalidFilter, MissingPrivilege, ServerUnavailable: as `reconcile_tables`.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
-        work = _compared(request, publisher, subscriber)
+    with _connections(request) as (publisher, subscriber):
+        pairs = _compare_and_stage(request, publisher, subscriber)
         publisher.rollback()
-        return tuple(_previewed(subscriber, each) for each in work)
+        return tuple(_preview(subscriber, pair) for pair in pairs)
 
 
-def _previewed(connection: Connection, work: _Work) -> ReconciledTable:
-    began = time.monotonic()
-    seen, staged = preview(connection, work.staged), work.staged
-    counts = (seen.insert.rows, seen.update.rows, seen.delete.rows)
-    seconds = work.seconds + time.monotonic() - began
-    return ReconciledTable(staged.pair.name, *counts, staged.rows, work.bytes, seconds, seen)
+def _preview(connection: Connection, pair: _ComparedPair) -> ReconciledTable:
+    started = time.monotonic()
+    previewed, staged = preview(connection, pair.staged), pair.staged
+    counts = (previewed.insert.rows, previewed.update.rows, previewed.delete.rows)
+    seconds = pair.seconds + time.monotonic() - started
+    return ReconciledTable(staged.pair.name, *counts, staged.rows, pair.bytes, seconds, previewed)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """What comparing the values of one table has come to; `rows` and `bytes` as in `ReconciledTable`."""
+    """The compared values of one table; `rows` and `bytes` as in `ReconciledTable`."""
 
     name: QualifiedName
     values: MergedValues
@@ -180,96 +170,110 @@ class ComparedTable:
 
 
 def compare_values(
-    request: ReconcileRequest, before_commit: Callable[[Connection, ComparedTable], None], *, moves: bool
+    request: ReconcileRequest,
+    before_commit: Callable[[Connection, ComparedTable], None],
+    *,
+    update_rows: bool,
 ) -> ComparedTable:
-    """Bring the values of the rows that both sides have, of one table, if it `moves` any; count the others.
+    """Update rows of one table that are on both sides, if `update_rows`, and count the others.
 
-    No row comes or goes, and the table's state stays. The caller holds the subscription's lock, keeps the
-    snapshot exported until this returns, and has brought the table to its LSN.
+    No row is inserted or deleted, and the table's state stays. The caller holds the subscription's lock,
+    keeps the snapshot exported until this returns, and has replayed the table up to its LSN.
 
     Raises:
         CdcReplayError: as `reconcile_tables`.
     """
-    with (
-        contextlib.closing(import_snapshot(request.snapshot, purpose=request.purpose)) as publisher,
-        contextlib.closing(
-            connect_as_apply_worker(request.subscriber_dsn, purpose=request.purpose)
-        ) as subscriber,
-    ):
-        (work,) = _compared(request, publisher, subscriber)
-        with comparing(work.staged.pair.name):
-            unpublished = stage_unpublished_keys(work.staged, 0, publisher, subscriber)
+    with _connections(request) as (publisher, subscriber):
+        (pair,) = _compare_and_stage(request, publisher, subscriber)
+        with comparison_errors(pair.staged.pair.name):
+            unpublished = stage_unpublished_keys(pair.staged, 0, publisher, subscriber)
         publisher.rollback()
         failpoint("reconcile.after_staging")
         with _lock_errors(request), replication_origin(subscriber, request.subscription, request.lsn):
-            target = work.staged.pair.target
-            targets = [target] if moves and work.staged.buckets.numbers else []
+            target = pair.staged.pair.target
+            targets = [target] if update_rows and pair.staged.buckets.ids else []
             set_lock_timeout(subscriber, request.subscribed.lock_timeout)
             with act_on(subscriber, [target], only_reads=not targets) as sessions:
                 _lock(sessions, targets)
                 with disable_statement_triggers(subscriber, sessions, targets):
                     values = merge_values(
-                        subscriber, sessions.session_for(target), work.staged, unpublished, moves=moves
+                        subscriber,
+                        sessions.session_for(target),
+                        pair.staged,
+                        unpublished,
+                        update_rows=update_rows,
                     )
-            staged = work.staged
-            done = ComparedTable(staged.pair.name, values, staged.rows, work.bytes, work.seconds)
-            before_commit(subscriber, done)
+            staged = pair.staged
+            compared = ComparedTable(staged.pair.name, values, staged.rows, pair.bytes, pair.seconds)
+            before_commit(subscriber, compared)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
-    return done
+    return compared
+
+
+@contextlib.contextmanager
+def _connections(request: ReconcileRequest) -> Iterator[tuple[Connection, Connection]]:
+    purpose = request.purpose
+    with (
+        contextlib.closing(import_snapshot(request.snapshot, purpose=purpose)) as publisher,
+        contextlib.closing(connect_as_apply_worker(request.subscriber_dsn, purpose=purpose)) as subscriber,
+    ):
+        yield publisher, subscriber
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What there is to merge into one table, and what finding it took."""
+class _ComparedPair:
+    """One table compared and staged, with the bytes and seconds that this took."""
 
     staged: StagedRows
     bytes: int
     seconds: float
 
 
-def _compared(request: ReconcileRequest, publisher: Connection, subscriber: Connection) -> list[_Work]:
+def _compare_and_stage(
+    request: ReconcileRequest, publisher: Connection, subscriber: Connection
+) -> list[_ComparedPair]:
     targets = read_target_tables(
         subscriber,
-        [each.table.name for each in request.tables],
+        [table.table.name for table in request.tables],
         run_as_owner=request.subscribed.run_as_owner,
     )
-    check_targets({each.table.name: each.columns for each in request.tables}, targets)
-    work = []
-    for number, synced in enumerate(request.tables):
-        began = time.monotonic()
+    check_targets({table.table.name: table.columns for table in request.tables}, targets)
+    compared = []
+    for index, synced in enumerate(request.tables):
+        started = time.monotonic()
         logger.info(
             "subscription %s: comparing %s at %s", request.subscription, synced.table.name, request.lsn
         )
         lock_planned_tables(publisher, [PlannedTable.from_catalog(synced.table)])
         target = targets[synced.table.name]
         with (
-            comparing(synced.table.name),
+            comparison_errors(synced.table.name),
             pinned_text_formats(subscriber),
             subscriber.transaction(),
             act_on(subscriber, [target], only_reads=True) as sessions,
         ):
             session = sessions.session_for(target)
-            pair = TablePair.of(synced, target, publisher, subscriber, session)
+            pair = TablePair.from_tables(synced, target, publisher, subscriber, session)
             pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
-            pair, unequal = _unequal(pair, publisher, pair.subscriber(subscriber, session))
+            pair, unequal = _find_unequal_buckets(pair, publisher, pair.subscriber(subscriber, session))
         failpoint("reconcile.after_digests")
-        staged = stage(pair, number, unequal.buckets, publisher, subscriber)
-        work.append(_Work(staged, unequal.bytes + staged.bytes, time.monotonic() - began))
+        staged = stage(pair, index, unequal.buckets, publisher, subscriber)
+        compared.append(_ComparedPair(staged, unequal.bytes + staged.bytes, time.monotonic() - started))
         logger.info(
             "subscription %s: %s compared (%d of %d): %d buckets differ, %d rows of them read, %d bytes",
-            *(request.subscription, pair.name, number + 1, len(request.tables)),
-            *(len(unequal.buckets.numbers), staged.rows, work[-1].bytes),
+            *(request.subscription, pair.name, index + 1, len(request.tables)),
+            *(len(unequal.buckets.ids), staged.rows, compared[-1].bytes),
         )
-    return work
+    return compared
 
 
-def _unequal(
+def _find_unequal_buckets(
     pair: TablePair, publisher: Connection, subscriber: TableSide
 ) -> tuple[TablePair, UnequalBuckets]:
-    """The buckets that differ. A filter that fails on a row of the subscriber is not asked there."""
+    """The buckets that differ. If the filter fails on a row of the subscriber, it is not evaluated there."""
     if pair.outside is not None:
-        # Savepoints: the imported snapshot must survive.
+        # Savepoints: the imported snapshot must survive a failed statement.
         with (
             contextlib.suppress(psycopg.DataError),
             publisher.transaction(),
@@ -282,29 +286,29 @@ def _unequal(
 
 
 def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:
-    """Shut other writers out until the commit: rows are found by their place. Readers go on."""
-    for target in sorted(targets, key=lambda each: each.name):
+    """Lock out other writers until the commit: rows are located by ctid. Readers are not blocked."""
+    for target in sorted(targets, key=lambda table: table.name):
         lock = sql.SQL("lock table {} in share row exclusive mode").format(target_reference(target))
         sessions.session_for(target).execute(lock)
 
 
-def _merged(
-    request: ReconcileRequest, connection: Connection, sessions: TargetSessions, work: _Work
+def _merge(
+    request: ReconcileRequest, connection: Connection, sessions: TargetSessions, pair: _ComparedPair
 ) -> ReconciledTable:
-    began = time.monotonic()
-    name = work.staged.pair.name
-    merged: Merged = merge(connection, sessions.session_for(work.staged.pair.target), work.staged)
+    started = time.monotonic()
+    name = pair.staged.pair.name
+    merged: Merged = merge(connection, sessions.session_for(pair.staged.pair.target), pair.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
-    seconds = work.seconds + time.monotonic() - began
-    done = ReconciledTable(
-        name, merged.insert, merged.update, merged.delete, work.staged.rows, work.bytes, seconds
+    seconds = pair.seconds + time.monotonic() - started
+    table = ReconciledTable(
+        name, merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
     )
     logger.info(
         "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
-        *(request.subscription, name, done.insert, done.update, done.delete, done.seconds),
+        *(request.subscription, name, table.insert, table.update, table.delete, table.seconds),
     )
     failpoint("reconcile.mid_merge")
-    return done
+    return table
 
 
 @contextlib.contextmanager
@@ -315,5 +319,5 @@ def _lock_errors(request: ReconcileRequest) -> Iterator[None]:
         raise SubscriberLocked(
             f'cannot lock the tables of subscription "{request.subscription}": {error.diag.message_primary}',
             detail=error.diag.message_detail,
-            hint="Another session of the subscriber writes to them: run the command again when it has ended.",
+            hint="Another session of the subscriber writes to them: run the command again after it ends.",
         ) from error

@@ -1,7 +1,7 @@
 """The publisher's rows of unequal buckets, in temporary tables of the subscriber's session.
 
-A temporary table has the published columns with the types of the target's own, so the rows are read by the
-same input functions that would read them into the target. It goes with the session, however that ends.
+A temporary table has the published columns with the target's types, so that the same input functions read the
+rows as in the target. It disappears with the session.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cdc_replay.subscriber.target_tables import TargetTable
 
 @dataclass(frozen=True, slots=True)
 class TablePair:
-    """A published table and its target; rows belong together by `key`, empty where there is none.
+    """A published table and its target; `key` identifies a row on both sides, empty if there is none.
 
-    `passes` is true of the publisher's rows that the row filters let through, None where there are none;
-    `outside` of rows of the target that they shut out, where the subscriber can tell; `claimed` of rows that
-    another feed of the target may have brought, which are never deleted. `time_zone` is that of the sessions
+    Conditions: `passes` for the publisher's rows that pass the row filters, None without filters; `outside`
+    for rows of the target outside them, None if the subscriber cannot evaluate them; `claimed` for rows that
+    another feed of the target may have inserted, which are never deleted. `time_zone` is that of sessions
     which write to the target.
     """
 
@@ -48,7 +48,7 @@ class TablePair:
     claimed: sql.Composed | None = None
 
     @classmethod
-    def of(
+    def from_tables(
         cls,
         synced: SyncedTable,
         target: TargetTable,
@@ -56,7 +56,7 @@ class TablePair:
         subscriber: Connection,
         session: TargetSession,
     ) -> TablePair:
-        """The pair; the target has all the published columns.
+        """Build the pair; the target has all published columns.
 
         Raises:
             InvalidFilter: if a row filter cannot be read.
@@ -64,7 +64,9 @@ class TablePair:
         key = digest.common_key(synced.table, target, synced.columns)
         passes = printed_filters(publisher, synced.table, synced.filters)
         pair = cls(synced, target, key, database_time_zone(subscriber), passes)
-        outside, _ = digest.outside_there(pair.subscriber(subscriber, session), publisher, synced)
+        outside, _ = digest.subscriber_filter_condition(
+            pair.subscriber(subscriber, session), publisher, synced
+        )
         return dataclasses.replace(pair, outside=outside)
 
     @property
@@ -79,51 +81,51 @@ class TablePair:
 
     @property
     def hashed_key(self) -> tuple[str, ...]:
-        """What decides about a row's bucket: its key, or all of it."""
+        """The columns that determine a row's bucket: its key, or all."""
         return self.key or self.columns
 
     def publisher(self, connection: Connection) -> TableSide:
-        """The rows that the target should hold."""
-        rows = digest.publisher_rows(self.synced.table, self.columns, self.passes, self._converted)
-        of_publisher, _ = digest.named_sides(self.synced.table.name)
+        """The publisher's side."""
+        rows = digest.publisher_rows(self.synced.table, self.columns, self.passes, self._conversions)
+        of_publisher, _ = digest.side_names(self.synced.table.name)
         return TableSide(connection, rows, self.key, self.columns, table=of_publisher)
 
     def subscriber(self, connection: Connection, session: TargetSession) -> TableSide:
-        """The rows that it holds, without those that are known to be outside of the filter."""
+        """The subscriber's side, without rows known to be outside the filter."""
         rows = digest.subscriber_rows(self.name, self.columns, is_partitioned=self.target.is_partitioned)
         if self.outside is not None:
             inside = "select {} from ({}) as rows where not ({})"
             rows = sql.SQL(inside).format(names(self.columns), rows, self.outside)
-        _, of_subscriber = digest.named_sides(self.name)
+        _, of_subscriber = digest.side_names(self.name)
         return TableSide(connection, rows, self.key, self.columns, session=session, table=of_subscriber)
 
-    def rows_of(self, buckets: Buckets) -> sql.Composed:
-        """The publisher's rows in these buckets, with the values as they are there."""
-        return self._selected(self.columns, self.passes or sql.SQL("true"), buckets)
+    def select_rows(self, buckets: Buckets) -> sql.Composed:
+        """The query of the publisher's rows in these buckets, with unconverted values."""
+        return self._select(self.columns, self.passes or sql.SQL("true"), buckets)
 
-    def unpublished_keys_of(self, buckets: Buckets, passes: sql.Composed) -> sql.Composed:
-        """The keys of the publisher's rows in these buckets that do not pass."""
-        return self._selected(self.key, digest.outside_filter(passes), buckets)
+    def select_unpublished_keys(self, buckets: Buckets, passes: sql.Composed) -> sql.Composed:
+        """The query of the keys of the publisher's unpublished rows in these buckets."""
+        return self._select(self.key, digest.outside_filter(passes), buckets)
 
-    def _selected(self, columns: Sequence[str], condition: sql.Composable, buckets: Buckets) -> sql.Composed:
-        converted = self._converted
+    def _select(self, columns: Sequence[str], condition: sql.Composable, buckets: Buckets) -> sql.Composed:
+        converted = self._conversions
         key = sql.SQL(", ").join(converted.get(name, sql.Identifier(name)) for name in self.hashed_key)
         table = self.synced.table
         return sql.SQL("select {} from {} where ({}) and {}").format(
             names(columns),
-            digest.from_table(table.name, is_partitioned=table.is_partitioned),
+            digest.from_clause(table.name, is_partitioned=table.is_partitioned),
             condition,
             buckets.condition(digest.hash_of(key)),
         )
 
     @property
-    def _converted(self) -> dict[str, sql.Composed]:
+    def _conversions(self) -> dict[str, sql.Composed]:
         return digest.conversions(self.synced.table, self.target, self.columns, self.time_zone)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """A pair whose rows in `buckets` are staged in temporary table `table`; None: there is nothing to do."""
+    """A pair whose rows in `buckets` are staged in temporary table `table`; None: the sides are equal."""
 
     pair: TablePair
     buckets: Buckets
@@ -132,7 +134,7 @@ class StagedRows:
     bytes: int
 
     def create_view(self, connection: Connection, table: sql.Identifier) -> sql.Identifier:
-        """A view of the table in which values have their types; who reads it makes the casts."""
+        """A view of the table with the target's types; its reader's rights apply to the casts."""
         view = temporary("staged")
         target = self.pair.target
         values = (
@@ -154,46 +156,45 @@ class StagedRows:
 
 
 def stage(
-    pair: TablePair, number: int, buckets: Buckets, publisher: Connection, subscriber: Connection
+    pair: TablePair, index: int, buckets: Buckets, publisher: Connection, subscriber: Connection
 ) -> StagedRows:
-    """Bring the publisher's rows of the buckets; `number` tells the session's temporary tables apart.
+    """Copy the publisher's rows of the buckets; `index` makes the temporary table's name unique.
 
     Raises:
         CdcReplayError: as `copy_across`.
     """
-    if not buckets.numbers and pair.outside is None:
+    if not buckets.ids and pair.outside is None:
         return StagedRows(pair, buckets, None, 0, 0)
-    table = _create(subscriber, f"reconcile_{number}", pair.target, pair.columns)
-    if not buckets.numbers:
+    table = _create(subscriber, f"reconcile_{index}", pair.target, pair.columns)
+    if not buckets.ids:
         return StagedRows(pair, buckets, table, 0, 0)
     copied: CopyCounts = copy_across(
-        publisher, [pair.rows_of(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
+        publisher, [pair.select_rows(buckets)], subscriber, CopyTarget(table, pair.name, pair.columns)
     )
     subscriber.execute(sql.SQL("analyze {}").format(table))
     return StagedRows(pair, buckets, table, copied.rows, copied.bytes)
 
 
 def stage_unpublished_keys(
-    staged: StagedRows, number: int, publisher: Connection, subscriber: Connection
+    staged: StagedRows, index: int, publisher: Connection, subscriber: Connection
 ) -> sql.Identifier | None:
-    """Bring the keys of the rows of the same buckets that the publisher has and does not publish.
+    """Copy the keys of the publisher's unpublished rows of the same buckets.
 
-    None where that can be no row that is told from others by its key.
+    None if there are no such rows, or no key.
 
     Raises:
         CdcReplayError: as `copy_across`.
     """
     pair, passes = staged.pair, staged.pair.passes
-    if passes is None or not pair.key or not staged.buckets.numbers:
+    if passes is None or not pair.key or not staged.buckets.ids:
         return None
-    table = _create(subscriber, f"unpublished_{number}", pair.target, pair.key)
-    rows = pair.unpublished_keys_of(staged.buckets, passes)
+    table = _create(subscriber, f"unpublished_{index}", pair.target, pair.key)
+    rows = pair.select_unpublished_keys(staged.buckets, passes)
     copy_across(publisher, [rows], subscriber, CopyTarget(table, pair.name, pair.key))
     return table
 
 
 def _create(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> sql.Identifier:
-    """A temporary table for values of these columns of the target."""
     table, owner_is_untrusted = temporary(name), target.acting.rights.owner_is_untrusted
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(
@@ -208,37 +209,37 @@ def _create(connection: Connection, name: str, target: TargetTable, columns: Seq
 
 
 def temporary(name: str) -> sql.Identifier:
-    """A temporary table of the session."""
+    """The name of a temporary table of the session."""
     return sql.Identifier("pg_temp", name)
 
 
 def names(columns: Sequence[str], alias: str = "") -> sql.Composed:
-    """The columns, of `alias` if there is one, with commas."""
+    """The columns separated by commas, qualified by `alias` if given."""
     qualified = ((alias, name) if alias else (name,) for name in columns)
-    return sql.SQL(", ").join(sql.Identifier(*each) for each in qualified)
+    return sql.SQL(", ").join(sql.Identifier(*parts) for parts in qualified)
 
 
 @contextlib.contextmanager
-def comparing(table: QualifiedName) -> Iterator[None]:
-    """Errors of either server while a table is compared, which name it.
+def comparison_errors(table: QualifiedName) -> Iterator[None]:
+    """Translate errors of both servers while a table is compared.
 
     Raises:
         InvalidFilter: if a row filter, or the type of the subscriber's column, fails on a value.
         MissingPrivilege, ServerUnavailable: as `translated_errors`.
     """
-    what = f'cannot compare table "{table}"'
+    action = f'cannot compare table "{table}"'
     try:
-        with translated_errors(what):
+        with translated_errors(action):
             yield
     except psycopg.DataError as error:
         raise InvalidFilter(
-            f"{what}: {error.diag.message_primary}",
+            f"{action}: {error.diag.message_primary}",
             detail=error.diag.message_detail,
-            hint="A row filter fails on a row, or the subscriber's type does not take a value:"
+            hint="A row filter fails on a row, or the subscriber's type rejects a value:"
             " correct the row, the filter or the type.",
             rule="R7.6",
         ) from error
     except psycopg.Error as error:
         raise CdcReplayError(
-            f"{what}: {error.diag.message_primary or error}", detail=error.diag.message_detail
+            f"{action}: {error.diag.message_primary or error}", detail=error.diag.message_detail
         ) from error

@@ -1,4 +1,4 @@
-"""Which database of a cluster changes come from."""
+"""The database of a cluster that changes come from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database of one cluster: `oid` is the same for as long as it is there, `name` may change."""
+    """A database of one cluster: `oid` never changes, `name` may."""
 
     oid: int
     name: str

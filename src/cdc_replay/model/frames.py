@@ -4,8 +4,8 @@ A value is always PostgreSQL's text. `old` and `new` hold one element per column
 the order of its Relation message; `old_kinds` and `new_kinds` hold one character per column (R1.4): `n` NULL,
 `t` text, `u` unchanged and not sent. An element whose kind is not `t` is NULL.
 
-Where values that were not sent are looked for (R4.6), `GIVEN_UP` is the kind of one that nobody has. To all
-other stages it is what `u` is: not sent.
+The resolution of unchanged TOAST values (R4.6) marks lost values with `GIVEN_UP`. All other stages treat it
+as `u`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 GIVEN_UP: Final = "x"
-"""An unsent value that is nowhere since: the row or the column is gone, or has another value."""
+"""An unsent value that exists nowhere any more: its row or column was removed, or has another value."""
 
 
 class ChangeKind(enum.Enum):
-    """What a change does; the value is the wire's message byte."""
+    """The kind of a change; the value is its message byte."""
 
     INSERT = "I"
     UPDATE = "U"
@@ -31,7 +31,7 @@ class NetKind(enum.Enum):
     """What is left to do to one subscriber row after all changes of a window."""
 
     INSERT = "I"
-    """Insert `values`; no row with that key is there, or it is deleted by the same window."""
+    """Insert `values`; no row with that key exists, or the same window deletes it."""
     UPDATE = "U"
     """Overwrite the columns sent in the row at `base_key`; the key itself may change."""
     DELETE = "D"
@@ -44,16 +44,16 @@ class NetKind(enum.Enum):
 
 
 class ConflictKind(enum.Enum):
-    """Why a change does not fit the subscriber's rows, under the names of PostgreSQL 18."""
+    """Conflicts of a change with the subscriber's rows, under the names of PostgreSQL 18."""
 
     INSERT_EXISTS = "insert_exists"
-    """A row with that key is already there."""
+    """A row with that key already exists."""
     UPDATE_EXISTS = "update_exists"
     """The row's new key belongs to another row."""
     UPDATE_MISSING = "update_missing"
-    """The row to update is not there; never an error (R8.4)."""
+    """The row to update does not exist; never an error (R8.4)."""
     DELETE_MISSING = "delete_missing"
-    """The row to delete is not there; never an error (R8.4)."""
+    """The row to delete does not exist; never an error (R8.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Frame:
 LOG: Final = Frame(
     (
         ("commit_lsn", "bigint"),  # end of the commit record; transactions are in this order
-        ("commit_time", "bigint"),  # microseconds since 1970-01-01 UTC, as the commit record says
+        ("commit_time", "bigint"),  # microseconds since 1970-01-01 UTC, from the commit record
         ("xid", "bigint"),  # top-level transaction id
-        ("origin", "string"),  # the transaction's; empty: one without a name; NULL: none (R8.19, R8.20)
+        ("origin", "string"),  # the transaction's; empty: an origin without a name; NULL: none (R8.19, R8.20)
         ("seq", "int"),  # ordinal of the message in its transaction, from 0
         ("lsn", "bigint"),  # start of the change's WAL record
         ("kind", "string"),  # the message byte: I U D T M
@@ -99,7 +99,7 @@ CHANGES: Final = Frame(
         ("kind", "string"),  # ChangeKind
         ("relation_id", "bigint"),  # a TRUNCATE is one row per relation, all with the same seq
         ("relation_version", "bigint"),  # NULL for TRUNCATE
-        ("catalog_version", "bigint"),  # the number of the PublisherCatalog in force (R9.10)
+        ("catalog_version", "bigint"),  # index of the PublisherCatalog in force (R9.10)
         ("old_kind", "string"),  # K, O, or NULL when no old tuple was sent
         ("old", "array<string>"),
         ("old_kinds", "string"),
@@ -108,7 +108,7 @@ CHANGES: Final = Frame(
         ("truncate_flags", "int"),  # 1 CASCADE, 2 RESTART IDENTITY; NULL unless TRUNCATE
     )
 )
-"""One row per row change, as the publisher made it: leaf identity, unfiltered."""
+"""One row per row change on the publisher: leaf identity, unfiltered."""
 
 ROUTED: Final = Frame(
     (
@@ -116,16 +116,16 @@ ROUTED: Final = Frame(
         ("commit_lsn", "bigint"),
         ("commit_time", "bigint"),
         ("seq", "int"),
-        ("kind", "string"),  # ChangeKind as the subscriber must see it
+        ("kind", "string"),  # ChangeKind for the subscriber
         ("transformed", "boolean"),  # an UPDATE on the publisher, an INSERT or DELETE here (R4.4)
-        ("search_key", "array<string>"),  # identity columns by which the row is found; NULL for I and T
+        ("search_key", "array<string>"),  # identity columns that locate the row; NULL for I and T
         ("new_key", "array<string>"),  # identity columns after the change; NULL for D and T
         ("values", "array<string>"),  # published columns in the target's routing order; NULL for D and T
         ("kinds", "string"),  # n, t, u per element of values; - for a column that this version did not send
         ("truncate_flags", "int"),
     )
 )
-"""One row per change that a subscribed table must see, in the published relation's columns."""
+"""One row per change for a subscribed table, in the published relation's columns."""
 
 NET: Final = Frame(
     (
@@ -141,12 +141,12 @@ NET: Final = Frame(
         ("conflicts", "string"),  # JSON: ConflictKind → count, among the window's own changes; NULL: none
     )
 )
-"""One row per subscriber row and effect, after compaction. Truncated tables are known apart."""
+"""One row per subscriber row and effect, after compaction. Truncations are not rows of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A TRUNCATE of a subscribed table; those of one statement share position (`commit_lsn`, `seq`)."""
+    """A TRUNCATE of a subscribed table; those of one statement share `commit_lsn` and `seq`."""
 
     target: int
     commit_lsn: int

@@ -1,7 +1,7 @@
-"""Keys that belong together, because UPDATEs have moved a row from one to the other.
+"""Keys that belong together because UPDATEs moved a row from one to the other.
 
-The changes of one key are brought together without knowing any other row. Only an UPDATE that changes a key
-links two of them; keys that are linked, directly or through others, must be looked at together.
+Changes of one key are grouped without knowing other rows. Only an UPDATE that changes a key links two keys;
+directly or indirectly linked keys must be processed together.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 KeyText: TypeAlias = tuple[str | None, ...]
-"""Values of the columns by which a row is found, as text."""
+"""The identity columns' values as text."""
 
 TableKey: TypeAlias = tuple[int, KeyText]
-"""A table, by a number, and one of its keys."""
+"""The index of a table, and one of its keys."""
 
 
 def linked(moves: Iterable[tuple[TableKey, TableKey]]) -> Iterator[tuple[int, KeyText, int]]:
-    """Every slot of `moves` with the number of its lineage: equal where slots are linked (union-find)."""
+    """Every key of `moves` with the id of its lineage, equal for linked keys (union-find)."""
     parents: dict[TableKey, TableKey] = {}
 
-    def root(slot: TableKey) -> TableKey:
-        parents.setdefault(slot, slot)
-        while (parent := parents[slot]) != slot:
-            parents[slot] = slot = parents[parent]
-        return slot
+    def root(key: TableKey) -> TableKey:
+        parents.setdefault(key, key)
+        while (parent := parents[key]) != key:
+            parents[key] = key = parents[parent]
+        return key
 
     for old, new in moves:
         parents[root(old)] = root(new)
-    numbers: dict[TableKey, int] = {}
-    for slot in list(parents):
-        number = numbers.setdefault(root(slot), len(numbers))
-        yield *slot, number
+    lineage_ids: dict[TableKey, int] = {}
+    for key in list(parents):
+        lineage_id = lineage_ids.setdefault(root(key), len(lineage_ids))
+        yield *key, lineage_id

@@ -49,9 +49,9 @@ ZERO: Final = Lsn(0)
 class Window:
     """The transactions whose commit LSN is in `(after, upto]`.
 
-    A transaction's commit LSN is the *end* of its commit record (R1.29, R8.17): the position to which a slot
-    that has delivered it is advanced. With a snapshot's consistent point as `after`, the window holds exactly
-    the transactions that the snapshot does not see (R7.9).
+    A transaction's commit LSN is the *end* of its commit record (R1.29, R8.17), to which a slot is advanced
+    after its delivery. If `after` is a snapshot's consistent point, the window holds exactly the transactions
+    that the snapshot does not see (R7.9).
     """
 
     after: Lsn
@@ -65,5 +65,5 @@ class Window:
 
     @property
     def is_empty(self) -> bool:
-        """No position is inside."""
+        """Whether the window contains no position."""
         return self.upto <= self.after

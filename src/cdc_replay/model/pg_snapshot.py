@@ -23,7 +23,7 @@ class PgSnapshot:
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, in_progress.split(",")))))
 
     def sees(self, xid: int) -> bool:
-        """Whether it sees the committed transaction with this id, of 32 bits; ids are of about one time."""
+        """Whether it sees a committed transaction, by a 32-bit id within half the id space of `xmax`."""
         distance = (xid - self.xmax + _XIDS // 2) % _XIDS - _XIDS // 2
-        whole = self.xmax + distance
-        return whole < self.xmin or (whole < self.xmax and whole not in self.in_progress)
+        full_xid = self.xmax + distance
+        return full_xid < self.xmin or (full_xid < self.xmax and full_xid not in self.in_progress)

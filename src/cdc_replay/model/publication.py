@@ -1,4 +1,4 @@
-"""The publisher's catalog as far as it decides what a subscription sees (spec section 2)."""
+"""The part of the publisher's catalog that decides what a subscription gets (spec section 2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, RelationId, ReplicaIdentity
 
 STATE_SCHEMA: Final = "cdc_replay"
-"""Where a subscriber's database has the tables of this project."""
+"""Schema of this project's tables in a subscriber's database."""
 
 
 class PublishAction(enum.Enum):
@@ -29,8 +29,8 @@ class RowFilter:
     """The WHERE clause of one membership.
 
     `node_tree` is `pg_publication_rel.prqual` as stored: resolved operators, functions, types, collations.
-    `sql` is `pg_get_expr` of it, for display; it is never executed. `publication` is whose filter
-    it is, once that has been chosen among several; it says nothing about what the filter means.
+    `sql` is `pg_get_expr` of it, for display; it is never executed. `publication` names the publication that
+    the filter was chosen from; it is not part of the filter's meaning.
     """
 
     node_tree: str
@@ -46,7 +46,7 @@ class Membership:
     row_filter: RowFilter | None
     columns: frozenset[str] | None
     is_exception: bool = False
-    """19: the table, and what is a partition of it, is *not* in this publication FOR ALL TABLES (R2.18)."""
+    """19: the table and its partitions are *not* in this publication FOR ALL TABLES (R2.18)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Publication:
     """One publication; `schemas` are those of FOR TABLES IN SCHEMA."""
 
     oid: int
-    """`pg_publication.oid`, which stays when it is renamed."""
+    """`pg_publication.oid`; a rename does not change it."""
     name: str
     all_tables: bool
     via_root: bool
@@ -66,8 +66,10 @@ class Publication:
 
     @property
     def exceptions(self) -> frozenset[RelationId]:
-        """The tables that FOR ALL TABLES leaves out, by identity; of a partition tree its root (R2.18)."""
-        return frozenset(each.relation for each in self.memberships.values() if each.is_exception)
+        """The tables of FOR ALL TABLES EXCEPT; for a partition tree its root (R2.18)."""
+        return frozenset(
+            membership.relation for membership in self.memberships.values() if membership.is_exception
+        )
 
 
 class Generated(enum.Enum):
@@ -80,10 +82,10 @@ class Generated(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A live column; `type_sql` and `collation_sql` are written as DDL wants them, schema-qualified.
+    """A live column; `type_sql` and `collation_sql` are DDL, schema-qualified.
 
     These and `generation_sql` are for display and comparison, and never executed. `generation_tree` is
-    `pg_attrdef.adbin` as stored; None of a generated column where the catalog was recorded without it.
+    `pg_attrdef.adbin` as stored; None for a generated column if the recorded catalog lacks it.
     """
 
     attnum: int
@@ -101,9 +103,8 @@ class TableColumn:
 class Table:
     """A plain or partitioned table of the publisher.
 
-    `key_columns` are the columns of the replica identity's key (primary key or index), empty where there is
-    none or where the identity is FULL or NOTHING. `parent` is the partitioned table that it is a partition
-    of.
+    `key_columns` are the columns of the replica identity's key (primary key or index), empty if there is none
+    or the identity is FULL or NOTHING. `parent` is the partitioned table of a partition.
     """
 
     id: RelationId
@@ -116,15 +117,15 @@ class Table:
     columns: tuple[TableColumn, ...]
     """Live columns in attribute-number order, generated ones included."""
     dropped_columns: int = 0
-    """How many attribute numbers belong to dropped columns; 15 counts them (R6.5)."""
+    """The number of dropped columns; 15 counts them (R6.5)."""
     is_publishable: bool = True
-    """R2.1. False for an unlogged table, known here because a permanent one is its partition or its root."""
+    """R2.1. False for an unlogged table in the partition tree of a permanent one."""
 
     def column(self, name: str) -> TableColumn:
-        """The column of that name.
+        """The column `name`.
 
         Raises:
-            KeyError: if there is none.
+            KeyError: if it does not exist.
         """
         for column in self.columns:
             if column.name == name:
@@ -143,10 +144,10 @@ class PublisherCatalog:
     tables: Mapping[RelationId, Table]
 
     def publication(self, name: str) -> Publication:
-        """The publication of that name.
+        """The publication `name`.
 
         Raises:
-            PublicationMissing: if there is none.
+            PublicationMissing: if it does not exist.
         """
         try:
             return self.publications[name]
@@ -158,7 +159,7 @@ class PublisherCatalog:
             ) from None
 
     def existing(self, names: Sequence[str]) -> tuple[Publication, ...]:
-        """Those of the named publications that exist, in the order of `names` (R7.11)."""
+        """The named publications that exist, in the order of `names` (R7.11)."""
         return tuple(self.publications[name] for name in names if name in self.publications)
 
     def ancestors(self, relation: RelationId) -> tuple[Table, ...]:

@@ -46,7 +46,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a Relation message says: the shape of the tuples that follow it.
+    """A Relation message: the shape of the tuples that follow it.
 
     `version` is a hash of the message, signed 64 bit: the same shape has the same version in every pull.
     """

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from cdc_replay.errors import Retry, retry_of
 from cdc_replay.model.lsn import Lsn
 
 CONFLICT_KEYS_KEPT: Final = 20
-"""A result of many windows keeps so many keys of each kind of conflict."""
+"""The number of keys that a result keeps for each kind of conflict."""
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -31,11 +31,11 @@ def to_json(value: object) -> Json:
     if isinstance(value, enum.Enum):
         return to_json(value.value)
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(key): to_json(element) for key, element in value.items()}
     if isinstance(value, Sequence):
-        return [to_json(item) for item in value]
+        return [to_json(element) for element in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: to_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
@@ -53,10 +53,93 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeResult(Result):
+    """A result for the range `(from_lsn, to_lsn]`."""
+
+    def followed_by(self, later: Self) -> Self:
+        """This result and that of the next range as one: numbers are added, tuples joined."""
+        pairs = {
+            field.name: (getattr(self, field.name), getattr(later, field.name))
+            for field in dataclasses.fields(self)
+        }
+        joined = {name: _JOIN_BY_NAME.get(name, _join)(*pair) for name, pair in pairs.items()}
+        return dataclasses.replace(self, **joined)
+
+
+def _join(earlier: object, later: object) -> object:
+    match earlier, later:
+        case RangeResult(), RangeResult():
+            return earlier.followed_by(later)
+        case Mapping(), Mapping():
+            return {name: earlier.get(name, 0) + later.get(name, 0) for name in {**earlier, **later}}
+        case tuple(), tuple():
+            return (*earlier, *later)
+        case int() | float(), int() | float():
+            return earlier + later
+        case _:
+            return later
+
+
+def first_keys(
+    earlier: Mapping[str, Sequence[str]], later: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """Keys by kind of conflict, the first `CONFLICT_KEYS_KEPT` of each."""
+    kinds = dict.fromkeys((*earlier, *later))
+    return {
+        kind: tuple([*earlier.get(kind, ()), *later.get(kind, ())][:CONFLICT_KEYS_KEPT]) for kind in kinds
+    }
+
+
+_JOIN_BY_NAME: Final[Mapping[str, Callable[..., object]]] = {
+    "from_lsn": lambda earlier, later: earlier or later,
+    "to_lsn": lambda earlier, later: later or earlier,
+    "conflict_keys": first_keys,
+    "passed_over": lambda earlier, later: tuple(dict.fromkeys((*earlier, *later))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherResult(RangeResult):
+    """A result for a publisher's change log."""
+
+    publisher: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionResult(RangeResult):
+    """A result for a subscription; a position is None if there is none."""
+
+    subscription: str
+    from_lsn: Lsn | None
+    to_lsn: Lsn | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRange(SubscriptionResult):
+    """What one subscription got from the transactions of `(from_lsn, to_lsn]`."""
+
+    from_lsn: Lsn
+    to_lsn: Lsn
+    changes_read: int = 0
+    transactions: int = 0
+    filtered_out: int = 0
+    updates_to_insert: int = 0
+    updates_to_delete: int = 0
+    applied: Mapping[str, int] = field(
+        default_factory=lambda: {"insert": 0, "update": 0, "delete": 0, "truncate": 0}
+    )
+    conflicts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SetupResult(Result):
     """What `setup` did, or with `--dry-run` would do.
 
-    `event_trigger`: the publisher has the event triggers, so definitions are exact by position (R9.11).
+    `event_trigger`: the publisher has the event triggers, so the catalog is exact at every position (R9.11).
     """
 
     publisher: str
@@ -70,35 +153,18 @@ class SetupResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureResult(Result):
-    """What one `capture` brought into the change log."""
+class CaptureResult(PublisherResult):
+    """What one `capture` added to the change log."""
 
-    publisher: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
     pulls: int
     transactions: int
     messages: int
     bytes: int
 
-    def followed_by(self, later: CaptureResult) -> CaptureResult:
-        """This capture and the next one as one."""
-        return CaptureResult(
-            publisher=self.publisher,
-            from_lsn=self.from_lsn,
-            to_lsn=later.to_lsn,
-            seconds=self.seconds + later.seconds,
-            pulls=self.pulls + later.pulls,
-            transactions=self.transactions + later.transactions,
-            messages=self.messages + later.messages,
-            bytes=self.bytes + later.bytes,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class TableCopied(Result):
-    """One table of a snapshot, in chunks that this run has read, and those that killed runs had staged."""
+    """One table of a snapshot: chunks read by this run, and chunks staged by killed runs."""
 
     table: str
     rows: int
@@ -110,11 +176,11 @@ class TableCopied(Result):
 
 @dataclass(frozen=True, slots=True)
 class TableCompared(Result):
-    """One table that the publisher had rewritten, of which values were compared by key (R11.9).
+    """One table that the publisher rewrote, with its values compared by key (R11.9).
 
-    `updated` rows got the publisher's values, `differing` rows have others still. `missing` rows are
-    published and not here, `taken_out` rows are here and on the publisher and not published. `warning` says
-    what of that stays, and why.
+    `updated` rows got the publisher's values, `differing` rows still have other values. `missing` rows are
+    published, but not on the subscriber. `taken_out` rows are on both sides, but not published. `warning`
+    names the differences that remain, and the reason.
     """
 
     table: str
@@ -130,13 +196,9 @@ class TableCompared(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotResult(Result):
-    """Tables copied as of `to_lsn`, none if every table was ready; and those compared after a rewrite."""
+class SnapshotResult(SubscriptionResult):
+    """Tables copied as of `to_lsn` (none if every table was ready), and tables compared after a rewrite."""
 
-    subscription: str
-    from_lsn: Lsn | None
-    to_lsn: Lsn | None
-    seconds: float
     rows: int
     bytes: int
     tables: tuple[TableCopied, ...]
@@ -147,43 +209,17 @@ class SnapshotResult(Result):
         """No table had to be copied."""
         return cls(subscription, None, None, seconds, 0, 0, ())
 
-    def followed_by(self, later: SnapshotResult) -> SnapshotResult:
-        """This snapshot and the next one as one; either may have had nothing to copy."""
-        return SnapshotResult(
-            subscription=self.subscription,
-            from_lsn=self.from_lsn or later.from_lsn,
-            to_lsn=later.to_lsn or self.to_lsn,
-            seconds=self.seconds + later.seconds,
-            rows=self.rows + later.rows,
-            bytes=self.bytes + later.bytes,
-            tables=(*self.tables, *later.tables),
-            compared=(*self.compared, *later.compared),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ReplayResult(Result):
-    """Windows of one subscription; `error` is set if the last one failed, and was not applied.
+class ReplayResult(AppliedRange):
+    """Windows of one subscription; `error` is set if the last one failed and was not applied.
 
-    Then `retry` says whether running it again can help. `conflict_keys` are the keys of the first rows of
-    each kind and table. `unsent_nulls` are NULLs that were stored for values which nobody has (R4.6).
-    `parked` are tables that could not be applied, and that stand still from now on. `passed_over` are those
-    whose changes were ignored: published and there, but not subscribed to (R7.12).
+    Then `retry` says whether a retry can help. `conflict_keys` are the keys of the first rows of each kind
+    and table. `unsent_nulls` counts NULLs stored for unchanged TOAST values that are lost (R4.6). `parked`
+    are tables that this replay parked. `passed_over` are existing tables whose changes were skipped:
+    published, but not in the subscription (R7.12).
     """
 
-    subscription: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
-    changes_read: int = 0
-    transactions: int = 0
-    filtered_out: int = 0
-    updates_to_insert: int = 0
-    updates_to_delete: int = 0
-    applied: Mapping[str, int] = field(
-        default_factory=lambda: {"insert": 0, "update": 0, "delete": 0, "truncate": 0}
-    )
-    conflicts: Mapping[str, int] = field(default_factory=dict)
     conflict_keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unsent_nulls: int = 0
     parked: tuple[str, ...] = ()
@@ -192,97 +228,37 @@ class ReplayResult(Result):
     retry: Retry | None = None
 
     def failed_with(self, error: Exception) -> ReplayResult:
-        """The same, as far as it came before `error`."""
+        """The result up to `error`."""
         return dataclasses.replace(self, error=str(error).strip(), retry=retry_of(error))
-
-    def followed_by(self, later: ReplayResult) -> ReplayResult:
-        """This window and the next one as one."""
-        return ReplayResult(
-            subscription=self.subscription,
-            from_lsn=self.from_lsn,
-            to_lsn=later.to_lsn,
-            seconds=self.seconds + later.seconds,
-            changes_read=self.changes_read + later.changes_read,
-            transactions=self.transactions + later.transactions,
-            filtered_out=self.filtered_out + later.filtered_out,
-            updates_to_insert=self.updates_to_insert + later.updates_to_insert,
-            updates_to_delete=self.updates_to_delete + later.updates_to_delete,
-            applied=_sums(self.applied, later.applied),
-            conflicts=_sums(self.conflicts, later.conflicts),
-            conflict_keys=first_keys(self.conflict_keys, later.conflict_keys),
-            unsent_nulls=self.unsent_nulls + later.unsent_nulls,
-            parked=(*self.parked, *later.parked),
-            passed_over=tuple(dict.fromkeys((*self.passed_over, *later.passed_over))),
-            error=later.error,
-            retry=later.retry,
-        )
-
-
-def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
-
-
-def first_keys(
-    one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]
-) -> Mapping[str, Sequence[str]]:
-    """Keys by kind of conflict, the first `CONFLICT_KEYS_KEPT` of each."""
-    kinds = dict.fromkeys((*one, *other))
-    return {kind: tuple([*one.get(kind, ()), *other.get(kind, ())][:CONFLICT_KEYS_KEPT]) for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
-class SyncResult(Result):
+class SyncResult(SubscriptionResult):
     """A sync of one subscription: its snapshot, if one was needed, the capture and the replay.
 
-    `compared` are tables that the publisher had rewritten.
+    `compared` are tables that the publisher rewrote.
     """
 
-    subscription: str
     from_lsn: Lsn
     to_lsn: Lsn
-    seconds: float
     snapshot: SnapshotResult
     capture: CaptureResult
     replay: ReplayResult
     compared: tuple[TableCompared, ...] = ()
 
-    def followed_by(self, later: SyncResult) -> SyncResult:
-        """This sync and the next one as one."""
-        return SyncResult(
-            subscription=self.subscription,
-            from_lsn=self.from_lsn,
-            to_lsn=later.to_lsn,
-            seconds=self.seconds + later.seconds,
-            snapshot=self.snapshot.followed_by(later.snapshot),
-            capture=self.capture.followed_by(later.capture),
-            replay=self.replay.followed_by(later.replay),
-            compared=(*self.compared, *later.compared),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class BackfillResult(Result):
+class BackfillResult(AppliedRange):
     """A past range applied again."""
 
-    subscription: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
-    changes_read: int
-    transactions: int
-    filtered_out: int
-    updates_to_insert: int
-    updates_to_delete: int
-    applied: Mapping[str, int]
-    conflicts: Mapping[str, int]
-    dry_run: bool
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableReconciled(Result):
-    """One table of a reconciliation: what was changed, and what was read to find it.
+    """One table of a reconciliation: rows changed, rows and bytes read.
 
-    With `--dry-run`, what would be changed, and the keys of the first rows of each kind.
+    With `--dry-run`, rows that would be changed, and the first keys of each kind.
     """
 
     table: str
@@ -298,18 +274,14 @@ class TableReconciled(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class RefreshResult(Result):
-    """Tables that entered and left the subscription.
+class RefreshResult(SubscriptionResult):
+    """Tables that a refresh added to and removed from the subscription.
 
-    If it was reconciled: what that changed, the bytes that it moved from server to server, and all tables
-    hold exactly what is published as of `to_lsn`. `warnings` names tables that reconciling would change.
-    `dry_run`: all of it would be done, and nothing was.
+    After a reconciliation, all tables hold exactly what is published as of `to_lsn`; the counts are changed
+    rows, and bytes moved between the servers. `warnings` names tables that a reconciliation would change.
+    `dry_run`: nothing was changed.
     """
 
-    subscription: str
-    from_lsn: Lsn | None
-    to_lsn: Lsn | None
-    seconds: float
     added: tuple[str, ...]
     removed: tuple[str, ...]
     snapshot: SnapshotResult
@@ -322,7 +294,7 @@ class RefreshResult(Result):
     dry_run: bool = False
 
     def with_tables(self, reconciled: Iterable[TableReconciled]) -> RefreshResult:
-        """The result with these reconciled tables, and their sums."""
+        """The result with these reconciled tables and their totals."""
         tables = tuple(reconciled)
         return dataclasses.replace(
             self,
@@ -335,27 +307,20 @@ class RefreshResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeResult(Result):
-    """A subscription, or tables of it, with which replay goes on.
+class ResumeResult(SubscriptionResult):
+    """A subscription, or tables of it, that is no longer parked.
 
-    `tables` are those that were named, or that go on behind `to_lsn`, the end of a skipped transaction.
+    `tables` are those that were named, or that continue after `to_lsn`, the commit LSN of a skipped
+    transaction.
     """
 
-    subscription: str
-    from_lsn: Lsn | None
-    to_lsn: Lsn | None
-    seconds: float
     tables: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyLogResult(Result):
-    """A change log without fault: it holds what committed in `(from_lsn, to_lsn]`."""
+class VerifyLogResult(PublisherResult):
+    """A valid change log: it holds the transactions of `(from_lsn, to_lsn]`."""
 
-    publisher: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
     segments: int
     messages: int
     transactions: int
@@ -364,19 +329,14 @@ class VerifyLogResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class PruneResult(Result):
-    """What left the change log, which starts at `to_lsn` now; in a dry run, what would leave.
+class PruneResult(PublisherResult):
+    """What was pruned from the change log, which now starts at `to_lsn`; in a dry run, what would be.
 
-    `needed_lsn` is what the subscriptions still need the log from, `needed_by` the one that needs most;
-    `segments`, `messages` and `bytes` are what was pruned, `from_time` and `to_time` when the first and the
-    last of it were committed, `files` how many files were deleted, `merged` how many small segments were
-    merged.
+    Subscriptions need the log from `needed_lsn` on, `needed_by` is the one that needs most. `segments`,
+    `messages` and `bytes` were pruned, with commit times from `from_time` to `to_time`; `files` counts
+    deleted files, `merged` small segments that were merged.
     """
 
-    publisher: str
-    from_lsn: Lsn
-    to_lsn: Lsn
-    seconds: float
     needed_lsn: Lsn
     needed_by: str | None
     segments: int
@@ -391,7 +351,7 @@ class PruneResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class TeardownResult(Result):
-    """What was removed, and of whom; the positions are where its tables stood, or where its log ends."""
+    """What was removed; the positions are those of its tables, or the end of its log."""
 
     publisher: str | None
     subscription: str | None

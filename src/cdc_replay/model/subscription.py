@@ -17,10 +17,10 @@ class OriginPolicy(enum.Enum):
 
 
 class ConflictPolicy(enum.Enum):
-    """What to do with a change that the subscriber's rows do not allow. Conflicts are always counted."""
+    """How to resolve a conflict. Conflicts are always counted."""
 
     ERROR = "error"
-    """Apply nothing of the transaction, and park (`FailurePolicy`), as a native worker stops."""
+    """Apply nothing of the transaction and park (`FailurePolicy`), where a native worker stops."""
     OVERWRITE = "overwrite"
     """The publisher's row wins."""
     SKIP = "skip"
@@ -28,19 +28,19 @@ class ConflictPolicy(enum.Enum):
 
 
 class FailurePolicy(enum.Enum):
-    """What stands still when the subscriber refuses a change for good (R8.5)."""
+    """What is parked after a permanent apply error (R8.5)."""
 
     SUBSCRIPTION = "subscription"
-    """Everything from the change's transaction on, as with a native worker: tables stay at one position."""
+    """The subscription, as with a native worker: all tables stay at one position."""
     TABLE = "table"
-    """The table alone; the others go on, past the transaction that has the change."""
+    """The table alone; the others continue past the failing transaction."""
 
 
 class UnchangedToast(enum.Enum):
-    """What is stored for a value that was not sent and that nobody has, where its row enters (R4.6)."""
+    """What an INSERT stores for an unchanged TOAST value that is lost (R4.6)."""
 
     EXACT = "exact"
-    """Nothing: what lacks it parks (`FailurePolicy`), unless row or value cannot matter any more."""
+    """Nothing: park (`FailurePolicy`), unless the row or value no longer matters."""
     NATIVE = "native"
     """NULL, as a native worker stores it. Always counted."""
 
@@ -49,9 +49,9 @@ class UnchangedToast(enum.Enum):
 class Subscription:
     """An ordered list of publications of one publisher, and how their changes are applied.
 
-    `lock_timeout` is how many seconds a window waits for one lock of the subscriber; 0: for ever.
-    `run_as_owner` is native's option: code in the tables runs with the rights of our role, which stands for
-    the owner of the subscription, and not with those of the tables' owners (R8.21).
+    `lock_timeout` is how many seconds a window waits for one lock of the subscriber; 0: without limit.
+    `run_as_owner` is PostgreSQL's option: code in the tables runs with the rights of our role, the
+    subscription's owner, instead of those of the tables' owners (R8.21).
     """
 
     name: str
@@ -68,17 +68,17 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SubscribedTable:
-    """A table of a subscription as the stages of one window see it.
+    """A table of a subscription in one window.
 
-    `index` is the value of `target` in the frames. `columns` gives the order of their `values`: the published
-    columns, by name. `identity` are the columns by which a row is found on the subscriber (R8.6): its replica
-    identity index or primary key where `is_keyed`, all published columns otherwise.
+    `index` is the value of `target` in the frames. `columns` is the order of their `values`: the published
+    columns, by name. `identity` are the columns that locate a row on the subscriber (R8.6): its replica
+    identity index or primary key if `is_keyed`, else all published columns.
 
-    Where `is_per_leaf`, `identity` is the key of the publisher's leaves instead, which need not tell apart
-    the rows of two of them: keys in frames have the leaf's oid as one element more (R8.11, R8.12).
+    If `is_per_leaf`, `identity` is the key of the publisher's leaves, which may be equal in two leaves: keys
+    in frames have the leaf's oid as an additional element (R8.11, R8.12).
 
-    Where `is_by_leaf`, the target has no key, but partitions that have: which row a change is for depends on
-    the partition that its old row leads to, and only the server knows that.
+    If `is_by_leaf`, the target has no key, but its partitions do: the partition of the old row decides which
+    row a change is for, and only the server knows it.
     """
 
     index: int
@@ -92,5 +92,5 @@ class SubscribedTable:
 
     @property
     def has_own_key(self) -> bool:
-        """An index of the target's own tells its rows apart by `identity`."""
+        """Whether a unique index of the target is on `identity`."""
         return self.is_keyed and not self.is_per_leaf

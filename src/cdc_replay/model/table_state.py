@@ -1,13 +1,13 @@
-"""The states of a subscribed table, each with what is known in it.
+"""The states of a subscribed table.
 
-| state   | set by                                  | replay                                      |
-|---------|-----------------------------------------|---------------------------------------------|
-| Pending | refresh, when the table enters          | leaves it out                               |
-| Copying | snapshot, when its copy starts          | leaves it out                               |
-| Ready   | snapshot, with the last row of the copy | applies what is after `applied_lsn`         |
-| Parked  | replay, when the publisher rewrote it   | leaves it out until it is copied again      |
-|         | replay, when a change of it was refused | leaves it out until it is copied or resumed |
-|         | replay, when nobody has a value for it  | the same                                    |
+| state   | set by                                   | replay                                       |
+|---------|------------------------------------------|----------------------------------------------|
+| Pending | refresh, for a new table                 | skips it                                     |
+| Copying | snapshot, when the copy starts           | skips it                                     |
+| Ready   | snapshot, with the last row of the copy  | applies transactions after `applied_lsn`     |
+| Parked  | replay, after a rewrite by the publisher | skips it until it is copied                  |
+|         | replay, after a permanent apply error    | skips it until it is copied or resumed       |
+|         | replay, after a lost unchanged TOAST     | skips it until it is copied or resumed       |
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The table holds everything up to `applied_lsn`, and not what came then.
+    """The table holds everything up to `applied_lsn`, and nothing later.
 
-    That is in the log where `transaction` is given: it was committed there, and the subscriber refuses a
-    change of it (R8.5), or lacks a value for it (R4.6). Without one only a copy helps (R11.9).
+    `transaction` is the commit LSN of the transaction that failed: the subscriber rejects a change of it
+    (R8.5), or an unchanged TOAST value is lost (R4.6). Without one, only a copy helps (R11.9).
     """
 
     applied_lsn: Lsn

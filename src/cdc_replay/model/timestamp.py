@@ -1,4 +1,4 @@
-"""Timestamps that users give, and are given."""
+"""Timestamps in options and results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def parse_timestamp_us(text: str) -> int:
         InvalidConfiguration: if it is no timestamp.
     """
     try:
-        found = dt.datetime.fromisoformat(text)
+        timestamp = dt.datetime.fromisoformat(text)
     except ValueError:
         raise InvalidConfiguration(
             f'"{text}" is neither a WAL position nor a timestamp',
             hint="Give 0/16B3748, or 2026-01-31T12:00:00+00:00.",
         ) from None
-    aware = found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=dt.UTC)
     return round(aware.timestamp() * 1_000_000)
 
 

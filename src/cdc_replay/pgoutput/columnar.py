@@ -86,7 +86,7 @@ class ChangeDecoder:
             versions=np.array([version for version, _ in ordered], dtype=np.int64),
             relation_ids=np.array([relation.id for _, relation in ordered], dtype=np.int64),
             column_counts=np.array([len(relation.columns) for _, relation in ordered], dtype=np.int64),
-            catalogs=CatalogVersions.of(catalogs),
+            catalogs=CatalogVersions.from_positions(catalogs),
         )
 
     def decode(self, log: pa.RecordBatch) -> pa.RecordBatch:
@@ -156,7 +156,7 @@ class ChangeDecoder:
 
     def _catalog_versions(self, batch: _LogBatch, rows: Int64s) -> pa.Array:
         return pa.array(
-            self.catalogs.numbers(batch.int_column("commit_lsn")[rows], batch.int_column("lsn")[rows])
+            self.catalogs.indexes(batch.int_column("commit_lsn")[rows], batch.int_column("lsn")[rows])
         )
 
     def _truncate_changes(self, batch: _LogBatch, rows: Int64s) -> pa.RecordBatch:

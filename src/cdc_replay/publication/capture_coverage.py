@@ -1,4 +1,4 @@
-"""What a subscription needs of its publisher, and the log does not get."""
+"""Whether the change log gets what a subscription needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_replay.publication.restrictions import missing_publications
 
 
 def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) -> bool:
-    """Whether the log gets the action's changes of a leaf."""
+    """Whether changes of this kind to a leaf are captured."""
     publication = catalog.publications.get(CAPTURE_PUBLICATIONS[action])
     return publication is not None and publishes(publication, table, catalog.ancestors(table.id))
 
@@ -23,7 +23,7 @@ def is_captured(catalog: PublisherCatalog, table: Table, action: PublishAction) 
 def uncaptured_leaves(
     catalog: PublisherCatalog, subscription: Subscription, tables: Iterable[SyncedTable]
 ) -> list[str]:
-    """The leaves of these tables of which no capture publication carries a published action, with it."""
+    """The leaves of these tables with a published action that no capture publication has, and the action."""
     return sorted(
         f"{leaf.name} ({action.value})"
         for table in tables
@@ -37,16 +37,16 @@ def uncaptured_leaves(
 def capture_warnings(
     catalog: PublisherCatalog, subscription: Subscription, tables: Collection[QualifiedName]
 ) -> Iterator[str]:
-    """Why changes of `tables`, those of the subscription, do not come to it: one sentence each."""
+    """Why changes of `tables`, those of the subscription, do not arrive: one sentence each."""
     for name in missing_publications(catalog, subscription.publications):
-        yield f'publication "{name}" does not exist: what only it publishes does not arrive [R1.19]'
+        yield f'publication "{name}" does not exist: changes that only it publishes do not arrive [R1.19]'
     try:
         synced = synced_tables(catalog, subscription.publications)
         missing = uncaptured_leaves(
-            catalog, subscription, (each for each in synced if each.table.name in tables)
+            catalog, subscription, (table for table in synced if table.table.name in tables)
         )
     except PublicationRefused:
-        return  # replay says why
+        return  # replay reports it
     if missing:
         yield (
             f"changes of {', '.join(missing)} are not captured: run"

@@ -1,9 +1,8 @@
-"""Which tables the capture publications hold (R2.17, R5.6).
+"""Which tables the capture publications contain (R2.17, R5.6).
 
-A publication that publishes UPDATE or DELETE for a table makes those statements *fail on the publisher* if
-the table has no usable replica identity. So the capture publications must never cover more than the real
-ones do: there is one capture publication per publish action, and it holds what the subscribed publications
-hold that publish this action:
+A publication for UPDATE or DELETE makes those statements *fail on the publisher* if the table has no usable
+replica identity. So the capture publications must never cover more than the subscribed ones. There is one
+capture publication per publish action, with the contents of the subscribed publications for this action:
 
 | a subscribed publication that publishes the action | adds to the action's capture publication             |
 |----------------------------------------------------|------------------------------------------------------|
@@ -12,20 +11,19 @@ hold that publish this action:
 | FOR TABLES IN SCHEMA s                             | schema s, tables created in it later included        |
 | FOR TABLE t                                        | t; for a partitioned table its leaves with it (R2.3) |
 
-What is published for UPDATE is captured for INSERT as well, which makes no statement fail: without it a row
-that only has the key of an earlier one could not be told from it, and the values that an UPDATE does not send
-not be proved (R4.6, `fill`).
+Tables published for UPDATE are also captured for INSERT, which makes no statement fail. Otherwise a new row
+with a reused key could not be distinguished from the old one, and unchanged TOAST values not be proved (R4.6,
+`replay.toast`).
 
 Row filters, column lists and `publish_via_partition_root` are left out: the log is unfiltered, in leaf
 identity.
 
-Leaf identity does not tell TRUNCATE of a partitioned table from TRUNCATE of its leaves (R2.14). So there are
-*root publications* beside them, which publish TRUNCATE alone, via root, for the partitioned tables that the
-subscribed publications publish under their own identity. TRUNCATE alone makes no statement fail (R2.17).
-
-There is one per depth in the partition tree, because an ancestor hides the ones below it in the same
-publication (R2.5, R2.13); at equal depth none is above another. The first one, of the roots, holds schemas
-and all tables where a subscribed publication via root does, so that it knows new tables as early.
+Leaf identity does not distinguish TRUNCATE of a partitioned table from TRUNCATE of its leaves (R2.14). So
+*root publications* publish TRUNCATE alone, via root, for the partitioned tables that the subscribed
+publications publish under their own identity. TRUNCATE alone makes no statement fail (R2.17). There is one
+root publication per depth in the partition tree, because an ancestor hides the tables below it in the same
+publication (R2.5, R2.13). The first one, of the roots, contains schemas and all tables if a subscribed
+publication via root does, so that new tables are included at once.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ CAPTURE_PUBLICATIONS: Final[Mapping[PublishAction, str]] = {
 """The publications of the change stream: leaf identity, unfiltered."""
 
 ROOT_DEPTHS: Final = 4
-"""How many root publications there are: for roots, their partitions, and two levels below."""
-
+"""The number of root publications: for roots, their partitions, and two levels below."""
 
 CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
     PublishAction.INSERT: frozenset({PublishAction.INSERT, PublishAction.UPDATE}),
@@ -56,15 +53,15 @@ CAUSES: Final[Mapping[PublishAction, frozenset[PublishAction]]] = {
     PublishAction.DELETE: frozenset({PublishAction.DELETE}),
     PublishAction.TRUNCATE: frozenset({PublishAction.TRUNCATE}),
 }
-"""Which published actions of a table have an action captured."""
+"""The published actions of a table that require capturing an action."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureMembers:
-    """What one capture publication holds; with `all_tables`, `schemas` and `tables` are empty.
+    """The contents of one capture publication; with `all_tables`, `schemas` and `tables` are empty.
 
-    `tables` are to be added with ONLY: inheritance children are members of their own (R2.16). `exceptions`
-    are what ALL TABLES leaves out.
+    `tables` are added with ONLY: inheritance children are separate members (R2.16). `exceptions` are the
+    tables of EXCEPT.
     """
 
     all_tables: bool
@@ -80,8 +77,7 @@ def capture_set(
 ) -> Mapping[PublishAction, CaptureMembers]:
     """The members of the four capture publications, by the action that each publishes.
 
-    `publications` are the names that the subscriptions of the publisher use; those that do not exist add
-    nothing.
+    `publications` are the names in all subscriptions of the publisher; missing publications add nothing.
     """
     existing = catalog.existing(publications)
     return {
@@ -104,7 +100,7 @@ def _members(catalog: PublisherCatalog, publications: Sequence[Publication]) -> 
 
 
 def _exceptions(catalog: PublisherCatalog, publications: Sequence[Publication]) -> tuple[QualifiedName, ...]:
-    """What ALL TABLES may leave out: what none of `publications` publishes, partitions included (R2.18)."""
+    """Exceptions of which none of `publications` publishes anything, partitions included (R2.18)."""
     excepted = {relation for publication in publications for relation in publication.exceptions}
     return tuple(
         sorted(
@@ -121,14 +117,14 @@ def _publishes_of(catalog: PublisherCatalog, publication: Publication, relation:
     return any(
         publishes(publication, table, ancestors)
         for table, ancestors in families
-        if relation in {each.id for each in (table, *ancestors)}
+        if relation in {member.id for member in (table, *ancestors)}
     )
 
 
 def root_set(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[CaptureMembers, ...]:
-    """The members of the root publications, by depth: how many ancestors a partitioned table has (R2.14).
+    """The members of the root publications by depth, the number of a table's ancestors (R2.14).
 
-    A member may be one whose TRUNCATE no single subscription gets: which do is for routing to say.
+    Routing decides which subscriptions get a TRUNCATE of a member, if any.
     """
     roots = tuple(_published_roots(catalog, publications))
     truncating = _truncating(catalog, publications)
@@ -147,13 +143,13 @@ def root_set(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[Ca
 
 
 def roots_too_deep(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[QualifiedName, ...]:
-    """Published partitioned tables with so many ancestors that no root publication can hold them."""
+    """Published partitioned tables with too many ancestors for any root publication."""
     roots = _published_roots(catalog, publications)
     return tuple(sorted(table.name for table in roots if len(catalog.ancestors(table.id)) >= ROOT_DEPTHS))
 
 
 def _published_roots(catalog: PublisherCatalog, publications: Sequence[str]) -> Iterator[Table]:
-    """Partitioned tables that are published under their own identity (R2.4), with TRUNCATE (R2.7)."""
+    """Partitioned tables published under their own identity (R2.4), with TRUNCATE (R2.7)."""
     via_root = [publication for publication in catalog.existing(publications) if publication.via_root]
     truncating = _truncating(catalog, publications)
     for table in catalog.tables.values():
@@ -162,7 +158,7 @@ def _published_roots(catalog: PublisherCatalog, publications: Sequence[str]) -> 
         ancestors = catalog.ancestors(table.id)
         is_topmost = any(
             contains(publication, table)
-            and not any(contains(publication, each) for each in ancestors)
+            and not any(contains(publication, ancestor) for ancestor in ancestors)
             and not excepts(publication, table, ancestors)
             for publication in via_root
         )
@@ -171,7 +167,7 @@ def _published_roots(catalog: PublisherCatalog, publications: Sequence[str]) -> 
 
 
 def _truncating(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[Publication, ...]:
-    """Those that publish TRUNCATE of partitioned tables (R2.11)."""
+    """The publications that publish TRUNCATE of partitioned tables (R2.11)."""
     return tuple(
         publication
         for publication in catalog.existing(publications)

@@ -1,16 +1,16 @@
 """Which columns are published, and where column lists disagree (R6.3-R6.9).
 
-There is no union of column lists: all effective publications must come to the same columns, or PostgreSQL
-refuses to decode the table. What "no list" is equal to depends on the publisher's version (R6.5):
+There is no union of column lists: all effective publications must publish the same columns, or PostgreSQL
+refuses to decode the table. Which list equals "no list" depends on the publisher's version (R6.5):
 
-| version | a list equals no list if it has as many columns as the table has  | no list publishes           |
+| version | a list equals no list if its length is the number of              | no list publishes           |
 |---------|-------------------------------------------------------------------|-----------------------------|
 | 15      | attribute numbers, those of generated and dropped columns too     | live columns, not generated |
 | 16, 17  | live columns that are not generated                               | live columns, not generated |
 | 18      | (the sets of columns themselves are compared)                     | the same, and stored        |
-|         |                                                                   | generated ones on demand    |
+|         |                                                                   | generated ones on request   |
 
-The demand is `publish_generated_columns = stored`, on which publications without a list must agree (R6.9).
+The request is `publish_generated_columns = stored`, on which publications without a list must agree (R6.9).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POSTGRES_18: Final = 180000
 
 
 def column_list_in(publication: Publication, table: Table) -> frozenset[str] | None:
-    """The column list that the publication holds for the table itself, None for all columns (R6.3)."""
+    """The publication's column list for the table itself, None for all columns (R6.3)."""
     if publication.all_tables or (membership := publication.memberships.get(table.id)) is None:
         return None
     return membership.columns
@@ -47,18 +47,18 @@ def published_columns(
         _check_generated(publications, table)
     columns = [_columns_in(publication, table, server_version) for publication in publications]
     if any(other != columns[0] for other in columns[1:]):
-        raise _refused("column lists", "R6.4", publications, table)
-    wanted = columns[0] if columns and columns[0] is not None else unlisted_columns(table, generated=False)
-    return in_order(table, wanted)
+        raise _disagreement("column lists", "R6.4", publications, table)
+    names = columns[0] if columns and columns[0] is not None else unlisted_columns(table, generated=False)
+    return in_order(table, names)
 
 
 def in_order(table: Table, names: Container[str]) -> tuple[str, ...]:
-    """Those of the table's columns that are in `names`, in attribute-number order."""
+    """The table's columns in `names`, in attribute-number order."""
     return tuple(column.name for column in table.columns if column.name in names)
 
 
 def unlisted_columns(table: Table, *, generated: bool) -> frozenset[str]:
-    """The columns that are published without a list, with the stored generated ones if `generated`."""
+    """The columns published without a list, with the stored generated ones if `generated`."""
     kinds = {Generated.NO, Generated.STORED} if generated else {Generated.NO}
     return frozenset(column.name for column in table.columns if column.generated in kinds)
 
@@ -91,20 +91,22 @@ def _check_generated(publications: Sequence[Publication], table: Table) -> None:
         if column_list_in(publication, table) is None
     }
     if len(settings) > 1:
-        raise _refused("values of publish_generated_columns", "R6.9", publications, table)
+        raise _disagreement("values of publish_generated_columns", "R6.9", publications, table)
 
 
-def _refused(what: str, rule: str, publications: Sequence[Publication], table: Table) -> PublicationRefused:
-    """PostgreSQL's own words, and what each publication says."""
+def _disagreement(
+    subject: str, rule: str, publications: Sequence[Publication], table: Table
+) -> PublicationRefused:
+    """The error in PostgreSQL's words, with the columns of each publication."""
     return PublicationRefused(
-        f'cannot use different {what} for table "{table.name}" in different publications',
-        detail="; ".join(_described(publication, table) for publication in publications) + ".",
+        f'cannot use different {subject} for table "{table.name}" in different publications',
+        detail="; ".join(_describe_columns(publication, table) for publication in publications) + ".",
         hint="Make the publications agree on the columns of this table, or subscribe to them separately.",
         rule=rule,
     )
 
 
-def _described(publication: Publication, table: Table) -> str:
+def _describe_columns(publication: Publication, table: Table) -> str:
     listed = column_list_in(publication, table)
     if listed is not None:
         return f'publication "{publication.name}" lists ({", ".join(in_order(table, listed))})'

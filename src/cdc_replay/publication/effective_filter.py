@@ -1,7 +1,7 @@
 """Which row filter applies to each publish action (R3.2-R3.7).
 
-Only the effective publications (those at the highest level, `partition_root`) have a say, each only for the
-actions that it publishes itself, and only with the filter that it holds for the *published relation*:
+Only the effective publications (those at the highest level, `partition_root`) count, each only for the
+actions that it publishes, and only with its filter for the *published relation*:
 
 | effective publications that publish the action | filter of the action                              |
 |------------------------------------------------|---------------------------------------------------|
@@ -9,8 +9,8 @@ actions that it publishes itself, and only with the filter that it holds for the
 | all of them have a filter                      | their OR, in the order of the set (R3.5, R3.8)    |
 | there is none (a lower level publishes it)     | none: every row passes (R3.6)                     |
 
-A publication has no filter for a table if it is FOR ALL TABLES, if it names the table's own schema
-(whatever it lists besides), if it does not list the table itself, or if it lists it without WHERE.
+A publication has no filter for a table if it is FOR ALL TABLES, names the table's own schema, does not list
+the table itself, or lists it without WHERE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROW_ACTIONS: Final = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.
 
 
 def filter_in(publication: Publication, table: Table) -> RowFilter | None:
-    """The filter that the publication holds for the table itself, None if it has none (R3.4, R3.7)."""
+    """The publication's filter for the table itself, None if it has none (R3.4, R3.7)."""
     if publication.all_tables or table.name.schema in publication.schemas:
         return None
     membership = publication.memberships.get(table.id)
@@ -51,10 +51,7 @@ def effective_filters(
 
 
 def any_of(filters: Iterable[RowFilter | None]) -> tuple[RowFilter, ...] | None:
-    """The filters whose OR is to hold; None, every row passes, if one is None or if there is none at all.
-
-    A filter that two publications have in common is kept once.
-    """
+    """The filters to OR, without duplicates; None (every row passes) if one is None or there is none."""
     distinct: dict[RowFilter, None] = {}
     for row_filter in filters:
         if row_filter is None:

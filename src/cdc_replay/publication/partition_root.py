@@ -1,10 +1,10 @@
 """Which relation a change is published as (R2.2-R2.7, R2.11).
 
-A row changes in a leaf. Each publication of the set that publishes the leaf says under which identity it
-wants the change: the leaf's own (level 0), or, `publish_via_partition_root`, that of the highest ancestor
-it contains (level = distance from the leaf). The highest level wins for the whole set. The publications at
-that level are the *effective* ones: only they contribute row filters and column lists. The publish actions
-of all of them count.
+A row changes in a leaf. Each publication that publishes the leaf determines an identity for the change: the
+leaf's own (level 0), or, with `publish_via_partition_root`, that of the highest ancestor it contains (level =
+distance from the leaf). The highest level wins for the whole set. The publications at that level are the
+*effective* ones: only their row filters and column lists count. The publish actions of all publications
+count.
 
 | set                                          | level | effective  | published as |
 |----------------------------------------------|-------|------------|--------------|
@@ -14,7 +14,7 @@ of all of them count.
 | p: all tables, not via root; q: root, via    | 1     | q          | root (R2.9)  |
 | p: root, via root; q: all tables, via root   | 1     | p and q    | root         |
 
-PostgreSQL's own name for the function is `get_rel_sync_entry` (pgoutput.c).
+PostgreSQL implements this in `get_rel_sync_entry` (pgoutput.c).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PartitionRoot:
     effective: tuple[Publication, ...]
     """The publications at that level, in the order of the set (R2.6)."""
     lower: tuple[Publication, ...]
-    """The others that publish the relation: they contribute actions only (R2.7)."""
+    """The other publications of the relation: only their actions count (R2.7)."""
 
     @property
     def actions(self) -> frozenset[PublishAction]:
@@ -53,10 +53,8 @@ def actions_of(publications: Iterable[Publication]) -> frozenset[PublishAction]:
 def contains(publication: Publication, table: Table) -> bool:
     """Whether the publication lists the table, lists its own schema, or is FOR ALL TABLES (R2.2).
 
-    Of a partition of a table that is left out of ALL TABLES only `excepts` knows that it is, too (R2.18).
-
-    The tables in which this project keeps the state of a subscriber are to it what system catalogs are to
-    PostgreSQL: whoever publishes all tables of one does not mean them.
+    Partitions of a table in EXCEPT are excluded by `excepts` (R2.18). ALL TABLES excludes this project's own
+    tables, as PostgreSQL's excludes system catalogs.
     """
     if (membership := publication.memberships.get(table.id)) is not None:
         return not membership.is_exception
@@ -66,17 +64,17 @@ def contains(publication: Publication, table: Table) -> bool:
 
 
 def excepts(publication: Publication, table: Table, ancestors: Iterable[Table]) -> bool:
-    """Whether ALL TABLES leaves the table out, or the root of the tree that it is a partition of (R2.18).
+    """Whether the table or the root of its partition tree is in EXCEPT (R2.18).
 
-    Then the publication does not publish it, under whatever identity.
+    Then the publication does not publish it under any identity.
     """
-    found = (publication.memberships.get(each.id) for each in (table, *ancestors))
-    return any(membership is not None and membership.is_exception for membership in found)
+    memberships = (publication.memberships.get(candidate.id) for candidate in (table, *ancestors))
+    return any(membership is not None and membership.is_exception for membership in memberships)
 
 
 def publishes(publication: Publication, table: Table, ancestors: Sequence[Table]) -> bool:
     """Whether the publication contains the table or one of its ancestors (R2.3), and excepts none (R2.18)."""
-    is_contained = any(contains(publication, each) for each in (table, *ancestors))
+    is_contained = any(contains(publication, candidate) for candidate in (table, *ancestors))
     return is_contained and not excepts(publication, table, ancestors)
 
 
@@ -100,7 +98,7 @@ def partition_root(
 ) -> PartitionRoot | None:
     """How the set publishes changes of `relation`, None if it does not (R2.3-R2.7).
 
-    `relation` is a leaf; or, for TRUNCATE, a partitioned table, which only publications via root publish.
+    `relation` is a leaf, or, for TRUNCATE, a partitioned table, which only publications via root publish.
     """
     table = catalog.tables[relation]
     if not table.is_publishable:

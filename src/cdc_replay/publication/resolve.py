@@ -1,31 +1,23 @@
-"""What a set of publications means: per leaf for the change stream, per table for the initial copy.
+"""What a set of publications publishes: per leaf for the change stream, per table for the initial copy.
 
-The two differ, as they do in PostgreSQL (R7.5). The stream asks per leaf and per publish action (sections
-2, 3 and 6 of the rules). The initial copy asks per listed table, and does not look at the publish actions
-(R7.3):
+The two differ, as in PostgreSQL (R7.5): the initial copy ignores the publish actions (R7.3).
 
-|                    | change stream: `PublishedRelation` | initial copy: `SyncedTable`       |
-|--------------------|------------------------------------|-----------------------------------|
-| one per            | leaf                               | table that the subscription lists |
-| publications heard | those at the highest level         | those that list this very table   |
-| row filter         | one OR per publish action          | one OR                            |
-
-Every stage uses these two answers and nothing else of the publisher's definitions.
+|                        | change stream: `PublishedRelation` | initial copy: `SyncedTable`       |
+|------------------------|------------------------------------|-----------------------------------|
+| one per                | leaf                               | table that the subscription lists |
+| effective publications | those at the highest level         | those that list this very table   |
+| row filter             | one OR per publish action          | one OR                            |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cdc_replay.model.publication import Publication, PublishAction, PublisherCatalog, RowFilter, Table
 from cdc_replay.model.relation import RelationId
-from cdc_replay.publication.column_list import (
-    POSTGRES_18,
-    in_order,
-    published_columns,
-    unlisted_columns,
-)
+from cdc_replay.publication.column_list import POSTGRES_18, in_order, published_columns, unlisted_columns
 from cdc_replay.publication.effective_filter import ROW_ACTIONS, any_of, effective_filters, filter_in
 from cdc_replay.publication.partition_root import contains, excepts, partition_root
 
@@ -46,21 +38,21 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class SyncedTable:
-    """A table that the subscription lists, and what its initial copy holds."""
+    """A table that the subscription lists, and its initial copy."""
 
     table: Table
     leaves: tuple[Table, ...]
-    """The tables that store its rows, in order of name: itself unless it is partitioned."""
+    """The tables that store its rows, in order of name; the table itself unless it is partitioned."""
     filters: tuple[RowFilter, ...] | None
     """The filters to OR; None: every row is copied."""
     columns: tuple[str, ...]
     """The columns to copy, in attribute-number order of `table`."""
     unpublished: tuple[str, ...] = ()
-    """Columns that an initial copy brings besides, where the target has them.
+    """Additional columns of the initial copy, if the target has them.
 
-    A table all of whose columns are generated, and not published, has an empty list of published columns.
-    PostgreSQL 18 hands it to the subscriber as NULL, which means "no list" (pg_get_publication_tables): the
-    copy has all columns, the change stream none.
+    If all columns of a table are generated and not published, its list of published columns is empty.
+    PostgreSQL 18 (pg_get_publication_tables) returns NULL for it, "no list": the copy has all columns, the
+    change stream none.
     """
 
 
@@ -69,8 +61,8 @@ def resolve(
 ) -> PublishedRelation | None:
     """How changes of `leaf` are published by the set, None if they are not (R2.1-R2.9, R3.2-R3.7, R6.3-R6.9).
 
-    Publications that do not exist contribute nothing (18; R1.19), see `restrictions.missing_publications`. A
-    partitioned table as `leaf` tells how a TRUNCATE of it is published (R2.11, R2.13).
+    Publications that do not exist contribute nothing (18; R1.19), see `restrictions.missing_publications`.
+    For a partitioned table as `leaf`, the result is valid for TRUNCATE (R2.11, R2.13).
 
     Raises:
         PublicationRefused: if PostgreSQL refuses to decode the relation for this set (R6.4, R6.9).
@@ -79,7 +71,7 @@ def resolve(
     if root is None:
         return None
     if root.actions.isdisjoint(ROW_ACTIONS):
-        # R6.7: no row is ever sent, so column lists are not even read, and cannot disagree.
+        # R6.7: no row is ever sent, so PostgreSQL does not read column lists, and they cannot disagree.
         columns = in_order(root.table, unlisted_columns(root.table, generated=False))
     else:
         columns = published_columns(root.effective, root.table, catalog.server_version)
@@ -95,9 +87,9 @@ def resolve(
 def synced_tables(catalog: PublisherCatalog, publications: Sequence[str]) -> tuple[SyncedTable, ...]:
     """The tables that the subscription lists, in order of name, each with its initial copy (R7.1-R7.6).
 
-    Where one publication lists a partitioned table via root and another its leaves, the root alone is
-    listed, as PostgreSQL 16 and later do; 15 copies such rows twice (R7.2). Publications that do not exist
-    contribute nothing (R7.11).
+    If one publication lists a partitioned table via root and another its leaves, only the root is listed, as
+    in PostgreSQL 16 and later; 15 copies such rows twice (R7.2). Publications that do not exist contribute
+    nothing (R7.11).
 
     Raises:
         PublicationRefused: if PostgreSQL refuses to create the subscription (R6.4, R6.9).
@@ -152,16 +144,56 @@ def _is_listed_as_leaf(publication: Publication, table: Table, ancestors: Sequen
         return False
     if table.is_publishable and contains(publication, table):
         return True
-    # The leaves of a partitioned table are listed without a look at them: an unlogged one too, which is
-    # copied once and then never changes (GetPubPartitionOptionRelations).
+    # PostgreSQL lists the leaves of a partitioned table unchecked (GetPubPartitionOptionRelations): an
+    # unlogged leaf is copied once, and its changes never arrive.
     return not publication.all_tables and any(contains(publication, ancestor) for ancestor in ancestors)
 
 
 def _leaves(catalog: PublisherCatalog) -> Mapping[RelationId, tuple[Table, ...]]:
-    """The storing tables of every table, in order of name."""
     leaves: dict[RelationId, list[Table]] = {relation: [] for relation in catalog.tables}
     for table in sorted(catalog.tables.values(), key=lambda t: t.name):
         if not table.is_partitioned:
             for holder in (table, *catalog.ancestors(table.id)):
                 leaves[holder.id].append(table)
     return {relation: tuple(tables) for relation, tables in leaves.items()}
+
+
+_WRITING: Final = (PublishAction.INSERT, PublishAction.UPDATE)
+"""The actions that carry values."""
+
+
+def why_not_mirrored(
+    catalog: PublisherCatalog, publications: Sequence[str], synced: SyncedTable
+) -> str | None:
+    """None if the subscriber must equal the filtered table; else why native replication need not (R7.5)."""
+    for leaf in synced.leaves:
+        published = resolve(catalog, publications, leaf.id)
+        if published is None:
+            return f"changes of {leaf.name} are not published"
+        if missing := [action.value for action in PublishAction if action not in published.actions]:
+            return f"the publications do not publish {', '.join(missing)}"
+        if any(published.filters[action] != synced.filters for action in ROW_ACTIONS):
+            return "its row filters differ between publish actions and the initial copy"
+    return None
+
+
+def why_values_may_differ(
+    catalog: PublisherCatalog, publications: Sequence[str], synced: SyncedTable
+) -> str | None:
+    """None if rows of both sides must have equal values; else why native replication need not (R7.5).
+
+    An unpublished DELETE or TRUNCATE leaves rows on the subscriber, but changes no values.
+    """
+    for leaf in synced.leaves:
+        published = resolve(catalog, publications, leaf.id)
+        if published is None:
+            return f"changes of {leaf.name} are not published"
+        if missing := [action.value for action in _WRITING if action not in published.actions]:
+            return f"the publications do not publish {', '.join(missing)}"
+        if any(published.filters[action] != synced.filters for action in _WRITING):
+            return "its row filters differ between publish actions and the initial copy"
+        if published.table.id != synced.table.id:
+            return f"changes of {leaf.name} are published as those of {published.table.name}"
+        if set(published.columns) != set(synced.columns):
+            return "its columns differ between changes and the initial copy"
+    return None

@@ -45,8 +45,7 @@ from cdc_replay.model.results import CaptureResult, ReplayResult, TableCompared
 from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
-from cdc_replay.publication.mirror import why_values_may_differ
-from cdc_replay.publication.resolve import SyncedTable, synced_tables
+from cdc_replay.publication.resolve import SyncedTable, synced_tables, why_values_may_differ
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.subscriber import recorded_results, subscription_tables
@@ -166,7 +165,7 @@ class _Marked:
                 recorded = results[-1].to_dict()
                 recorded_results.record_result(connection, subscription.name, "compare", recorded)
 
-            compare_values(request, record, moves=reason is None)
+            compare_values(request, record, update_rows=reason is None)
         except (CdcReplayError, psycopg.Error) as error:
             logger.warning(
                 "subscription %s: the values of %s, which the publisher rewrote by the transaction that"
@@ -205,9 +204,9 @@ def _result(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: s
         table=str(done.name),
         rewritten_at=rewritten_at,
         updated=values.update,
-        differing=values.differ - values.update,
+        differing=values.different - values.update,
         missing=values.missing,
-        taken_out=values.taken_out,
+        taken_out=values.unpublished_rows,
         rows_read=done.rows,
         bytes=done.bytes,
         seconds=done.seconds,
@@ -218,15 +217,15 @@ def _result(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: s
 def _warning(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: str | None) -> str | None:
     """What stays different, how many rows that are, and what moves them; None where nothing does."""
     values = done.values
-    left = values.differ - values.update
+    left = values.different - values.update
     # Where rows need not all be here, those that are missing tell of a rewrite only if others are left over.
-    is_missing = values.missing and (reason is None or values.own)
-    if not (left or values.taken_out or is_missing):
+    is_missing = values.missing and (reason is None or values.subscriber_only)
+    if not (left or values.unpublished_rows or is_missing):
         return None
     counts = (
         (left, "of both sides have other values"),
         (values.missing, "are published and not here"),
-        (values.taken_out, "are here, and on the publisher, and not published"),
+        (values.unpublished_rows, "are here, and on the publisher, and not published"),
     )
     told = "; ".join(f"{count} rows {what}" for count, what in counts if count)
     remedy = f"`cdc-replay refresh {subscription} --reconcile` moves them"

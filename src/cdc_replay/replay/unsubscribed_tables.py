@@ -130,7 +130,7 @@ def _end_before(change_log: ChangeLog, window: Window, in_the_way: Sequence[Unro
     if not in_the_way:
         return window.upto
     sent = SentChanges(dict(_kinds(in_the_way)), frozenset(_truncated(in_the_way)))
-    catalogs = CatalogVersions.of(catalog_history(change_log).positions)
+    catalogs = CatalogVersions.from_positions(catalog_history(change_log).positions)
     return change_log.end_before(window, sent, catalogs)
 
 

@@ -1,8 +1,8 @@
-"""The rows that the log has touched, read from the publisher at the fence: part (2) of `resume.py`.
+"""Rows changed since the oldest staged chunk, read from the publisher at the fence: (2) of `resume.py`.
 
-Executors get the touched keys. A task stages its keys, and the rows that they find: one transaction, two
-staging tables of its own, so that a repeated attempt replaces what an earlier one left. The rows are found by
-the index of the key, or by one pass over the table where the server thinks that less.
+Executors get the touched keys. A task stages its keys and their rows in one transaction, in two staging
+tables of its own, so that a repeated attempt replaces the tables of an earlier one. Rows are found by the
+index of the key, or by one pass over the table if the server estimates that to be cheaper.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KEYS_PER_QUERY: Final = 5_000
-"""Keys that one statement asks for."""
+"""Keys per statement."""
 
-MATCH: Final = "exists (select from unnest({arrays}) as wanted ({names}) where {same})"
+MATCH: Final = "exists (select from unnest({arrays}) as requested ({names}) where {same})"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """What the tasks have in common; picklable."""
+    """The input of all tasks; picklable."""
 
-    setting: CopySettings
+    settings: CopySettings
     table: TableCopy
     leaves: tuple[Table, ...]
     passes: sql.Composed | None
     key: tuple[KeyColumn, ...]
 
     @classmethod
-    def of(cls, setting: CopySettings, planned: TablePlan, key: tuple[KeyColumn, ...]) -> ChangedRows:
-        """The rows of a published table that have touched keys."""
-        return cls(setting, planned.table, planned.synced.leaves, planned.passes, key)
+    def from_plan(cls, settings: CopySettings, planned: TablePlan, key: tuple[KeyColumn, ...]) -> ChangedRows:
+        """For a planned table and the columns of its key."""
+        return cls(settings, planned.table, planned.synced.leaves, planned.passes, key)
 
     def queries(self, keys: Sequence[Sequence[str]]) -> Iterator[sql.Composed]:
-        """The rows of all leaves that have one of the keys and pass the filters."""
+        """The queries for rows of all leaves with one of the keys that pass the filters."""
         for leaf in self.leaves:
             condition = match(leaf, self.key, keys)
             yield select(PageSlice(leaf), self.table.columns, self.passes, also=(condition,))
@@ -72,7 +72,7 @@ class ChangedRows:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRowsPart:
-    """What one task has staged: the tables for rows and for keys. `bytes` of COPY text."""
+    """The staging tables of one task, for rows and for keys. `bytes` of COPY text."""
 
     rows_table: str
     keys_table: str
@@ -82,18 +82,18 @@ class ChangedRowsPart:
     seconds: float
 
 
-LateResult: TypeAlias = ChangedRowsPart | CdcReplayError
+ChangedRowsResult: TypeAlias = ChangedRowsPart | CdcReplayError
 
 
 def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) -> sql.Composed:
-    """The condition that a row of `leaf` has one of these keys, as the key's index compares."""
+    """The condition that a row of `leaf` has one of these keys, by the operators of the key's index."""
     names = key_names(len(key))
     same = (
         same_key(
             sql.Identifier(leaf.name.schema, leaf.name.name, column.name),
             column.type_sql,
             (column.equality.schema, column.equality.name),
-            sql.Identifier("wanted", name),
+            sql.Identifier("requested", name),
         )
         for name, column in zip(names, key, strict=True)
     )
@@ -105,66 +105,73 @@ def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) 
     )
 
 
-def stage_late_rows(late: ChangedRows, keys: DataFrame) -> tuple[LateResult, ...]:
-    """Stage the touched `keys` and the publisher's rows for them; one result for each task that had any."""
+def stage_changed_rows(changed: ChangedRows, keys: DataFrame) -> tuple[ChangedRowsResult, ...]:
+    """Stage the touched `keys` and the publisher's rows for them; one result for each task with keys."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        number = 0 if context is None else context.partitionId()
-        for result in _attempt(late, batches, number):
+        task_id = 0 if context is None else context.partitionId()
+        for result in _attempt(changed, batches, task_id):
             yield pa.RecordBatch.from_pydict({"result": [pickle.dumps(result)]})
 
     rows = map_in_arrow(keys, stage, "result binary").collect()
-    # What our own task has made; Spark brings results of other jobs in the same way.
-    return tuple(pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301 - by this job's tasks
+    # Pickled by our own tasks, like all results of Spark jobs.
+    return tuple(pickle.loads(bytes(row["result"])) for row in rows)  # noqa: S301 - from this job's tasks
 
 
-def _attempt(late: ChangedRows, batches: Iterable[pa.RecordBatch], number: int) -> Iterator[LateResult]:
-    held = [batch.column("key") for batch in batches if batch.num_rows]
-    if not held:
+def _attempt(
+    changed: ChangedRows, batches: Iterable[pa.RecordBatch], task_id: int
+) -> Iterator[ChangedRowsResult]:
+    key_arrays = [batch.column("key") for batch in batches if batch.num_rows]
+    if not key_arrays:
         return
     try:
         with (
-            closing(import_snapshot(late.setting.snapshot, purpose=late.setting.purpose)) as source,
-            closing(subscriber_connection(late.setting)) as destination,
+            closing(import_snapshot(changed.settings.snapshot, purpose=changed.settings.purpose)) as source,
+            closing(subscriber_connection(changed.settings)) as destination,
         ):
-            yield _stage(late, held, number, source, destination)
+            yield _stage(changed, key_arrays, task_id, source, destination)
     except CdcReplayError as error:
         yield error
 
 
 def _stage(
-    late: ChangedRows, held: Sequence[pa.ListArray], number: int, source: Connection, destination: Connection
+    changed: ChangedRows,
+    key_arrays: Sequence[pa.ListArray],
+    task_id: int,
+    source: Connection,
+    destination: Connection,
 ) -> ChangedRowsPart:
-    began = time.monotonic()
-    lock_planned_tables(source, map(PlannedTable.from_catalog, late.leaves))
-    point = late.setting.snapshot.consistent_point
-    names = [
-        staging_name(late.setting.subscription, late.table.name, point, f"{kind}{number}") for kind in "rk"
-    ]
-    rows_table, keys_table = names
-    with subscriber_write_errors(late.table.name), destination.transaction():
-        create_staging(destination, rows_table, late.table.target, late.table.columns)
-        create_keys(destination, keys_table, len(late.key))
-        count = _copy_keys(destination, keys_table, held)
-        queries = itertools.chain.from_iterable(map(late.queries, _several(held)))
-        target = CopyTarget(staging_table(rows_table), late.table.name, late.table.columns, is_new=True)
-        copied = copy_across(source, queries, destination, target, late.setting.pace())
-        _add_keys_of_rows(destination, late.key, rows_table, keys_table)
-    return ChangedRowsPart(rows_table, keys_table, copied.rows, count, copied.bytes, time.monotonic() - began)
+    started = time.monotonic()
+    table, settings = changed.table, changed.settings
+    lock_planned_tables(source, map(PlannedTable.from_catalog, changed.leaves))
+    point = settings.snapshot.consistent_point
+    rows_table, keys_table = (
+        staging_name(settings.subscription, table.name, point, f"{kind}{task_id}") for kind in "rk"
+    )
+    with subscriber_write_errors(table.name), destination.transaction():
+        create_staging(destination, rows_table, table.target, table.columns)
+        create_keys(destination, keys_table, len(changed.key))
+        count = _copy_keys(destination, keys_table, key_arrays)
+        queries = itertools.chain.from_iterable(map(changed.queries, _batches_of_keys(key_arrays)))
+        target = CopyTarget(staging_table(rows_table), table.name, table.columns, is_new=True)
+        copied = copy_across(source, queries, destination, target, settings.pace())
+        _add_keys_of_rows(destination, changed.key, rows_table, keys_table)
+    seconds = time.monotonic() - started
+    return ChangedRowsPart(rows_table, keys_table, copied.rows, count, copied.bytes, seconds)
 
 
-def _several(held: Iterable[pa.ListArray]) -> Iterator[list[list[str]]]:
-    for keys in held:
+def _batches_of_keys(key_arrays: Iterable[pa.ListArray]) -> Iterator[list[list[str]]]:
+    for keys in key_arrays:
         for start in range(0, len(keys), KEYS_PER_QUERY):
             yield keys.slice(start, KEYS_PER_QUERY).to_pylist()
 
 
-def _copy_keys(destination: Connection, name: str, held: Iterable[pa.ListArray]) -> int:
+def _copy_keys(destination: Connection, name: str, key_arrays: Iterable[pa.ListArray]) -> int:
     statement = sql.SQL("copy {} from stdin").format(staging_table(name))
     with destination.cursor() as cursor:
         with cursor.copy(statement) as into:
-            for keys in _several(held):
+            for keys in _batches_of_keys(key_arrays):
                 for key in keys:
                     into.write_row(key)
         return cursor.rowcount
@@ -173,10 +180,10 @@ def _copy_keys(destination: Connection, name: str, held: Iterable[pa.ListArray])
 def _add_keys_of_rows(
     destination: Connection, key: Sequence[KeyColumn], rows_table: str, keys_table: str
 ) -> None:
-    """The rows' own keys, which are other texts where the publisher's equality is coarser."""
-    texts = sql.SQL(", ").join(key_text("late", column.name) for column in key)
+    """Add the rows' own keys: other texts if the publisher's equality is coarser than that of texts."""
+    texts = sql.SQL(", ").join(key_text("changed", column.name) for column in key)
     destination.execute(
-        sql.SQL("insert into {} select {} from {} as late").format(
+        sql.SQL("insert into {} select {} from {} as changed").format(
             staging_table(keys_table), texts, staging_table(rows_table)
         )
     )

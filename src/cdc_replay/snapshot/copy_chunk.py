@@ -1,28 +1,26 @@
-"""Copy chunks of tables from the publisher to the subscriber: what a Spark task does, on an executor.
+"""Copy chunks of tables from the publisher to the subscriber: the Spark task, on an executor.
 
-A task opens one connection to each side and copies its chunks one after another. Every chunk is a
-transaction of the subscriber, which depends on how many chunks the table has:
+A task opens one connection to each side and copies its chunks one after another, each in one transaction of
+the subscriber:
 
 | table              | transaction                                             | readers then see   |
 |--------------------|---------------------------------------------------------|--------------------|
 | one chunk, first   | claim, COPY into the target, state `Ready`              | the complete table |
 | copy               |                                                         |                    |
 | several, or resync | COPY into the chunk's staging table (`staging.py`); the | nothing yet        |
-|                    | driver ends it                                          |                    |
+|                    | driver completes the table                              |                    |
 
-So a copy that replaces rows touches its target only at the end, when the driver holds the subscription.
+So a copy that replaces rows writes its target only at the end, when the driver holds the subscription.
 
-A chunk is a range of pages, so its table must not get another file while it is read: then the task has
-read pages of both, or of a file that its snapshot sees nothing of. Having read, and holding the lock that
-keeps the file from changing, it compares the file with the one that its snapshot knows.
+A chunk is a range of pages, so its table must keep its file (relfilenode) while it is read. After reading,
+the task compares the current file with that of its snapshot, under the lock that prevents a change.
 
-Claim: before it writes to a target, a transaction takes the table's advisory lock and looks at its state.
-Only the state with which the run began allows the copy. A task that Spark runs twice, or that outlives its
-killed driver, therefore copies nothing twice: whoever comes second finds the table ready and leaves it
-alone.
+Claim: before it writes to a target, a transaction takes the table's advisory lock and checks its state. Only
+the state at the start of the run allows the copy. So a task that Spark runs twice, or that outlives its
+killed driver, copies nothing twice: the second transaction finds the table ready and does nothing.
 
-What goes wrong with one table is a value in its result, not an exception: the other tables of the task, and
-of the job, are copied all the same.
+An error of one table is a value in its result, not an exception: the other tables of the task and of the job
+are still copied.
 """
 
 from __future__ import annotations
@@ -71,10 +69,10 @@ from cdc_replay.subscriber.target_tables import TargetTable
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """What all chunks of a run have in common; picklable.
+    """Settings of all chunks of a run; picklable.
 
-    `replace`: the target's rows are deleted by the transaction that brings the new ones. `bytes_per_second`
-    is how much COPY text one task may move; None: as much as goes through.
+    `replace`: the transaction that inserts the new rows deletes the target's old ones. `bytes_per_second`
+    limits the COPY text of one task; None: no limit.
     """
 
     subscription: str
@@ -85,11 +83,11 @@ class CopySettings:
 
     @property
     def purpose(self) -> str:
-        """What the connections are for."""
+        """Purpose of the connections."""
         return f"snapshot {self.subscription}"
 
     def pace(self) -> RateLimiter | None:
-        """What slows a copy down; None if nothing does."""
+        """The rate limiter of one copy, None without a limit."""
         return None if self.bytes_per_second is None else RateLimiter(self.bytes_per_second)
 
 
@@ -97,12 +95,12 @@ class CopySettings:
 class TableCopy:
     """A table of the subscriber that receives a copy.
 
-    `begun` is the state that allows the copy: another one means that someone else has completed it. A table
-    that has come under the name of `target` meanwhile gets nothing.
+    Only `initial_state` allows the copy: another state means that another transaction completed it. A new
+    table with the name of `target` gets nothing.
     """
 
     columns: tuple[str, ...]
-    begun: TableState
+    initial_state: TableState
     target: TargetTable
 
     @property
@@ -123,28 +121,28 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCopy:
-    """One chunk: what its rows are read by, and the staging table; None goes into the target.
+    """One chunk: the sources of its rows, and its staging table; None: COPY into the target.
 
-    `tables` are those that are read; `leaves` those (oids) whose files must stay the same. `described` is
-    what the staging table says of itself, but for rows and bytes; None where nobody could use it again.
+    `tables` are read; the files of `leaves` (oids) must stay the same. `description` is the comment of the
+    staging table, without rows and bytes; None if no later run could use it.
     """
 
     table: TableCopy
-    number: int
+    chunk_id: int
     sources: tuple[Source, ...]
     tables: tuple[PlannedTable, ...]
     bytes: int
     staging: str | None
     leaves: tuple[int, ...] = ()
-    described: StagedChunk | None = None
+    description: StagedChunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedChunk:
-    """A chunk that is on the subscriber. `bytes` of COPY text; no rows if it was complete already."""
+    """A chunk on the subscriber. `bytes` of COPY text; no rows if the table was already complete."""
 
     table: QualifiedName
-    number: int
+    chunk_id: int
     rows: int
     bytes: int
     seconds: float
@@ -152,16 +150,16 @@ class CopiedChunk:
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
-    """A chunk that is not on the subscriber, and why."""
+    """A chunk that failed."""
 
     table: QualifiedName
-    number: int
+    chunk_id: int
     error: CdcReplayError
 
 
 ChunkResult: TypeAlias = CopiedChunk | FailedChunk
 
-# The catalog's row is the snapshot's, the function answers as of now.
+# The catalog row is as of the snapshot, the function returns the current file.
 CHANGED_FILES: Final = """
     select pg_catalog.format('%%I.%%I', nspname, relname)
       from pg_catalog.pg_class as class
@@ -171,21 +169,21 @@ CHANGED_FILES: Final = """
 """
 
 
-def copy_chunks(setting: CopySettings, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
-    """Copy the chunks one after another; one result for each. Runs on an executor, may be repeated."""
+def copy_chunks(settings: CopySettings, chunks: Sequence[ChunkCopy]) -> Iterator[ChunkResult]:
+    """Copy the chunks one after another; one result each. Runs on an executor, may be repeated."""
     try:
         with (
-            closing(import_snapshot(setting.snapshot, purpose=setting.purpose)) as source,
-            closing(subscriber_connection(setting)) as destination,
+            closing(import_snapshot(settings.snapshot, purpose=settings.purpose)) as source,
+            closing(subscriber_connection(settings)) as destination,
         ):
             for chunk in chunks:
-                yield _attempt(setting, chunk, source, destination)
+                yield _attempt(settings, chunk, source, destination)
     except CdcReplayError as error:  # a connection could not be opened
         for chunk in chunks:
-            yield FailedChunk(chunk.table.name, chunk.number, error)
+            yield FailedChunk(chunk.table.name, chunk.chunk_id, error)
 
 
-def subscriber_connection(setting: CopySettings) -> Connection:
+def subscriber_connection(settings: CopySettings) -> Connection:
     """A connection to the subscriber that behaves as an apply worker (R8.13).
 
     Raises:
@@ -193,46 +191,46 @@ def subscriber_connection(setting: CopySettings) -> Connection:
         ServerUnavailable: if the server does not answer.
     """
     with translated_errors("cannot write as a replication worker does"):
-        return connect_as_apply_worker(setting.subscriber_dsn, purpose=setting.purpose)
+        return connect_as_apply_worker(settings.subscriber_dsn, purpose=settings.purpose)
 
 
 def _attempt(
-    setting: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
+    settings: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
 ) -> ChunkResult:
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         # A savepoint of the reading transaction: an error in one chunk must not end the imported snapshot.
-        # Its end is a command of its own, and may be the first to notice that the publisher is gone.
+        # Its release is a separate command, which may be the first to fail if the publisher is unreachable.
         with publisher_read_errors(chunk.table.name), source.transaction():
             lock_planned_tables(source, chunk.tables)
-            rows, size = _copy(setting, chunk, source, destination)
+            rows, size = _copy(settings, chunk, source, destination)
     except CdcReplayError as error:
-        return FailedChunk(chunk.table.name, chunk.number, error)
-    return CopiedChunk(chunk.table.name, chunk.number, rows, size, time.monotonic() - began)
+        return FailedChunk(chunk.table.name, chunk.chunk_id, error)
+    return CopiedChunk(chunk.table.name, chunk.chunk_id, rows, size, time.monotonic() - started)
 
 
 def _copy(
-    setting: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
+    settings: CopySettings, chunk: ChunkCopy, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     if chunk.staging is not None:
-        return _stage(setting, chunk, chunk.staging, source, destination)
+        return _stage(settings, chunk, chunk.staging, source, destination)
     table = chunk.table
-    point = setting.snapshot.consistent_point
-    origin = replication_origin(destination, setting.subscription, point, per_session=True)
+    point = settings.snapshot.consistent_point
+    origin = replication_origin(destination, settings.subscription, point, per_session=True)
     with subscriber_write_errors(table.name), origin:
-        if not claim_table(destination, setting.subscription, table):
+        if not claim_table(destination, settings.subscription, table):
             return 0, 0
         with act_on(destination, [table.target]) as sessions:
-            copied = _fill(setting, chunk, source, destination, sessions.session_for(table.target))
+            copied = _fill(settings, chunk, source, destination, sessions.session_for(table.target))
         check_names(destination, {table.name: table.relation})
         failpoint("snapshot.mid_copy")
-        set_table_state(destination, setting.subscription, table.name, Ready(point))
+        set_table_state(destination, settings.subscription, table.name, Ready(point))
     failpoint("snapshot.after_table")
     return copied.rows, copied.bytes
 
 
 def _fill(
-    setting: CopySettings,
+    settings: CopySettings,
     chunk: ChunkCopy,
     source: Connection,
     destination: Connection,
@@ -240,84 +238,87 @@ def _fill(
 ) -> CopyCounts:
     table = chunk.table
     if session.runs_as_owner:
-        # Its owner has put code into it since, or it is locked: COPY would run that with our rights.
-        name = staging_name(setting.subscription, table.name, setting.snapshot.consistent_point, chunk.number)
+        # The owner has added code to the table, which COPY would run with our rights, or it is locked.
+        name = staging_name(
+            settings.subscription, table.name, settings.snapshot.consistent_point, chunk.chunk_id
+        )
         create_staging(destination, name, table.target, table.columns)
         staging = CopyTarget(staging_table(name), table.name, table.columns, is_new=True)
-        copied = copy_across(source, chunk.sources, destination, staging, setting.pace())
+        copied = copy_across(source, chunk.sources, destination, staging, settings.pace())
         move_staged(destination, session, [name], table.target, table.columns)
         return copied
     target = CopyTarget(table.identifier, table.name, table.columns)
     with indexes_rebuilt_after(destination, table.name.schema, table.name.name):
-        return copy_across(source, chunk.sources, destination, target, setting.pace())
+        return copy_across(source, chunk.sources, destination, target, settings.pace())
 
 
 def _stage(
-    setting: CopySettings, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
+    settings: CopySettings, chunk: ChunkCopy, staging: str, source: Connection, destination: Connection
 ) -> tuple[int, int]:
     table = chunk.table
     with subscriber_write_errors(table.name), destination.transaction():
         create_staging(destination, staging, table.target, table.columns)
         target = CopyTarget(staging_table(staging), table.name, table.columns, is_new=True)
-        copied = copy_across(source, chunk.sources, destination, target, setting.pace())
+        copied = copy_across(source, chunk.sources, destination, target, settings.pace())
         _check_files(source, chunk)
         failpoint("snapshot.mid_copy")
-        if chunk.described is not None:
-            held = dataclasses.replace(chunk.described, rows=copied.rows, bytes=copied.bytes)
-            describe_staging(destination, staging, held)
+        if chunk.description is not None:
+            description = dataclasses.replace(chunk.description, rows=copied.rows, bytes=copied.bytes)
+            describe_staging(destination, staging, description)
     failpoint("snapshot.after_chunk")
     return copied.rows, copied.bytes
 
 
 def _check_files(source: Connection, chunk: ChunkCopy) -> None:
-    """The chunk was read from the files that the snapshot's catalog names.
+    """Check that the chunk was read from the files that the snapshot's catalog names.
 
     Raises:
-        PublisherNotReady: if a table has another one by now.
+        PublisherNotReady: if a table has another file now.
     """
-    what = f'cannot read table "{chunk.table.name}" of the publisher'
-    with translated_errors(what):
+    action = f'cannot read table "{chunk.table.name}" of the publisher'
+    with translated_errors(action):
         rows = source.execute(CHANGED_FILES, [list(chunk.leaves)]).fetchall()
     if rows:
         raise PublisherNotReady(
-            f"{what}: {', '.join(name for (name,) in rows)} was truncated or rewritten while it was copied",
-            detail=f"The copy is as of {chunk.described.lsn}." if chunk.described else None,
-            hint="Run the command again: the table is copied anew.",
+            f"{action}: {', '.join(name for (name,) in rows)} was truncated or rewritten while it was copied",
+            detail=f"The copy is as of {chunk.description.lsn}." if chunk.description else None,
+            hint="Run the command again: the table is copied from the start.",
             rule="R7.6",
         )
 
 
 def claim_table(connection: Connection, subscription: str, table: TableCopy) -> bool:
-    """Whether this transaction is the one that completes the table; others wait here until it ends."""
+    """Whether this transaction is to complete the table; concurrent ones wait here until it ends."""
     connection.execute(
         "select pg_catalog.pg_advisory_xact_lock(%s)", (stable_hash(f"{subscription} {table.name}"),)
     )
-    return _state_of(connection, subscription, table) == table.begun
+    return _state_of(connection, subscription, table) == table.initial_state
 
 
 def accepts_staged_rows(connection: Connection, subscription: str, table: TableCopy) -> bool:
-    """Whether staged rows may become the table's: as `claim_table`, for a caller that holds the subscription.
+    """Whether staged rows may be moved: as `claim_table`, for a caller that holds the subscription.
 
-    A table that was complete before may have been replayed further in the meantime; it still takes the rows.
+    A table that was complete before may have been replayed further in the meantime.
     """
-    found = _state_of(connection, subscription, table)
-    return found == table.begun or (
-        isinstance(found, Ready | Parked) and isinstance(table.begun, Ready | Parked)
+    current = _state_of(connection, subscription, table)
+    return current == table.initial_state or (
+        isinstance(current, Ready | Parked) and isinstance(table.initial_state, Ready | Parked)
     )
 
 
 def _state_of(connection: Connection, subscription: str, table: TableCopy) -> TableState | None:
-    known = known_tables(connection, subscription)
-    return next((each.state for each in known if each.relation == table.relation), None)
+    tables = known_tables(connection, subscription)
+    return next((entry.state for entry in tables if entry.relation == table.relation), None)
 
 
 def delete_rows(session: TargetSession, table: TableCopy) -> None:
     """Delete the rows that the new ones replace; readers see them until the transaction commits.
 
-    Writers wait from here on, so that no row slips in between. Inheritance children keep theirs.
+    Writers are blocked from here on, so that no row is inserted in between. Inheritance children keep their
+    rows.
     """
-    what = f'cannot replace the rows of table "{table.name}" of the subscriber'
-    with translated_errors(what, grant="On the subscriber, grant the role DELETE on the table."):
+    action = f'cannot replace the rows of table "{table.name}" of the subscriber'
+    with translated_errors(action, grant="On the subscriber, grant the role DELETE on the table."):
         session.execute(
             sql.SQL("lock table {} in share row exclusive mode").format(target_reference(table.target))
         )

@@ -1,21 +1,21 @@
-"""What a chunk was read under: as long as it is the same, a row that nobody touches reads the same.
+"""Fingerprint of everything that determines how an unchanged row is read.
 
-A staged chunk outlives the run that has read it. It can be used again only if a row of the publisher that no
-transaction has touched since would be read into the very same text, from the very same page:
+A staged chunk outlives the run that read it. It is reusable only while an unchanged row of the publisher
+would be read as the same text, from the same page:
 
-| part of the definition                   | otherwise                                                       |
+| part of the fingerprint                  | otherwise                                                       |
 |------------------------------------------|-----------------------------------------------------------------|
-| the change log: cluster, timeline, start | positions would mean another history                            |
-| the physical tables and their files      | rows would lie elsewhere: TRUNCATE, VACUUM FULL, rewrites       |
-| columns: number, name, type              | a column would have another value, with no change of the row    |
-| the types' labels and attributes         | so would an enum whose value was renamed                        |
-| row filters and column list              | other rows, other columns would be read                         |
-| the key                                  | the log would tell another one                                  |
+| the change log: cluster, timeline, start | positions would belong to another history                       |
+| the physical tables and their files      | rows would be elsewhere: TRUNCATE, VACUUM FULL, rewrites        |
+| columns: number, name, type              | a column would have another value without a change of the row   |
+| the types' labels and attributes         | the same, for an enum with a renamed value                      |
+| row filters and column list              | other rows and columns would be read                            |
+| the key                                  | the log would give another one                                  |
 | the target's columns and their types     | the staging table would not fit                                 |
 
-A table has no definition, and its copy is not taken up again, if its rows cannot be told apart by a key whose
-text is the same on both sides, or if the role does not see its rows directly (policies, R7.10): what it sees
-can change without a change of the table.
+A table has no fingerprint, and its copy is not resumed, if no key with equal texts on both sides identifies
+its rows, or if the role does not read its rows directly (policies, R7.10): visible rows can change without a
+change of the table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TYPES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of the key, as the publisher compares it; `type_sql` is its type below all domains."""
+    """A column of the key with the publisher's equality; `type_sql` is its base type."""
 
     name: str
     type_sql: str
@@ -75,7 +75,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class CopyFingerprint:
-    """What chunks of a table are read under, as a digest, and the key that tells its rows apart."""
+    """The fingerprint as a digest, and the key that identifies rows."""
 
     digest: str
     key: tuple[KeyColumn, ...]
@@ -86,45 +86,46 @@ class CopyFingerprint:
         return tuple(column.name for column in self.key)
 
 
-def read_definitions(
+def read_fingerprints(
     source: Connection,
     tables: Iterable[SyncedTable],
     storage: Mapping[RelationId, Storage],
     targets: Mapping[QualifiedName, TargetTable],
-    history: str,
+    log_identity: str,
 ) -> dict[QualifiedName, CopyFingerprint]:
-    """The definitions of those tables that have one; `history` names the change log.
+    """The fingerprints of tables that have one; `log_identity` identifies the change log.
 
-    `source` is inside the transaction under which `storage` was read.
+    `source` is inside the transaction that read `storage`.
     """
-    candidates = [each for each in tables if _is_direct(each, storage)]
-    leaves = read_target_tables(source, [leaf.name for each in candidates for leaf in each.leaves])
-    found: dict[QualifiedName, CopyFingerprint] = {}
+    candidates = [synced for synced in tables if _is_direct(synced, storage)]
+    leaves = read_target_tables(source, [leaf.name for synced in candidates for leaf in synced.leaves])
+    fingerprints: dict[QualifiedName, CopyFingerprint] = {}
     for synced in candidates:
         target = targets[synced.table.name]
         if key := _key(synced, leaves, target):
-            described = [history, *_described(synced, storage, target), _types(source, synced)]
-            digest = hashlib.sha256(json.dumps([described, [each.name for each in key]]).encode())
-            found[target.name] = CopyFingerprint(digest.hexdigest(), key)
-    return found
+            description = [log_identity, *_describe(synced, storage, target), _types(source, synced)]
+            digest = hashlib.sha256(json.dumps([description, [column.name for column in key]]).encode())
+            fingerprints[target.name] = CopyFingerprint(digest.hexdigest(), key)
+    return fingerprints
 
 
 def _is_direct(synced: SyncedTable, storage: Mapping[RelationId, Storage]) -> bool:
     stored = [storage.get(leaf.id) for leaf in synced.leaves]
-    is_open = all(each is not None and each.is_open and each.filenode for each in stored)
+    is_open = all(leaf is not None and leaf.is_open and leaf.filenode for leaf in stored)
     return bool(synced.leaves) and is_open and is_read_by_pages(synced, storage)
 
 
 def _key(
     synced: SyncedTable, leaves: Mapping[QualifiedName, TargetTable], target: TargetTable
 ) -> tuple[KeyColumn, ...]:
-    """The key that all leaves have, if it is copied and has the same types on both sides; else nothing."""
+    """The common key of all leaves, if it is copied and has the same types on both sides; else empty."""
     keys = [_key_of(leaves[leaf.name]) if leaf.name in leaves else () for leaf in synced.leaves]
     if any(set(key) != set(keys[0]) for key in keys):
         return ()
-    held = {column.name: column.base_type_sql for column in target.columns}
-    is_usable = all(each.name in synced.columns and held.get(each.name) == each.type_sql for each in keys[0])
-    return keys[0] if is_usable else ()
+    target_types = {column.name: column.base_type_sql for column in target.columns}
+    is_copied = all(column.name in synced.columns for column in keys[0])
+    has_same_types = all(target_types.get(column.name) == column.type_sql for column in keys[0])
+    return keys[0] if is_copied and has_same_types else ()
 
 
 def _key_of(table: TargetTable) -> tuple[KeyColumn, ...]:
@@ -136,20 +137,21 @@ def _key_of(table: TargetTable) -> tuple[KeyColumn, ...]:
     )
 
 
-def _described(synced: SyncedTable, storage: Mapping[RelationId, Storage], target: TargetTable) -> list[Any]:
-    filters = synced.filters and [[each.node_tree, each.sql] for each in synced.filters]
-    held = {column.name: column.type_sql for column in target.columns}
+def _describe(synced: SyncedTable, storage: Mapping[RelationId, Storage], target: TargetTable) -> list[Any]:
+    filters = synced.filters and [[row_filter.node_tree, row_filter.sql] for row_filter in synced.filters]
+    target_types = {column.name: column.type_sql for column in target.columns}
     return [
         [[int(leaf.id), storage[leaf.id].filenode, _columns(leaf, synced.columns)] for leaf in synced.leaves],
         list(synced.columns),
         filters,
-        [held[name] for name in synced.columns],
+        [target_types[name] for name in synced.columns],
         target.acting.rights.owner_is_untrusted,
     ]
 
 
 def _columns(leaf: Table, names: Sequence[str]) -> list[list[Any]]:
-    return [[each.attnum, each.name, each.type_oid, each.typmod] for each in map(leaf.column, names)]
+    columns = map(leaf.column, names)
+    return [[column.attnum, column.name, column.type_oid, column.typmod] for column in columns]
 
 
 def _types(source: Connection, synced: SyncedTable) -> list[Any]:

@@ -1,7 +1,7 @@
-"""The log for a snapshot that takes up what a killed one has staged (`snapshot.resume`).
+"""The change log for a snapshot that resumes a killed one (`snapshot.resume`).
 
-The log is captured up to the new snapshot, once, and only if anything is staged. Then its changes are read,
-once for each table with staged chunks.
+The log is captured up to the new snapshot, once, and only if anything is staged. Its changes are read once
+for each table with staged chunks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cdc_replay.snapshot.resume import LoggedChanges, ReadLog
 from cdc_replay.spark.session import spark_session
 
 
-def history_of(header: LogHeader) -> str:
-    """Names the log: positions of another one mean something else."""
+def log_identity(header: LogHeader) -> str:
+    """Identifies the log: positions in another log are not comparable."""
     return f"{header.system_identifier} {header.timeline} {header.slot} {header.start_lsn}"
 
 
-def log_reader_of(source: CaptureSource) -> ReadLog:
-    """How a snapshot reads the publisher's log."""
+def log_reader(source: CaptureSource) -> ReadLog:
+    """A reader of the publisher's log for a snapshot."""
 
     def read(window: Window, leaves: Sequence[RelationId]) -> LoggedChanges | None:
         change_log = ChangeLog.open(source.change_log)
@@ -37,25 +37,31 @@ def log_reader_of(source: CaptureSource) -> ReadLog:
             return None
         ensure_captured(source, window.upto)
         try:
-            return _logged(ChangeLog.open(change_log.uri), window, leaves)
+            return _read_changes(ChangeLog.open(change_log.uri), window, leaves)
         except ChangeLogPruned:
             return None
 
     return read
 
 
-def _logged(change_log: ChangeLog, window: Window, leaves: Sequence[RelationId]) -> LoggedChanges | None:
+def _read_changes(
+    change_log: ChangeLog, window: Window, leaves: Sequence[RelationId]
+) -> LoggedChanges | None:
     catalogs = tuple(catalog_history(change_log).within(window).values())
-    if not all(_is_followed(catalog, leaf) for catalog in catalogs for leaf in leaves):
+    if not all(_is_captured(catalog, leaf) for catalog in catalogs for leaf in leaves):
         return None
-    known = change_log.relations()
+    relations_by_version = change_log.relations()
     versions = change_log.relation_versions(window)
-    relations = tuple(known[version] for version in sorted(versions) if known[version].id in leaves)
+    relations = tuple(
+        relations_by_version[version]
+        for version in sorted(versions)
+        if relations_by_version[version].id in leaves
+    )
     frame = decode_window(spark_session("cdc-replay"), change_log, window)
     return LoggedChanges(frame, relations, catalogs)
 
 
-def _is_followed(catalog: PublisherCatalog, leaf: RelationId) -> bool:
-    """Whether the log gets every row change of the leaf under this catalog."""
+def _is_captured(catalog: PublisherCatalog, leaf: RelationId) -> bool:
+    """Whether every row change of the leaf is captured under this catalog."""
     table = catalog.tables.get(leaf)
     return table is not None and all(is_captured(catalog, table, action) for action in ROW_ACTIONS)

@@ -1,14 +1,13 @@
-"""Progress of a running copy, as the subscriber's server reports it (`pg_stat_progress_copy`).
+"""Progress of a running copy, from the subscriber's `pg_stat_progress_copy`.
 
-Executors do not talk to the driver while they copy, and need not: the server knows how far every COPY is. A
-thread of the driver asks it every second, and tells
+Executors do not report to the driver while they copy. A thread of the driver polls the server every second,
+and reports to
 
     the caller's `Progress`      a bar at the command line
-    the log                      a line per table, every ten seconds: the Airflow task's log has it too
-    the subscriber's state       a row per table, which `status` shows (`subscriber.copy_progress`)
+    the log                      a line per table, every ten seconds, also in the Airflow task's log
+    the subscriber's state       a row per table, which `status` shows (`subscriber.progress`)
 
-The numbers are for people. They end at a little less than the truth, because the last look comes before the
-end.
+The final numbers are slightly low, because the last poll precedes the end.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from cdc_replay.subscriber.state_schema import SCHEMA
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 1.0
-"""How often the server is asked."""
+"""Interval of polling."""
 
 LOG_SECONDS: Final = 10.0
-"""How often a table that is copied gets a line in the log."""
+"""Interval of a table's log lines."""
 
 _MIB: Final = 1024 * 1024
 
 Progress: TypeAlias = Callable[[QualifiedName, int, int], None]
-"""Called with a table, and its rows and bytes so far; from another thread than the copy's."""
+"""Called with a table, and its rows and bytes so far, from another thread than the copy's."""
 
 RUNNING: Final = """
     select namespace.nspname, class.relname, copy.tuples_processed, copy.bytes_processed
@@ -55,13 +54,13 @@ RUNNING: Final = """
 
 @contextlib.contextmanager
 def report_progress_while(
-    setting: CopySettings, plans: Sequence[TablePlan], progress: Progress | None
+    settings: CopySettings, plans: Sequence[TablePlan], progress: Progress | None
 ) -> Iterator[None]:
     """Report progress of the tables' chunks until the context ends."""
     ended = threading.Event()
     watcher = threading.Thread(
         target=_watch,
-        args=(setting, [_TableProgress.of(each) for each in plans], progress, ended),
+        args=(settings, [_TableProgress.from_plan(planned) for planned in plans], progress, ended),
         daemon=True,
     )
     watcher.start()
@@ -74,20 +73,20 @@ def report_progress_while(
 
 @dataclass(slots=True)
 class _TableProgress:
-    """A table: what earlier runs have staged of it, and the last that was seen of each running COPY."""
+    """A table: rows and bytes staged by earlier runs, and the last counts of each running COPY."""
 
     table: QualifiedName
     rows_before: int
     bytes_before: int
     expected_bytes: int
     receivers: frozenset[QualifiedName]
-    seen: dict[QualifiedName, tuple[int, int]] = field(default_factory=dict)
-    began: float = 0.0
-    logged: float = 0.0
+    counts: dict[QualifiedName, tuple[int, int]] = field(default_factory=dict)
+    started: float = 0.0
+    last_logged: float = 0.0
 
     @classmethod
-    def of(cls, planned: TablePlan) -> _TableProgress:
-        """The table before anything of it is copied."""
+    def from_plan(cls, planned: TablePlan) -> _TableProgress:
+        """The table at the start of the copy."""
         staged = planned.staged.values()
         receivers = (
             planned.table.name if chunk.staging is None else QualifiedName(SCHEMA, chunk.staging)
@@ -101,57 +100,60 @@ class _TableProgress:
             receivers=frozenset(receivers),
         )
 
-    def see(self, receiver: QualifiedName, counts: tuple[int, int], now: float) -> bool:
-        """Note where a COPY is; whether it has moved."""
-        if self.seen.get(receiver) == counts:
+    def update(self, receiver: QualifiedName, counts: tuple[int, int], now: float) -> bool:
+        """Record the counts of a COPY; whether they changed."""
+        if self.counts.get(receiver) == counts:
             return False
-        if not self.seen:
-            self.began = self.logged = now - WATCH_SECONDS
-        self.seen[receiver] = counts
+        if not self.counts:
+            self.started = self.last_logged = now - WATCH_SECONDS
+        self.counts[receiver] = counts
         return True
 
     def progress(self, now: float) -> CopyProgress:
-        """How far the table is."""
-        size = sum(size for _, size in self.seen.values())
+        """The current progress of the table."""
+        size = sum(size for _, size in self.counts.values())
         return CopyProgress(
             self.table,
-            rows=self.rows_before + sum(rows for rows, _ in self.seen.values()),
+            rows=self.rows_before + sum(rows for rows, _ in self.counts.values()),
             bytes=self.bytes_before + size,
             expected_bytes=self.expected_bytes,
-            bytes_per_second=size / max(now - self.began, WATCH_SECONDS),
+            bytes_per_second=size / max(now - self.started, WATCH_SECONDS),
         )
 
 
 def _watch(
-    setting: CopySettings, tables: Sequence[_TableProgress], progress: Progress | None, ended: threading.Event
+    settings: CopySettings,
+    tables: Sequence[_TableProgress],
+    progress: Progress | None,
+    ended: threading.Event,
 ) -> None:
     try:
-        with connect(setting.subscriber_dsn, purpose=f"{setting.purpose} progress") as connection:
-            clear_progress(connection, setting.subscription)
+        with connect(settings.subscriber_dsn, purpose=f"{settings.purpose} progress") as connection:
+            clear_progress(connection, settings.subscription)
             while not ended.wait(WATCH_SECONDS):
                 moved = _poll(connection, tables)
-                report_progress(connection, setting.subscription, moved)
+                report_progress(connection, settings.subscription, moved)
                 if progress is not None:
-                    for each in moved:
-                        progress(each.table, each.rows, each.bytes)
-            clear_progress(connection, setting.subscription)
+                    for table in moved:
+                        progress(table.table, table.rows, table.bytes)
+            clear_progress(connection, settings.subscription)
     except (CdcReplayError, psycopg.Error) as error:
-        # The copy does not depend on it, and has its own words for a server that is gone.
-        logger.warning("progress of the snapshot cannot be shown: %s", error)
+        # The copy does not depend on it, and reports a lost server itself.
+        logger.warning("cannot report progress of the snapshot: %s", error)
 
 
 def _poll(connection: Connection, tables: Sequence[_TableProgress]) -> list[CopyProgress]:
-    """Note where every copy is; the tables that have moved."""
+    """Record the counts of every COPY; the tables that progressed."""
     now = time.monotonic()
     moved: dict[QualifiedName, _TableProgress] = {}
     for schema, relation, rows, size in connection.execute(RUNNING):
         receiver = QualifiedName(schema, relation)
         for table in tables:
-            if receiver in table.receivers and table.see(receiver, (rows, size), now):
+            if receiver in table.receivers and table.update(receiver, (rows, size), now):
                 moved[table.table] = table
     for table in moved.values():
-        if now - table.logged >= LOG_SECONDS:
-            table.logged = now
+        if now - table.last_logged >= LOG_SECONDS:
+            table.last_logged = now
             _log(table.progress(now))
     return [moved[name].progress(now) for name in sorted(moved)]
 
@@ -165,5 +167,5 @@ def _log(progress: CopyProgress) -> None:
         progress.bytes / _MIB,
         progress.expected_bytes / _MIB,
         progress.bytes_per_second / _MIB,
-        "no end in sight" if left is None else f"about {left:.0f} s left",
+        "remaining time unknown" if left is None else f"about {left:.0f} s left",
     )

@@ -1,13 +1,12 @@
-"""The initial copy of the tables that need it, or a resync of named ones.
+"""The initial copy of tables that need one, or a resync of named tables.
 
-A snapshot is (LSN, data): the publisher's catalog and rows are read under one exported snapshot, whose
-consistent point becomes the tables' applied LSN. The change log must reach back to that point, so the slot
-comes first.
+The publisher's catalog and rows are read under one exported snapshot, whose consistent point becomes the
+tables' applied LSN. The change log must reach back to that point, so the slot is created first.
 
-While rows are read and staged, others may work on the subscription: replay goes on with the
-tables that are ready, a table that is copied again among them. It takes the subscription back to make the new
-rows visible. A table that was replayed beyond the snapshot meanwhile goes back to it, and the next replay
-brings it forward again.
+While rows are read and staged, other processes may use the subscription: replay continues with ready tables,
+also with a table that is being resynced. The subscription lock is taken again before the new rows become
+visible. A table that was replayed beyond the snapshot returns to it, and the next replay applies the later
+changes again.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from cdc_replay.publication.restrictions import check_publications
 from cdc_replay.replay.definition_drift import record_copy_definitions
 from cdc_replay.replay.table_rewrites import release_rewritten
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
-from cdc_replay.snapshot.log_reader import history_of, log_reader_of
+from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session
@@ -68,8 +67,8 @@ class SnapshotOptions:
     """What to copy and how.
 
     `tables` are copied again, replacing their rows; without any, every table that is not ready is copied.
-    With `release_subscription_lock` others may work on the subscription while transactions of the publisher
-    are waited for, and while rows are read and staged.
+    With `release_lock` other processes may use the subscription while the snapshot waits for transactions of
+    the publisher, and while rows are read and staged.
     """
 
     tables: tuple[QualifiedName, ...] = ()
@@ -77,20 +76,20 @@ class SnapshotOptions:
     release_lock: bool = False
     chunk_bytes: int = 256 * 1024 * 1024
     readers: int | None = None
-    """Most tasks at a time, each with one connection to both sides; None: Spark's cores."""
+    """Most parallel tasks, each with one connection to both sides; None: Spark's cores."""
     bytes_per_second: int | None = None
     """For all readers together; None: no limit."""
 
     def export(
         self, publisher_dsn: str, session: SubscriptionSession
     ) -> AbstractContextManager[ExportedSnapshot]:
-        """The snapshot to copy from."""
+        """Export the snapshot to copy from."""
         if self.release_lock:
             return export_snapshot_unlocked(publisher_dsn, session)
         return export_snapshot(publisher_dsn)
 
     def while_copying(self, session: SubscriptionSession) -> AbstractContextManager[None]:
-        """What is entered while rows are read."""
+        """The context while rows are read."""
         return release_subscription_lock(session) if self.release_lock else contextlib.nullcontext()
 
 
@@ -99,38 +98,38 @@ def snapshot_session(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy the named ones again, replacing their rows.
 
-    A table that was ready before the change log was begun anew is copied again, too. Copying named tables
-    lets a parked subscription be replayed again.
+    Tables that became ready before a new change log was started are copied again, too. A copy of named tables
+    unparks a parked subscription.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
-        PublisherNotReady: if `setup` was not run since the configuration got these publications.
-        PublicationRefused: where PostgreSQL refuses these publications.
+        PublisherNotReady: if `setup` has not run since these publications were configured.
+        PublicationRefused: if PostgreSQL refuses these publications.
         SubscriberNotReady: listing every table and column that the subscriber lacks.
     """
     tables = options.tables
-    began = time.monotonic()
+    started = time.monotonic()
     change_log = bind_subscription(source, session)
     release_rewritten(session, change_log.start_lsn)
     states = session.table_states()
-    if not tables and not _needed(session, states, change_log.start_lsn):
-        return SnapshotResult.nothing(session.subscription.name, time.monotonic() - began)
+    if not tables and not _is_copy_needed(session, states, change_log.start_lsn):
+        return SnapshotResult.nothing(session.subscription.name, time.monotonic() - started)
     _check_server(source, change_log)
-    work = _SnapshotContext(source, options, states, change_log)
+    context = _SnapshotContext(source, options, states, change_log)
     if not tables and not session.subscription.copy_data:
-        lsn = _start_as_they_are(session, work)
-        return SnapshotResult(session.subscription.name, lsn, lsn, time.monotonic() - began, 0, 0, ())
+        lsn = _start_without_copy(session, context)
+        return SnapshotResult(session.subscription.name, lsn, lsn, time.monotonic() - started, 0, 0, ())
     with snapshot_lock(session), options.export(source.dsn, session) as exported:
         failpoint("snapshot.after_export")
-        copied = _copy(session, exported, dataclasses.replace(work, states=session.table_states()))
+        copied = _copy(session, exported, dataclasses.replace(context, states=session.table_states()))
     if tables:
-        # What could not be passed was a change of one of them, or the next replay parks it again.
+        # If the failing change was not one of these tables, the next replay parks the subscription again.
         subscription_records.unpark(session.connection, session.subscription.name)
     return SnapshotResult(
         subscription=session.subscription.name,
         from_lsn=exported.consistent_point,
         to_lsn=exported.consistent_point,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
         rows=sum(table.rows for table in copied),
         bytes=sum(table.bytes for table in copied),
         tables=tuple(
@@ -148,10 +147,10 @@ def snapshot_session(
 
 
 def _check_server(source: CaptureSource, change_log: ChangeLog) -> None:
-    """Check that the rows are those of the database whose changes are in the log.
+    """Check that the log holds changes of this database.
 
     Raises:
-        ChangeLogMismatch: if they are not.
+        ChangeLogMismatch: if it does not.
     """
     with connect(source.dsn, purpose="snapshot") as connection:
         check_server(connection)
@@ -159,7 +158,7 @@ def _check_server(source: CaptureSource, change_log: ChangeLog) -> None:
 
 
 def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> ChangeLog:
-    """Bind the subscription to the publisher's change log and to its publications; returns the log.
+    """Record the publisher and publications of the subscription; returns the change log.
 
     Raises:
         ChangeLogMissing: before `setup` of the publisher.
@@ -173,23 +172,23 @@ def bind_subscription(source: CaptureSource, session: SubscriptionSession) -> Ch
         session.subscription.publications,
         change_log.header.database,
     )
-    # Of a table that the subscriber has dropped nothing can be seen from before the log (R1.33).
-    before = [
-        each.relation
-        for each in session.known_tables()
-        if each.name is None
-        and isinstance(each.state, Ready)
-        and each.state.applied_lsn < change_log.start_lsn
+    # Nothing before the log can matter for a table that the subscriber dropped (R1.33).
+    dropped = [
+        table.relation
+        for table in session.known_tables()
+        if table.name is None
+        and isinstance(table.state, Ready)
+        and table.state.applied_lsn < change_log.start_lsn
     ]
     subscription_tables.advance_tables(
-        session.connection, session.subscription.name, before, change_log.start_lsn
+        session.connection, session.subscription.name, dropped, change_log.start_lsn
     )
     return change_log
 
 
 @dataclass(frozen=True, slots=True)
 class _SnapshotContext:
-    """What a snapshot of one subscription works with; `states` are those of all its tables."""
+    """Inputs of a snapshot of one subscription; `states` are those of all its tables."""
 
     source: CaptureSource
     options: SnapshotOptions
@@ -198,32 +197,36 @@ class _SnapshotContext:
 
     @property
     def named(self) -> tuple[QualifiedName, ...]:
-        """The tables that were named."""
         return self.options.tables
 
     @property
     def log_start(self) -> Lsn:
-        """Where the change log starts."""
         return self.change_log.start_lsn
 
-
-def _needed(session: SubscriptionSession, states: Mapping[QualifiedName, TableState], log_start: Lsn) -> bool:
-    is_listed = bool(states) or session.tables_are_listed()
-    return not is_listed or any(_needs_copy(session, each, log_start) for each in states.values())
+    def state_of(self, table: SyncedTable) -> TableState | None:
+        return self.states.get(table.table.name)
 
 
-def _needs_copy(session: SubscriptionSession, found: TableState, log_start: Lsn) -> bool:
-    if isinstance(found, Pending | Copying):
+def _is_copy_needed(
+    session: SubscriptionSession, states: Mapping[QualifiedName, TableState], log_start: Lsn
+) -> bool:
+    if not states and not session.tables_are_listed():
         return True
-    return session.subscription.copy_data and _is_stale(found, log_start)
+    return any(_needs_copy(session, table_state, log_start) for table_state in states.values())
 
 
-def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
-    """Whether its rows cannot be brought up to date by the log.
+def _needs_copy(session: SubscriptionSession, table_state: TableState, log_start: Lsn) -> bool:
+    if isinstance(table_state, Pending | Copying):
+        return True
+    return session.subscription.copy_data and _is_stale(table_state, log_start)
 
-    Either it was begun anew since (R1.33), or a change has a value that nobody has (R4.6).
+
+def _is_stale(table_state: TableState | None, log_start: Lsn) -> bool:
+    """Whether the log cannot bring its rows up to date.
+
+    The log was started later (R1.33), or an unchanged TOAST value is lost (R4.6).
     """
-    match found:
+    match table_state:
         case Parked(transaction=None):
             return True
         case Parked(applied_lsn) | Ready(applied_lsn):
@@ -232,74 +235,77 @@ def _is_stale(found: TableState | None, log_start: Lsn) -> bool:
             return False
 
 
-def _start_as_they_are(session: SubscriptionSession, work: _SnapshotContext) -> Lsn:
-    """Let tables start as they are, with what is committed from now on (`copy_data: false`)."""
+def _start_without_copy(session: SubscriptionSession, context: _SnapshotContext) -> Lsn:
+    """Make tables ready without a copy, for transactions from now on (`copy_data: false`)."""
     name = session.subscription.name
-    published = published_now(work.source.dsn, session)
-    wanted = _tables_to_copy(session, published.tables, work)
-    check_captured(published.catalog, session.subscription, wanted)
+    published = read_published_tables_now(context.source.dsn, session)
+    tables = _tables_to_copy(session, published.tables, context)
+    check_captured(published.catalog, session.subscription, tables)
     lsn = published.catalog.lsn
     with session.connection.transaction():
-        for table in wanted:
+        for table in tables:
             subscription_tables.set_table_state(session.connection, name, table.table.name, Ready(lsn))
-        record_copy_definitions(session.connection, name, lsn, wanted)
+        record_copy_definitions(session.connection, name, lsn, tables)
     return lsn
 
 
 def _copy(
-    session: SubscriptionSession, exported: ExportedSnapshot, work: _SnapshotContext
+    session: SubscriptionSession, exported: ExportedSnapshot, context: _SnapshotContext
 ) -> tuple[CopiedTable, ...]:
     name = session.subscription.name
-    published = published_tables(session, exported)
-    wanted = _tables_to_copy(session, published.tables, work)
-    check_captured(published.catalog, session.subscription, wanted)
+    published = read_published_tables(session, exported)
+    candidates = _tables_to_copy(session, published.tables, context)
+    check_captured(published.catalog, session.subscription, candidates)
     copied: list[CopiedTable] = []
-    parked = tuple(each for each in wanted if not work.named and _is_parked(work, each))
-    # An initial copy deletes no row (R7.13); a resync replaces those that are there.
+    parked = tuple(synced for synced in candidates if not context.named and _is_parked(context, synced))
+    # An initial copy deletes no row (R7.13); a resync replaces existing rows.
     for replace in (False, True):
         tables = tuple(
-            each
-            for each in wanted
-            if each not in parked
-            and replace is (bool(work.named) or _is_stale(work.states.get(each.table.name), work.log_start))
+            synced
+            for synced in candidates
+            if synced not in parked
+            and replace is (bool(context.named) or _is_stale(context.state_of(synced), context.log_start))
         )
         if tables:
-            request = _request(session, exported, work, tables, replace=replace)
+            request = _request(session, exported, context, tables, replace=replace)
             if not replace:
-                # Before any row is there; a resync that is killed keeps rows that came by the old definition.
+                # Before any row is copied; a killed resync keeps rows copied by the old definition.
                 record_copy_definitions(session.connection, name, exported.consistent_point, tables)
             with translated_spark_errors(f'snapshot of subscription "{name}"'):
-                copied += load_tables(spark_session("cdc-replay"), request, progress=work.options.progress)
+                copied += load_tables(spark_session("cdc-replay"), request, progress=context.options.progress)
             if replace:
                 record_copy_definitions(session.connection, name, exported.consistent_point, tables)
     if parked:
-        copied += _reconciled(session, exported, parked)
+        copied += _reconcile_parked(session, exported, parked)
     return tuple(copied)
 
 
-def _is_parked(work: _SnapshotContext, table: SyncedTable) -> bool:
-    found = work.states.get(table.table.name)
-    return isinstance(found, Parked) and found.transaction is None and found.applied_lsn >= work.log_start
+def _is_parked(context: _SnapshotContext, table: SyncedTable) -> bool:
+    match context.state_of(table):
+        case Parked(applied_lsn, transaction=None):
+            return applied_lsn >= context.log_start
+        case _:
+            return False
 
 
-def _reconciled(
+def _reconcile_parked(
     session: SubscriptionSession, exported: ExportedSnapshot, tables: tuple[SyncedTable, ...]
 ) -> Iterator[CopiedTable]:
-    """Tables whose rows the log has but for a value (R4.6): little is moved."""
+    """Reconcile tables that lack only a lost TOAST value (R4.6): little is moved."""
     name, lsn = session.subscription.name, exported.consistent_point
 
     def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
         record_copy_definitions(connection, name, lsn, tables)
 
     request = ReconcileRequest(session.subscription, exported, session.dsn, tables)
-    for each in reconcile_tables(request, record):
-        yield CopiedTable(each.name, each.rows, each.bytes, each.seconds, lsn)
+    for table in reconcile_tables(request, record):
+        yield CopiedTable(table.name, table.rows, table.bytes, table.seconds, lsn)
 
 
 def _request(
     session: SubscriptionSession,
     exported: ExportedSnapshot,
-    work: _SnapshotContext,
+    context: _SnapshotContext,
     tables: tuple[SyncedTable, ...],
     *,
     replace: bool,
@@ -310,95 +316,95 @@ def _request(
         session.dsn,
         tables,
         replace=replace,
-        chunk_bytes=work.options.chunk_bytes,
-        history=history_of(work.change_log.header),
-        read_log=log_reader_of(work.source),
-        readers=work.options.readers,
-        bytes_per_second=work.options.bytes_per_second,
+        chunk_bytes=context.options.chunk_bytes,
+        log_identity=log_identity(context.change_log.header),
+        read_log=log_reader(context.source),
+        readers=context.options.readers,
+        bytes_per_second=context.options.bytes_per_second,
         run_as_owner=session.subscription.run_as_owner,
-        while_copying=partial(work.options.while_copying, session),
+        while_copying=partial(context.options.while_copying, session),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTables:
-    """What the publications list, by the published tables' names, and the catalog that says so."""
+    """The tables that the publications list, by name, and the catalog that this is read from."""
 
     catalog: PublisherCatalog
     tables: Mapping[QualifiedName, SyncedTable]
 
 
-def published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
-    """What the subscription's publications list as of the snapshot, checked as PostgreSQL checks it."""
+def read_published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
+    """Read the tables of the subscription's publications as of the snapshot, with PostgreSQL's checks."""
     with import_snapshot(exported, purpose="catalog") as connection:
-        return _published(session, read_catalog(connection, exported.consistent_point))
+        return _check_published_tables(session, read_catalog(connection, exported.consistent_point))
 
 
-def published_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
-    """The same as of now; an exported snapshot waits for all transactions that are open (R1.34)."""
+def read_published_tables_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
+    """The same as of now, without the wait of an exported snapshot for open transactions (R1.34)."""
     with connect(publisher_dsn, purpose="catalog") as connection:
-        return _published(session, read_catalog(connection))
+        return _check_published_tables(session, read_catalog(connection))
 
 
-def _published(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
+def _check_published_tables(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
     publications = session.subscription.publications
     check_publications(catalog, publications)
-    found = {each.table.name: each for each in synced_tables(catalog, publications)}
+    synced = {table.table.name: table for table in synced_tables(catalog, publications)}
     run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(found), run_as_owner=run_as_owner)
-    # Without a copy only the tables must be there: a missing column shows with the first change (R8.1).
+    targets = read_target_tables(session.connection, tuple(synced), run_as_owner=run_as_owner)
+    # Without a copy only the tables must exist: a missing column is reported at the first change (R8.1).
     is_copied = session.subscription.copy_data
-    check_targets({name: each.columns if is_copied else () for name, each in found.items()}, targets)
-    return PublishedTables(catalog, found)
+    check_targets({name: table.columns if is_copied else () for name, table in synced.items()}, targets)
+    return PublishedTables(catalog, synced)
 
 
 def check_captured(
     catalog: PublisherCatalog, subscription: Subscription, tables: Sequence[SyncedTable]
 ) -> None:
-    """Check that the log gets the changes of these tables: otherwise they would silently stand still.
+    """Check that changes of these tables are captured: otherwise they would silently fall behind.
 
     Raises:
-        PublisherNotReady: naming those that it does not get.
+        PublisherNotReady: naming the leaves that are not captured.
     """
     missing = uncaptured_leaves(catalog, subscription, tables)
     if missing:
         raise PublisherNotReady(
             f'changes that subscription "{subscription.name}" needs are not captured yet',
             detail=f"No capture publication carries {', '.join(missing)}.",
-            hint=f"Run `cdc-replay setup {subscription.publisher}`: it follows the configuration.",
+            hint=f"Run `cdc-replay setup {subscription.publisher}`: it updates the capture publications.",
             rule="R2.3",
         )
 
 
 def _tables_to_copy(
-    session: SubscriptionSession, published: Mapping[QualifiedName, SyncedTable], work: _SnapshotContext
+    session: SubscriptionSession, published: Mapping[QualifiedName, SyncedTable], context: _SnapshotContext
 ) -> tuple[SyncedTable, ...]:
     name = session.subscription.name
-    if unknown := [str(each) for each in work.named if each not in published]:
+    if unknown := [str(table) for table in context.named if table not in published]:
         raise SubscriberNotReady(
             f'subscription "{name}" has no table {", ".join(unknown)}',
             detail=f"Its publications have: {', '.join(map(str, sorted(published))) or 'none'}.",
         )
-    entered = set(work.states)
-    # A table that entered a publication later is not in the subscription before a refresh (R7.12).
+    entered = set(context.states)
+    # A table added to a publication later is not in the subscription before a refresh (R7.12).
     if not session.tables_are_listed():
         subscription_tables.add_tables(session.connection, name, published)
         entered = set(published)
-    if new := [str(each) for each in work.named if each not in entered]:
+    if new := [str(table) for table in context.named if table not in entered]:
         raise SubscriberNotReady(
             f'table {", ".join(new)} is not in subscription "{name}" yet',
             hint=f"Run `cdc-replay refresh {name}`.",
             rule="R7.12",
         )
-    if work.named:
-        return tuple(published[each] for each in dict.fromkeys(work.named))
+    if context.named:
+        return tuple(published[table] for table in dict.fromkeys(context.named))
     return tuple(
-        each
-        for table, each in published.items()
-        if table in entered and _needs_copy(session, work.states.get(table, Pending()), work.log_start)
+        synced
+        for table, synced in published.items()
+        if table in entered and _needs_copy(session, context.states.get(table, Pending()), context.log_start)
     )
 
 
 def snapshot_lsn(result: SnapshotResult, otherwise: Lsn) -> Lsn:
-    """The consistent point of a snapshot, or `otherwise` where nothing was copied."""
+    """The consistent point of a snapshot, or `otherwise` if nothing was copied."""
     return result.to_lsn if result.to_lsn is not None else otherwise

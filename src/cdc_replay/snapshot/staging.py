@@ -1,25 +1,22 @@
-"""Tables of the subscriber that hold the chunks of a table until all of them are there.
+"""Staging tables of the subscriber hold the chunks of a table until all are complete.
 
-A table that is copied in several chunks becomes visible at once: every chunk is copied into a staging table
-of its own, created by the transaction that fills it, so that an attempt that is repeated replaces what an
-earlier one left. When all chunks are there, one transaction moves them into the target and records the
-table as ready.
+A table of several chunks becomes visible at once. The transaction that copies a chunk creates its staging
+table, so that a repeated attempt replaces the table of an earlier one. When all chunks are staged, one
+transaction moves them into the target and records the table as ready.
 
-| killed                      | left behind                      | the next run                              |
+| killed                      | durable                          | the next run                              |
 |-----------------------------|----------------------------------|-------------------------------------------|
-| while a chunk is copied     | the chunks that are complete     | reads what is missing (`resume.py`)       |
+| while a chunk is copied     | the complete chunks              | reads the missing ones (`resume.py`)      |
 | between chunks, before move | staging tables                   | as above                                  |
-| during the move             | staging tables, target untouched | as above                                  |
-| after the move              | nothing                          | leaves the table alone: it is ready       |
+| during the move             | staging tables, target unchanged | as above                                  |
+| after the move              | the complete table               | skips the table: it is ready              |
 
-What a staging table holds is in its comment, which is one commit with its rows: of which table it is, the
-snapshot's LSN, the ranges of pages, and the definition under which they were read (`definition.py`). No other
-record of it exists that could disagree.
+The comment of a staging table describes its rows, and commits with them: the table, the snapshot's LSN, the
+page ranges, and the fingerprint (`fingerprint.py`). There is no other record of it.
 
-The name of a staging table holds the subscription, the table, the snapshot and the chunk. Staging tables
-have the types of the target's columns but none of its constraints: the move checks those. They are unlogged.
-A subscriber that crashes empties such a table when it starts again, and never a part of it: one that has no
-page although its comment counts rows is lost, and read again.
+The name of a staging table contains subscription, table, snapshot and chunk. Staging tables have the target's
+column types but none of its constraints: the move checks those. They are unlogged. A subscriber that crashes
+empties such tables completely: a table without pages whose comment counts rows is lost, and read again.
 """
 
 from __future__ import annotations
@@ -50,13 +47,12 @@ STAGED: Final = """
      order by relname
 """
 
-
 _VIEW: Final = sql.Identifier("pg_temp", "cdc_replay_moved")
 
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The pages `[first_page, end_page)` of a physical table (oid); no end means to the last page."""
+    """The pages `[first_page, end_page)` of a physical table (oid); None: to the last page."""
 
     leaf: int
     first_page: int
@@ -65,28 +61,29 @@ class PageRange:
 
 @dataclass(frozen=True, slots=True)
 class StagedChunk:
-    """What a staging table holds: the rows of `pages` as of `lsn`.
+    """The contents of a staging table: the rows of `pages` as of `lsn`, read under `fingerprint`.
 
-    `definition` is what they were read under; `bytes` is their size as COPY text, `size` what the chunk was
-    estimated to be on the publisher's disk.
+    `bytes` is their size as COPY text, `size` the estimated size on the publisher's disk.
     """
 
     table: QualifiedName
     lsn: Lsn
-    definition: str
+    fingerprint: str
     pages: tuple[PageRange, ...]
     rows: int
     bytes: int
     size: int
 
     def to_comment(self) -> str:
-        """The chunk as the comment of its staging table."""
+        """The comment of the staging table."""
         return json.dumps(
             {
                 "table": [self.table.schema, self.table.name],
                 "lsn": str(self.lsn),
-                "definition": self.definition,
-                "pages": [[each.leaf, each.first_page, each.end_page] for each in self.pages],
+                "definition": self.fingerprint,
+                "pages": [
+                    [page_range.leaf, page_range.first_page, page_range.end_page] for page_range in self.pages
+                ],
                 "rows": self.rows,
                 "bytes": self.bytes,
                 "size": self.size,
@@ -94,22 +91,22 @@ class StagedChunk:
         )
 
     @classmethod
-    def of_comment(cls, text: str) -> StagedChunk:
-        """The chunk that a comment describes."""
-        found = json.loads(text)
+    def from_comment(cls, text: str) -> StagedChunk:
+        """Parse the comment of a staging table."""
+        fields = json.loads(text)
         return cls(
-            table=QualifiedName(*found["table"]),
-            lsn=Lsn.parse(found["lsn"]),
-            definition=found["definition"],
-            pages=tuple(PageRange(*each) for each in found["pages"]),
-            rows=found["rows"],
-            bytes=found["bytes"],
-            size=found["size"],
+            table=QualifiedName(*fields["table"]),
+            lsn=Lsn.parse(fields["lsn"]),
+            fingerprint=fields["definition"],
+            pages=tuple(PageRange(*page_range) for page_range in fields["pages"]),
+            rows=fields["rows"],
+            bytes=fields["bytes"],
+            size=fields["size"],
         )
 
 
 def staging_name(subscription: str, table: QualifiedName, consistent_point: Lsn, part: int | str) -> str:
-    """The name of the table for one chunk, or for another part of a table's copy."""
+    """The staging table's name for one chunk, or for another part of a table's copy."""
     return f"{_prefix(subscription)}{_short_hash(str(table))}_{consistent_point.value:016x}_{part}"
 
 
@@ -127,7 +124,7 @@ def staging_table(name: str) -> sql.Identifier:
 
 
 def create_staging(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> None:
-    """An empty staging table for `columns` of `target`, instead of one that an earlier attempt left."""
+    """Create an empty staging table for `columns` of `target`, replacing that of an earlier attempt."""
     table, owner_is_untrusted = staging_table(name), target.acting.rights.owner_is_untrusted
     typed = sql.SQL(", ").join(
         sql.SQL("{} {}").format(
@@ -143,7 +140,7 @@ def create_staging(connection: Connection, name: str, target: TargetTable, colum
 
 
 def describe_staging(connection: Connection, name: str, chunk: StagedChunk) -> None:
-    """Record what the staging table holds, in the transaction that has filled it."""
+    """Set the comment of the staging table, in the transaction that fills it."""
     comment = sql.SQL("comment on table {} is {}").format(staging_table(name), chunk.to_comment())
     connection.execute(comment)
 
@@ -157,17 +154,17 @@ def _staged_chunks(connection: Connection, subscription: str) -> Iterator[tuple[
     for name, comment, size in connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall():
         if comment is None:
             continue
-        chunk = StagedChunk.of_comment(comment)
+        chunk = StagedChunk.from_comment(comment)
         if size > 0 or chunk.rows == 0:
             yield name, chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Rows that take the place of those with the same key in the chunks.
+    """Rows that replace those with the same key in the chunks.
 
-    `rows` and `keys` name staging tables: complete rows, and texts of the keys that the chunks do not decide.
-    `key` are the columns of the key, in the order of the texts; a row with NULL in one is out of date.
+    `rows` and `keys` name staging tables: complete rows, and texts of keys whose rows in the chunks are
+    outdated. `key` are the columns of the key, in the order of the texts; a row with NULL in one is outdated.
     """
 
     key: tuple[str, ...]
@@ -176,20 +173,20 @@ class Overlay:
 
 
 def key_text(table: str, column: str) -> sql.Composed:
-    """The text of a key column as its type's output function writes it: a cast to text strips a `char`."""
+    """The output function's text of a key column: a cast to text strips a `char`."""
     return sql.SQL("pg_catalog.format('%s', {})").format(sql.Identifier(table, column))
 
 
 def key_names(count: int) -> tuple[str, ...]:
-    """The names of the columns that hold the texts of a key of so many columns."""
-    return tuple(f"k{number}" for number in range(count))
+    """Column names for the texts of a key of so many columns."""
+    return tuple(f"k{index}" for index in range(count))
 
 
 def create_keys(connection: Connection, name: str, count: int) -> None:
-    """An empty staging table for texts of keys of `count` columns, instead of one that was left."""
+    """Create an empty staging table for keys of `count` columns, replacing that of an earlier attempt."""
     table = staging_table(name)
     columns = sql.SQL(", ").join(
-        sql.SQL('{} text collate "C" not null').format(sql.Identifier(each)) for each in key_names(count)
+        sql.SQL('{} text collate "C" not null').format(sql.Identifier(column)) for column in key_names(count)
     )
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
@@ -204,16 +201,16 @@ def move_staged(
     columns: Sequence[str],
     overlay: Overlay | None = None,
 ) -> int:
-    """Insert the staged rows into the target and drop the tables, in the caller's transaction; the count."""
+    """Insert the staged rows into the target and drop their tables, in the caller's transaction."""
     rows = _rows_to_move(names, columns, overlay)
     if session.runs_as_owner:
-        # The table that it reads are ours, and the casts in it are made with the rights of who reads it.
+        # The view reads our tables, and its casts run with the rights of the reader.
         connection.execute(
             sql.SQL("create temporary view {} as {}").format(_VIEW, _typed(rows, target, columns))
         )
         session.share(_VIEW)
         rows = sql.SQL("select * from {}").format(_VIEW)
-    # Identity columns take the publisher's value, as they do from COPY (R8.14).
+    # Identity columns get the publisher's value, as by COPY (R8.14).
     inserted = session.execute(
         sql.SQL("insert into {}{} overriding system value {}").format(
             sql.Identifier(target.name.schema, target.name.name), column_list(columns), rows
@@ -241,11 +238,11 @@ def _typed(rows: sql.Composable, target: TargetTable, columns: Sequence[str]) ->
 
 
 def _rows_to_move(names: Sequence[str], columns: Sequence[str], overlay: Overlay | None) -> sql.Composable:
-    rows = _union(names, columns)
+    rows = _union_all(names, columns)
     if overlay is not None and overlay.keys:
         rows = sql.SQL("{}{}").format(
             _without_keys(rows, overlay),
-            sql.SQL("").join(sql.SQL(" union all {}").format(_rows(each, columns)) for each in overlay.rows),
+            sql.SQL("").join(sql.SQL(" union all {}").format(_rows(name, columns)) for name in overlay.rows),
         )
     return rows
 
@@ -261,10 +258,10 @@ def _without_keys(rows: sql.Composable, overlay: Overlay) -> sql.Composed:
     )
     return sql.SQL(
         "select * from ({}) as staged where {} and not exists (select from ({}) as touched where {})"
-    ).format(rows, whole, _union(overlay.keys, names), same)
+    ).format(rows, whole, _union_all(overlay.keys, names), same)
 
 
-def _union(names: Iterable[str], columns: Sequence[str]) -> sql.Composable:
+def _union_all(names: Iterable[str], columns: Sequence[str]) -> sql.Composable:
     return sql.SQL(" union all ").join(_rows(name, columns) for name in names)
 
 
@@ -273,10 +270,10 @@ def _rows(name: str, columns: Sequence[str]) -> sql.Composed:
     return sql.SQL("select {} from {}").format(listed, staging_table(name))
 
 
-def drop_leftovers(connection: Connection, subscription: str, *, kept: Iterable[str] = ()) -> int:
-    """Drop the staging tables that killed runs of the subscription have left, but those `kept`; the count."""
-    found = [name for name, *_ in connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall()]
-    dropped = sorted(set(found) - set(kept))
+def drop_leftovers(connection: Connection, subscription: str, *, keep: Iterable[str] = ()) -> int:
+    """Drop staging tables of killed runs of the subscription except `keep`; returns their number."""
+    names = [name for name, *_ in connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall()]
+    dropped = sorted(set(names) - set(keep))
     drop_tables(connection, dropped)
     return len(dropped)
 

@@ -1,11 +1,10 @@
 """Errors of Spark jobs as ours.
 
-An exception that an executor raises reaches the driver as text: its type and cause are lost. Our errors print
-their class's name and everything that they have to say, so the driver can raise them again.
+An exception of an executor reaches the driver as text, without its type and cause. Our errors print their
+class name, detail and hint, so the driver can raise them again.
 
-A JVM that is gone says nothing any more: the call that it leaves unanswered fails without a cause, those
-after it find nobody to connect to. Other errors of sockets do not come out of a Spark job: what servers and
-stores are asked is told by errors of their own.
+When the JVM dies, the pending call fails without a cause, and later calls cannot connect. Socket errors of
+servers and stores do not get here: they have error classes of their own.
 """
 
 from __future__ import annotations
@@ -32,30 +31,27 @@ _RAISED_IN_SQL: Final = re.compile(
 
 
 class SparkJobFailed(CdcReplayError):
-    """A Spark job ended with an error that is not one of ours.
-
-    It may be an executor that was lost, or memory that another job took.
-    """
+    """A Spark job ended with an error that is not ours, such as a lost executor or a lack of memory."""
 
     retry = Retry.LATER
 
 
 class SparkEnded(SparkJobFailed):
-    """The JVM is gone while a job ran, or before it."""
+    """The JVM died while a job ran, or before it."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, action: str) -> None:
         super().__init__(
-            f"Spark ended: {what} was not completed",
-            detail="Its JVM was killed, or has crashed. Most often memory has run out.",
-            hint="Ask the kernel (`dmesg`) or the container's engine whether it was killed for want of"
-            " memory. Give it more, or let Spark take less (`spark.driver.memory`, fewer cores); then run the"
-            " command again: what is not committed is done anew.",
+            f"Spark ended: {action} was not completed",
+            detail="Its JVM was killed or crashed, most often because memory ran out.",
+            hint="Check the kernel log (`dmesg`) or the container engine for an out-of-memory kill. Add"
+            " memory, or let Spark use less (`spark.driver.memory`, fewer cores), then run the command again:"
+            " uncommitted work is repeated.",
         )
 
 
 @contextlib.contextmanager
-def translated_spark_errors(what: str) -> Iterator[None]:
-    """Raise what an executor raised; `what` names the job for errors that are not ours.
+def translated_spark_errors(action: str) -> Iterator[None]:
+    """Raise the executor's own error; `action` names the job in errors that are not ours.
 
     Raises:
         CdcReplayError: the executor's own error, or `SparkJobFailed`.
@@ -63,20 +59,20 @@ def translated_spark_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
-        raise SparkEnded(what) if _has_ended(error) else _translate(what, str(error)) from error
+        raise SparkEnded(action) if _has_ended(error) else _translate(action, str(error)) from error
 
 
 def _has_ended(error: Exception) -> bool:
-    """Whether there is no JVM to say what happened; where there is one, a failed call has its trace."""
+    """Whether the JVM is gone: a living one adds its trace to a failed call."""
     if type(error) is Py4JError:
         return "Trace:" not in str(error)
     return isinstance(error, (Py4JNetworkError, ConnectionError, EOFError))
 
 
-def _translate(what: str, text: str) -> CdcReplayError:
-    if found := _OURS.search(text):
-        kind = getattr(errors, found["name"], SparkJobFailed)
-        return kind(found["message"].strip(), detail=found["detail"], hint=found["hint"])
-    if found := _RAISED_IN_SQL.search(text):
-        return errors.SubscriberNotReady(found["message"])
-    return SparkJobFailed(f"{what} failed in Spark", detail=text.strip()[:2000])
+def _translate(action: str, text: str) -> CdcReplayError:
+    if match := _OURS.search(text):
+        kind = getattr(errors, match["name"], SparkJobFailed)
+        return kind(match["message"].strip(), detail=match["detail"], hint=match["hint"])
+    if match := _RAISED_IN_SQL.search(text):
+        return errors.SubscriberNotReady(match["message"])
+    return SparkJobFailed(f"{action} failed in Spark", detail=text.strip()[:2000])

@@ -1,15 +1,15 @@
-"""How the scripts in `jobs/` tell whoever started them whether starting them again can help.
+"""Exit codes of the scripts in `jobs/`: whether starting them again can help.
 
-| exit code | means                                                                             |
-|-----------|-----------------------------------------------------------------------------------|
-| 0         | done; what can only fail again has been recorded                                  |
-| 65        | an error that waiting cannot help                                                 |
-| 75        | an error that may pass; what could be done in spite of it is done and recorded    |
-| 143       | it was asked to end by SIGTERM (`termination`), and may be started again          |
-| others    | nothing of ours: Python, the JVM and `spark-submit` use 1 and 2, signals 128 and up |
+| exit code | meaning                                                                              |
+|-----------|--------------------------------------------------------------------------------------|
+| 0         | done; permanent errors are recorded in the result                                    |
+| 65        | a permanent error                                                                    |
+| 75        | a transient error; all work that it did not prevent is done and recorded             |
+| 143       | ended by SIGTERM (`termination`); may be started again                               |
+| others    | not ours: Python, the JVM and `spark-submit` use 1 and 2, signals 128 and up         |
 
-The two are `EX_DATAERR` and `EX_TEMPFAIL` of sysexits.h. In deploy-mode client `spark-submit` exits as its
-driver does.
+65 and 75 are `EX_DATAERR` and `EX_TEMPFAIL` of sysexits.h. In deploy-mode client, `spark-submit` exits with
+the code of its driver.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class ExitCode(enum.IntEnum):
     """Why a job has failed."""
 
     NEVER = 65
-    """Something has to be changed first."""
+    """A permanent error."""
     LATER = 75
-    """The cause may pass by itself."""
+    """A transient error."""
 
 
 @contextlib.contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
-    """Tell our errors on standard error, without a traceback, and exit with the code of their class.
+    """Print our errors to standard error without a traceback, and exit with the code of their class.
 
     Raises:
-        SystemExit: in place of a `CdcReplayError`, and of any error once the job is asked to end.
+        SystemExit: instead of a `CdcReplayError`, or of any error after SIGTERM.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Frames with nullable lists on their way to Python.
 
-Spark 4.2 writes a run of NULL lists into an Arrow batch in time that grows with the square of its length:
-300,000 rows without an old row take 35 seconds instead of 4. So lists travel without NULLs: an empty one
-stands for NULL, and a column of flags tells it from one that is empty.
+Spark 4.2 writes a run of NULL lists into an Arrow batch in time quadratic in its length: 300,000 rows without
+an old row take 35 seconds instead of 4. So we send an empty list for NULL, and a flag column that
+distinguishes the two.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ OnBatches: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
 
 
 def map_in_arrow(frame: DataFrame, function: OnBatches, ddl: str) -> DataFrame:
-    """`frame.mapInArrow(function, ddl)`; the function gets the frame's columns, NULL lists and all."""
+    """`frame.mapInArrow(function, ddl)`; the function gets the frame's columns with their NULL lists."""
     names = frame.columns
     sendable, lists = without_null_lists(frame)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from function(_restored(batch, names, lists) for batch in batches)
+        yield from function(_restore_nulls(batch, names, lists) for batch in batches)
 
     return sendable.mapInArrow(work, ddl)
 
 
 def without_null_lists(frame: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-    """The frame with empty lists for NULL ones, and a column `is_null_column` for each list; their names."""
+    """The frame with empty lists for NULL and a flag column for each list, and the names of the lists."""
     lists = {field.name: field.dataType for field in frame.schema if isinstance(field.dataType, ArrayType)}
     filled = {name: F.coalesce(F.col(name), F.array().cast(kind)) for name, kind in lists.items()}
     flags = {is_null_column(name): F.col(name).isNull() for name in lists}
@@ -40,11 +40,11 @@ def without_null_lists(frame: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
 
 
 def is_null_column(name: str) -> str:
-    """The column that says where the list `name` is NULL."""
+    """The name of the flag column of the list `name`."""
     return f"{name}_is_null"
 
 
-def _restored(batch: pa.RecordBatch, names: list[str], lists: tuple[str, ...]) -> pa.RecordBatch:
+def _restore_nulls(batch: pa.RecordBatch, names: list[str], lists: tuple[str, ...]) -> pa.RecordBatch:
     columns = [
         _with_nulls(batch.column(name), batch.column(is_null_column(name)))
         if name in lists

@@ -1,7 +1,7 @@
 """The one place that builds a Spark session.
 
 Under `spark-submit` the master and the resources come from the connection; elsewhere the session is local.
-Jobs move Arrow batches between the JVM and Python and hold no cached tables, so the defaults are small.
+Jobs stream Arrow batches between the JVM and Python and cache no tables, so the defaults are small.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    # A part's pieces in one batch are memory that the JVM maps and clears anew for each task, while Python
-    # waits; a batch of a few pieces is filled again and again.
+    # A batch with a whole shuffle partition is memory that the JVM maps and clears for each task while Python
+    # waits; a small batch is reused.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2m",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    # Windows tell their size before they are planned, and a plan that turns out to be empty on the way would
-    # lose what is observed in it.
+    # The size of a window is known before it is planned, and a plan that adaptive execution finds empty would
+    # lose its observed metrics.
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": JVM_OPTIONS,
-    # What is shuffled in volume is compressed already (`replay.compact.shuffle`).
+    # Shuffled volume is already compressed (`replay.compact.shuffle`).
     "spark.shuffle.compress": "false",
     "spark.python.daemon.module": "cdc_replay.spark.worker_daemon",
-    # Workers make and drop arrays of megabytes all the time. Memory that goes back to the system each time is
-    # mapped and cleared anew, which takes a fifth of their time; idle workers are ended after a minute.
+    # Workers allocate and free arrays of megabytes. Returning that memory to the system each time costs a
+    # fifth of their time for mapping and clearing; Spark ends idle workers after a minute.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-"""What a session gets unless `spark-submit` or the caller says otherwise."""
+"""Defaults of a session; `spark-submit` and the caller override them."""
 
 LOGGERS_OF_FAILURES: Final = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.api.python.PythonRunner",
 )
-"""What logs the exception of a task, which also reaches the driver's program, on the driver."""
+"""They log exceptions of tasks on the driver, which its program gets anyway."""
 
 SMALL_WINDOW_ROWS: Final = 50_000
 ROWS_PER_PARTITION: Final = 500_000
@@ -81,19 +81,19 @@ def spark_session(name: str, *, conf: dict[str, str] | None = None) -> SparkSess
 
 
 def _leave_failures_to_us(session: SparkSession) -> None:
-    """Let the JVM log no task that fails: whoever runs the job says why, without two stack traces."""
+    """Switch off the JVM's log of failed tasks: the caller reports the cause without two stack traces."""
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - there is no other way to its loggers
     configurator = jvm.org.apache.logging.log4j.core.config.Configurator
     for name in LOGGERS_OF_FAILURES:
         configurator.setLevel(name, "OFF")
-    # Nor py4j each call to a JVM that is gone.
+    # py4j logs each call to a dead JVM.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def tune_for(session: SparkSession, rows: int) -> None:
-    """Set what depends on the size of the window that is planned next.
+    """Set the options that depend on the size of the next window.
 
-    Compiling a plan costs more than it gains on a small window: a cold session needs about 3 s of CPU for it.
+    On a small window, compiling the plan costs more than it gains: about 3 s of CPU in a cold session.
     """
     is_small = rows < SMALL_WINDOW_ROWS
     session.conf.set("spark.sql.codegen.wholeStage", str(not is_small).lower())
@@ -104,14 +104,14 @@ def tune_for(session: SparkSession, rows: int) -> None:
 
 
 def prepare_environment() -> None:
-    """Set what a local Spark needs in this process's environment and the user has not set."""
+    """Set the environment variables of a local Spark that the user has not set."""
     for key, value in local_environment().items():
         os.environ.setdefault(key, value)
 
 
 def _submitted_settings() -> set[str]:
-    # `spark-submit` starts the JVM first and tells the Python program its port. What was submitted is known
-    # to that JVM only: a SparkConf that is made before the first context does not ask it by itself.
+    # `spark-submit` starts the JVM first and passes its port to Python. Only that JVM knows the submitted
+    # settings; a SparkConf created before the first context does not ask it.
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return set()
     connected: Callable[[], Any] = launch_gateway

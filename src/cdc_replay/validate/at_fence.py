@@ -1,8 +1,8 @@
-"""Both sides of a subscription at one LSN, and how each of its tables can be judged there.
+"""Both sides of a subscription at one LSN, and how each of its tables is judged there.
 
-A snapshot of the publisher is exported; its consistent point is the fence. The log is captured and replayed
-up to exactly that point while the subscription's lock is held. Others may go on with the subscription until
-the snapshot is there; if they pass it, it is exported again.
+The consistent point of an exported snapshot of the publisher is the fence. The log is captured and replayed
+up to exactly that point under the subscription's lock. Other processes may use the subscription until the
+snapshot is exported; if they replay past it, it is exported again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.exported_snapshot import import_snapshot
-from cdc_replay.publication.mirror import why_not_mirrored
-from cdc_replay.publication.resolve import synced_tables
+from cdc_replay.publication.resolve import synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
 from cdc_replay.replay.table_rewrites import rewritten_tables
@@ -33,7 +32,7 @@ from cdc_replay.subscriber.target_tables import read_target_tables
 
 @dataclass(frozen=True, slots=True)
 class OpenedAtFence:
-    """Both sides at the fence, the tables to judge, and where the subscription was before."""
+    """Both sides at the fence, the tables to judge, and the subscription's position before."""
 
     fence: ComparisonFence
     tables: tuple[ValidatedTable, ...]
@@ -43,10 +42,10 @@ class OpenedAtFence:
 def open_at_fence(
     source: CaptureSource, session: SubscriptionSession, stack: contextlib.ExitStack
 ) -> OpenedAtFence:
-    """Bring the subscriber to a fence and open both sides there, for as long as `stack`.
+    """Replay the subscription up to a fence and open both sides there; `stack` closes them.
 
     Raises:
-        NotConsistent: if the subscriber could not be brought to the fence.
+        NotConsistent: if the subscription could not be replayed to the fence.
     """
     subscription = session.subscription.name
     with export_after_applied(source.dsn, session) as exported:
@@ -83,21 +82,21 @@ def _notices(
 def validated_tables(
     session: SubscriptionSession, catalog: PublisherCatalog, notices: Mapping[QualifiedName, str]
 ) -> tuple[ValidatedTable, ...]:
-    """The subscription's tables with how each of them can be judged.
+    """The subscription's tables, and how each of them is judged.
 
-    One whose filter has changed is judged as any other: native keeps such rows too (R9.12), but they are not
-    what the publications say. It is told where they come from: `notices`, also of a rewrite (R11.9).
+    A table with a changed filter is judged like any other: PostgreSQL keeps the old rows too (R9.12), but the
+    publications exclude them. `notices` explain such rows, also after a rewrite (R11.9).
     """
     publications = session.subscription.publications
-    synced = {each.table.name: each for each in synced_tables(catalog, publications)}
-    # One that was dropped on the subscriber fails, whatever has its name now.
-    known = {each.name or each.recorded_name for each in session.known_tables()}
-    subscribed = {name: each for name, each in synced.items() if name in known}
+    listed = {synced.table.name: synced for synced in synced_tables(catalog, publications)}
+    # A table dropped on the subscriber fails, even if a new one has its name.
+    known = {table.name or table.recorded_name for table in session.known_tables()}
+    subscribed = {name: synced for name, synced in listed.items() if name in known}
     run_as_owner = session.subscription.run_as_owner
     targets = read_target_tables(session.connection, tuple(subscribed), run_as_owner=run_as_owner)
-    found = []
-    for name, each in subscribed.items():
-        reason = why_not_mirrored(catalog, publications, each)
+    tables = []
+    for name, synced in subscribed.items():
+        reason = why_not_mirrored(catalog, publications, synced)
         notice = notices.get(name, "")
-        found.append(ValidatedTable(each, targets.get(name), reason is None, reason or "", notice))
-    return tuple(found)
+        tables.append(ValidatedTable(synced, targets.get(name), reason is None, reason or "", notice))
+    return tuple(tables)

@@ -1,22 +1,22 @@
-"""Our Expectations: what must hold of each table of a subscription, judged by Great Expectations.
+"""Our Expectations of each table of a subscription, judged by Great Expectations.
 
-They look at one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great
-Expectations runs no SQL: a user's row filter may contain `%`, which a query asset doubles. The frame has, per
-table, one row per bucket and one row that sums up (`bucket` is -1 there):
+They read one data frame, the comparison of both sides at a fence (`suites.comparison_frame`). Great
+Expectations runs no SQL: a row filter may contain `%`, which a query asset doubles. The frame has, per table,
+one row per bucket and one summary row:
 
 | column                                  | rows    |                                              |
 |-----------------------------------------|---------|----------------------------------------------|
-| relation, bucket                        | all     | the table's name; the bucket's number or -1  |
+| relation, bucket                        | all     | the table's name; the bucket id or -1        |
 | publisher_rows, subscriber_rows         | buckets | number of rows                               |
 | publisher_digest, subscriber_digest     | buckets | sum of the rows' hashes                      |
-| outside_filter                          | buckets | subscriber's rows that the filter shuts out  |
+| outside_filter                          | buckets | subscriber's rows outside the filter         |
 | missing, unexpected, outside, different | summary | number of differing rows, by kind            |
-| duplicates                              | summary | number of keys that occur again              |
+| duplicates                              | summary | number of keys that occur more than once     |
 | keys                                    | summary | JSON: the first keys of each kind, by name   |
 | error                                   | summary | why the table could not be compared, or None |
 
-A table that could not be compared makes the metric raise: Great Expectations records that as an exception,
-which `report` shows as an error, not as a difference.
+For a table that could not be compared, the metric raises. Great Expectations records the exception, which the
+report shows as an error, not as a difference.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 METRIC: Final = "cdc_replay.table_comparison"
 
 SUMMARY: Final = -1
-"""The bucket of the row that sums a table up."""
+"""The bucket id of a table's summary row."""
 
 COUNTS: Final = ("missing", "unexpected", "outside", "different", "duplicates")
-"""Columns of the summary row that count."""
+"""Columns of counts in the summary row."""
 
 LISTED: Final = 20
-"""Keys of one kind in an Expectation's result."""
+"""Most keys in an Expectation's result."""
 
 
 class TableNotCompared(Exception):
-    """The frame says that a table could not be compared, or it lacks the table."""
+    """The table could not be compared, or is not in the frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table's rows of the frame, added up."""
+    """The totals of one table in the frame."""
 
     publisher_rows: int
     subscriber_rows: int
@@ -66,7 +66,7 @@ class TableComparison:
 
 
 def table_comparison(frame: pd.DataFrame, relation: str) -> TableComparison:
-    """Add up the rows of `relation` in the frame described above.
+    """Sum the rows of `relation` in the frame.
 
     Raises:
         TableNotCompared: if the frame has no summary of the table, or its `error` is set.
@@ -113,7 +113,7 @@ class TableComparisonMetric(TableMetricProvider):  # type: ignore[misc] # no typ
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """An Expectation's outcome: what was observed, and the keys of the `unexpected` among `rows` rows."""
+    """An Expectation's outcome: an observation, and the keys of `unexpected` among `rows` rows."""
 
     success: bool
     observed: str
@@ -122,7 +122,7 @@ class Judgement:
     keys: tuple[str, ...] = ()
 
     def as_result(self) -> dict[str, Any]:
-        """The form of Great Expectations; Data Docs show the keys as a table."""
+        """The result for Great Expectations; Data Docs show the keys as a table."""
         result: dict[str, Any] = {"observed_value": self.observed}
         if self.keys:
             result["element_count"] = self.rows
@@ -148,12 +148,12 @@ class ComparisonExpectation(BatchExpectation):  # type: ignore[misc] # no types 
         runtime_configuration: object = None,
         execution_engine: object = None,
     ) -> dict[str, Any]:
-        del runtime_configuration, execution_engine  # as Great Expectations passes them
+        del runtime_configuration, execution_engine  # arguments of Great Expectations
         return self.judge(metrics[METRIC]).as_result()
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
-        """Whether the Expectation holds of one table."""
+    def judge(cls, comparison: TableComparison) -> Judgement:
+        """Whether the Expectation holds for one table."""
         raise NotImplementedError
 
 
@@ -163,10 +163,12 @@ class ExpectRowCountToEqualPublisher(ComparisonExpectation):
     kind = CheckKind.ROW_COUNT
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
+    def judge(cls, comparison: TableComparison) -> Judgement:
         """Compare the sums over the buckets."""
-        equal = found.publisher_rows == found.subscriber_rows
-        return Judgement(equal, f"publisher {found.publisher_rows:,}, subscriber {found.subscriber_rows:,}")
+        equal = comparison.publisher_rows == comparison.subscriber_rows
+        return Judgement(
+            equal, f"publisher {comparison.publisher_rows:,}, subscriber {comparison.subscriber_rows:,}"
+        )
 
 
 class ExpectContentToEqualPublisher(ComparisonExpectation):
@@ -175,21 +177,21 @@ class ExpectContentToEqualPublisher(ComparisonExpectation):
     kind = CheckKind.CONTENT
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
-        """Compare digests; the counts and keys say what the unequal ones come from."""
+    def judge(cls, comparison: TableComparison) -> Judgement:
+        """Compare digests; counts and keys explain unequal ones."""
         counts = {
-            DifferenceKind.MISSING: found.missing,
-            DifferenceKind.UNEXPECTED: found.unexpected,
-            DifferenceKind.OUTSIDE_FILTER: found.outside,
-            DifferenceKind.DIFFERENT: found.different,
+            DifferenceKind.MISSING: comparison.missing,
+            DifferenceKind.UNEXPECTED: comparison.unexpected,
+            DifferenceKind.OUTSIDE_FILTER: comparison.outside,
+            DifferenceKind.DIFFERENT: comparison.different,
         }
-        said = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items() if count)
-        keys = [f"{kind.value}: {key}" for kind in counts for key in found.keys.get(kind.value, ())]
+        observed = ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items() if count)
+        keys = [f"{kind.value}: {key}" for kind in counts for key in comparison.keys.get(kind.value, ())]
         return Judgement(
-            success=found.unequal_buckets == 0,
-            observed=said or f"no difference in {found.publisher_rows:,} rows",
+            success=comparison.unequal_buckets == 0,
+            observed=observed or f"no difference in {comparison.publisher_rows:,} rows",
             unexpected=sum(counts.values()),
-            rows=max(found.publisher_rows, found.subscriber_rows),
+            rows=max(comparison.publisher_rows, comparison.subscriber_rows),
             keys=tuple(keys),
         )
 
@@ -200,27 +202,31 @@ class ExpectKeysToBeUnique(ComparisonExpectation):
     kind = CheckKind.UNIQUE_KEY
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
-        """Look at the number of duplicate keys."""
-        observed = f"{found.duplicates:,} duplicate keys" if found.duplicates else "no duplicate key"
-        keys = tuple(found.keys.get("duplicates", ()))
-        return Judgement(found.duplicates == 0, observed, found.duplicates, found.subscriber_rows, keys)
+    def judge(cls, comparison: TableComparison) -> Judgement:
+        """Check the number of duplicate keys."""
+        observed = (
+            f"{comparison.duplicates:,} duplicate keys" if comparison.duplicates else "no duplicate key"
+        )
+        keys = tuple(comparison.keys.get("duplicates", ()))
+        return Judgement(
+            comparison.duplicates == 0, observed, comparison.duplicates, comparison.subscriber_rows, keys
+        )
 
 
 class ExpectRowsToSatisfyRowFilter(ComparisonExpectation):
-    """The effective filter is true of every row on the subscriber.
+    """The effective filter is true for every row on the subscriber.
 
-    Rows of which it is not are what a changed filter leaves behind (R9.12, R11.7), or damage.
+    Other rows remain from a changed filter (R9.12, R11.7), or are damage.
     """
 
     kind = CheckKind.ROW_FILTER
 
     @classmethod
-    def judge(cls, found: TableComparison) -> Judgement:
-        """Look at the number of rows that the subscriber itself finds outside."""
-        count = found.outside_filter
+    def judge(cls, comparison: TableComparison) -> Judgement:
+        """Check the number of rows that the subscriber finds outside the filter."""
+        count = comparison.outside_filter
         observed = (
             f"{count:,} rows are outside the present filter" if count else "all rows satisfy the filter"
         )
-        keys = tuple(found.keys.get("outside_filter", ()))
-        return Judgement(count == 0, observed, count, found.subscriber_rows, keys)
+        keys = tuple(comparison.keys.get("outside_filter", ()))
+        return Judgement(count == 0, observed, count, comparison.subscriber_rows, keys)

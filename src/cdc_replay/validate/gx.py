@@ -1,7 +1,7 @@
 """Great Expectations, imported in one place.
 
-Its telemetry is decided by the environment at import, and its import warns about deprecations of its own,
-which concern nobody who runs a validation.
+The environment at import decides about its telemetry. Its import emits deprecation warnings of its own code,
+which are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from great_expectations.expectations.metrics.metric_provider import metric_value
     from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
-# Its INFO lines show internals at every run; a result says what matters.
+# Its INFO lines are internals; the result has all that matters.
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 
 get_context = great_expectations.get_context

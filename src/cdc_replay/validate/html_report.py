@@ -1,7 +1,7 @@
-"""The report that people open: one self-contained HTML page per run, readable without a network.
+"""The report for users: one self-contained HTML page per run, readable without a network.
 
-The Data Docs beside it hold the same verdicts in Great Expectations' own form; their styles come from public
-hosts. Airflow serves this page only: the links lead to them where it is opened from disk.
+The Data Docs next to it have the same verdicts in Great Expectations' own form; their styles come from public
+hosts. Airflow serves only this page: its links to the Data Docs work when it is opened from disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc_replay.private_files import make_folder
 from cdc_replay.validate.verdict import Check, TableVerdict, Verdict
 
 LATEST: Final = "latest.html"
-"""The page of the last run, beside those of all runs."""
+"""A copy of the last run's page."""
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5c6878; --page: #f5f6f8; --card: #fff; --line:
@@ -83,7 +83,7 @@ PAGE: Final = """<!DOCTYPE html>
 
 
 def write_page(verdict: Verdict, *, now: dt.datetime, run_page: Path) -> None:
-    """Write the page to `verdict.report` and as `LATEST` beside it; a reader never sees half a page.
+    """Write the page to `verdict.report` and as `LATEST`; a reader never sees half a page.
 
     `run_page` is the run's page in the Data Docs.
     """
@@ -116,7 +116,7 @@ def render(verdict: Verdict, *, now: dt.datetime, run_link: str, index_link: str
 
 def _data_docs(run_link: str, index_link: str) -> str:
     return (
-        '<p class="soft">On disk beside this file are the same verdicts as Great Expectations records them: '
+        '<p class="soft">The same verdicts as recorded by Great Expectations, on disk next to this file: '
         f'<a href="{escape(run_link)}">this run in the Data Docs</a>, '
         f'<a href="{escape(index_link)}">all runs</a>.</p>'
     )
@@ -140,7 +140,7 @@ def _head(verdict: Verdict, now: dt.datetime) -> str:
     return (
         f'<section class="card"><div class="head"><h1>{escape(verdict.subscription)}</h1>{badge}</div>'
         '<div class="soft">Subscriber and publisher compared as of one WAL position; '
-        f"what the publisher wrote after it takes no part.</div>{_facts(facts)}{error}</section>"
+        f"later writes of the publisher are not included.</div>{_facts(facts)}{error}</section>"
     )
 
 
@@ -259,9 +259,9 @@ def _remedies(subscription: str, table: TableVerdict) -> Iterable[str]:
     kinds = {kind for kind, _ in table.counts}
     if DifferenceKind.OUTSIDE_FILTER in kinds or table.outside_filter:
         yield (
-            "A changed filter is not applied to rows that are already there. "
+            "A changed filter is not applied to existing rows. "
             f"<code>cdc-replay refresh {escape(subscription)} --reconcile</code> "
-            "removes them and brings missing ones."
+            "deletes them and inserts missing ones."
         )
     if not table.success and kinds:
         yield (

@@ -1,15 +1,15 @@
-"""Run a validation: observe at the fence, judge by Great Expectations, write what people read.
+"""Run a validation: compare at the fence, judge by Great Expectations, write the reports.
 
     compare all tables   → data frame, suite        (nothing is written)
     checkpoint           → validation result, Data Docs
-    page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html beside it
+    page                 → uncommitted/reports/<subscription>/<run>.html, and latest.html next to it
 
 Everything is under `<context root>/gx`, a file Data Context that is created on first use. Suites, checkpoints
-and results carry the subscription's name, so subscriptions do not touch each other's; the index of the Data
-Docs is shared, and a file lock lets one run at a time write. A crash leaves at most a result without its
-page, or a generated file cut short; the next run generates its own again and adds a result.
+and results have the subscription's name, so subscriptions do not touch each other's; the index of the Data
+Docs is shared, and a file lock serializes runs. A crash leaves at most a result without its page, or a
+truncated generated file; the next run generates its files again and adds a result.
 
-No file holds row values other than keys, and none holds a DSN.
+No file contains row values other than keys, or a DSN.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ logger = logging.getLogger(__name__)
 
 DATA_CONTEXT: Final = "great_expectations.yml"
 DATA_SOURCE: Final = ("cdc_replay", "comparison_at_fence", "all_tables")
-"""Data source, asset and batch definition, as `great_expectations.yml` has them."""
+"""Data source, asset and batch definition of `great_expectations.yml`."""
 
 GENERATED: Final = ("expectations", "validation_definitions", "checkpoints")
-"""Folders of the Data Context with one file per subscription, written anew by every run."""
+"""Folders of the Data Context with one file per subscription, rewritten by every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationRequest:
     """What to validate, and where to write.
 
-    `context_root` is the folder that holds `gx/`; it is created if need be. `listed_keys` differing keys of
-    each kind are listed per table.
+    `context_root` is the parent of `gx/`, created if missing. Per table, `listed_keys` differing keys of each
+    kind are listed.
     """
 
     subscription: str
@@ -72,7 +72,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What Great Expectations said: checks by (relation, kind), and the pages that it wrote."""
+    """The results of Great Expectations: checks by (relation, kind), and its pages."""
 
     checks: Mapping[tuple[str, CheckKind], Check]
     data_docs: Path
@@ -80,9 +80,9 @@ class _Judged:
 
 
 def validate_subscription(request: ValidationRequest) -> Verdict:
-    """Compare all tables at the fence and judge them; the verdict is also on disk.
+    """Compare all tables at the fence and judge them; the verdict is also written to disk.
 
-    A difference and an error of one table are part of the verdict, not exceptions.
+    Differences and errors of single tables are part of the verdict, not exceptions.
 
     Raises:
         ServerUnavailable: if a server is lost.
@@ -91,7 +91,7 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
     now = dt.datetime.now(dt.UTC)
     tables = _observe(request)
     gx_root = _data_context(request.context_root)
-    with _one_at_a_time(gx_root):
+    with _exclusive_lock(gx_root):
         judged = _judge(request, tables, now)
         folder = gx_root / "uncommitted" / "reports" / file_name(request.subscription)
         verdict = Verdict(
@@ -114,15 +114,15 @@ def validate_subscription(request: ValidationRequest) -> Verdict:
 
 
 def file_name(subscription: str) -> str:
-    """The subscription's name as one file name; two names never share one."""
+    """The subscription's name as a unique file name."""
     return urllib.parse.quote(subscription, safe="")
 
 
 def _observe(request: ValidationRequest) -> tuple[ObservedTable, ...]:
     observed = []
-    for number, validated in enumerate(request.tables, start=1):
+    for position, validated in enumerate(request.tables, start=1):
         table = ObservedTable(validated, compare_table(request.fence, validated, request.listed_keys))
-        logger.info("compared %s (%d of %d)", validated.table.table.name, number, len(request.tables))
+        logger.info("compared %s (%d of %d)", validated.table.table.name, position, len(request.tables))
         observed.append(table)
     return tuple(observed)
 
@@ -132,7 +132,7 @@ def _data_context(context_root: Path) -> Path:
     gx_root = context_root.resolve() / "gx"
     make_folder(gx_root)
     make_folder(gx_root / "uncommitted")
-    with _one_at_a_time(gx_root):
+    with _exclusive_lock(gx_root):
         if not (configuration := gx_root / DATA_CONTEXT).exists():
             template = importlib.resources.files("cdc_replay.validate") / DATA_CONTEXT
             part = configuration.with_suffix(".part")
@@ -142,21 +142,21 @@ def _data_context(context_root: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(gx_root: Path) -> Iterator[None]:
+def _exclusive_lock(gx_root: Path) -> Iterator[None]:
     with (gx_root / "uncommitted" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also when the process dies
         yield
 
 
-def _forget_generated(gx_root: Path, name: str) -> None:
-    # Great Expectations reads the old file before it writes a new one, and fails if a crash cut it short.
+def _remove_generated(gx_root: Path, name: str) -> None:
+    # Great Expectations reads the old file before it writes a new one, and fails if a crash truncated it.
     for folder in GENERATED:
         (gx_root / folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.datetime) -> _Judged:
     name = file_name(request.subscription)
-    _forget_generated(request.context_root.resolve() / "gx", name)
+    _remove_generated(request.context_root.resolve() / "gx", name)
     context = get_context(mode="file", project_root_dir=str(request.context_root.resolve()))
     data_source, asset, batch_definition = DATA_SOURCE
     definition = ValidationDefinition(
@@ -177,7 +177,7 @@ def _judge(request: ValidationRequest, tables: Sequence[ObservedTable], now: dt.
     )
     ((identifier, result),) = outcome.run_results.items()
     return _Judged(
-        checks=dict(_check(found) for found in result.results),
+        checks=dict(_to_check(check_result) for check_result in result.results),
         data_docs=_local_page(context, None),
         run_page=_local_page(context, identifier),
     )
@@ -189,31 +189,31 @@ def _local_page(context: FileDataContext, identifier: ValidationResultIdentifier
 
 
 KINDS: Final = {expectation.expectation_type: kind for kind, expectation in EXPECTATIONS.items()}
-"""The check that an Expectation's type makes."""
+"""The check of an Expectation's type."""
 
 
-def _check(found: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], Check]:
-    """One result of Great Expectations as ours, by relation and kind.
+def _to_check(result: ExpectationValidationResult) -> tuple[tuple[str, CheckKind], Check]:
+    """A result of Great Expectations as our check, by relation and kind.
 
-    An Expectation that raised has `success` False and no result: that is an error, not a difference.
+    If an Expectation raised, `success` is False and there is no result: an error, not a difference.
     """
-    configuration = found.expectation_config
+    configuration = result.expectation_config
     kind = KINDS[configuration.type]
-    error = _raised(found.exception_info)
+    error = _exception_message(result.exception_info)
     check = Check(
         kind=kind,
-        success=bool(found.success) and error is None,
-        observed=str(found.result.get("observed_value", "")),
+        success=bool(result.success) and error is None,
+        observed=str(result.result.get("observed_value", "")),
         informational=configuration.severity == "info" and error is None,
         error=error,
     )
     return (configuration.kwargs["relation"], kind), check
 
 
-def _raised(exception_info: Mapping[str, Any]) -> str | None:
-    """The message of what was raised: the information itself says so, or one entry per metric does.
+def _exception_message(exception_info: Mapping[str, Any]) -> str | None:
+    """The message of an exception, from the information itself or from one entry per metric.
 
-    It is text again, no longer markup (`suites`).
+    The markup of `suites` is undone.
     """
     entries = [exception_info] if "raised_exception" in exception_info else list(exception_info.values())
     messages = [
@@ -260,11 +260,11 @@ def _notes(table: ObservedTable) -> tuple[str, ...]:
     notes = []
     if not validated.full:
         notes.append(f"for information only: {validated.note}")
-    if validated.changed:
-        notes.append(validated.changed)
+    if validated.notice:
+        notes.append(validated.notice)
     if isinstance(observed, Comparison):
         if observed.outside is not None and observed.outside.unknown is not None:
             notes.append(f"the subscriber cannot evaluate the row filter: {observed.outside.unknown}")
         if not observed.differences.exact:
-            notes.append("not all unequal buckets were listed: there are more differences than are counted")
+            notes.append("not all unequal buckets were listed: there are more differences than counted")
     return tuple(notes)

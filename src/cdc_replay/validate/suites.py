@@ -1,4 +1,4 @@
-"""A suite per subscription, and the data frame that it judges, from what was observed.
+"""The suite of a subscription, and the data frame that it judges.
 
 | check      | Expectation                    | in the suite for                                |
 |------------|--------------------------------|-------------------------------------------------|
@@ -9,8 +9,8 @@
 
 Expectations of tables that the subscriber need not mirror have severity `info`, all others `critical`.
 
-Great Expectations puts descriptions, keys and errors into its pages as they are. Names, row filters and
-values are whatever somebody gave them, so all text that goes to it is markup already: escaped once, here.
+Great Expectations copies descriptions, keys and errors into its pages unescaped. Names, row filters and
+values are user input, so all text is escaped once, here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXPECTATIONS: Final[Mapping[CheckKind, type[ComparisonExpectation]]] = {
         ExpectRowsToSatisfyRowFilter,
     )
 }
-"""Which Expectation makes which check."""
+"""The Expectation of each check."""
 
 COLUMNS: Final = (
     *("relation", "bucket", "publisher_rows", "subscriber_rows", "publisher_digest", "subscriber_digest"),
@@ -55,18 +55,18 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ObservedTable:
-    """A table and what was observed of it."""
+    """A table and its comparison."""
 
     validated: ValidatedTable
     observed: Comparison | NotCompared
 
     @property
     def relation(self) -> str:
-        """The table's name in the frame, the suite and the results, as markup."""
+        """The table's escaped name in the frame, the suite and the results."""
         return html.escape(str(self.validated.table.table.name))
 
     def checks(self) -> tuple[CheckKind, ...]:
-        """The checks that can be made; a table that was not compared keeps two, which then fail for it."""
+        """The applicable checks; a table that was not compared has two, which fail."""
         checks = [CheckKind.ROW_COUNT, CheckKind.CONTENT]
         if isinstance(self.observed, Comparison):
             if self.observed.duplicates is not None:
@@ -94,7 +94,7 @@ def _expectation(table: ObservedTable, kind: CheckKind) -> ComparisonExpectation
 
 
 def _template_text(text: str) -> str:
-    # Data Docs substitute $names in it.
+    # Data Docs substitute $names.
     return html.escape(text).replace("$", "$$")
 
 
@@ -114,7 +114,7 @@ def _describe(validated: ValidatedTable, kind: CheckKind) -> str:
 
 
 def comparison_frame(tables: Sequence[ObservedTable]) -> pd.DataFrame:
-    """The frame that `expectations` describes: per table its buckets and one row that sums up."""
+    """The frame that `expectations` describes: per table its buckets and a summary row."""
     rows = [row for table in tables for row in _frame_rows(table)]
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
 
@@ -128,7 +128,7 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
     for bucket in observed.buckets:
         yield {
             "relation": table.relation,
-            "bucket": bucket.number,
+            "bucket": bucket.bucket_id,
             "publisher_rows": bucket.publisher.rows,
             "subscriber_rows": bucket.subscriber.rows,
             "publisher_digest": ":".join(bucket.publisher.digest),
@@ -139,7 +139,9 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
 
 def _summary(relation: str, observed: Comparison) -> dict[str, object]:
     counts = observed.differences.counts
-    keys = {kind.value: _markup(found) for kind, found in observed.differences.keys.items() if found}
+    keys = {
+        kind.value: _markup(kind_keys) for kind, kind_keys in observed.differences.keys.items() if kind_keys
+    }
     duplicates, outside = observed.duplicates, observed.outside
     return {
         "relation": relation,

@@ -1,8 +1,8 @@
-"""What a validation finds: plain values, without Great Expectations.
+"""Results of a validation: plain values, without Great Expectations.
 
-A table is judged by checks. For a table that the subscriber must mirror, a check that fails or cannot be made
-fails the validation. For one whose publications withhold actions, the same observations are made and shown,
-but native replication would differ in the same way, so they decide nothing.
+A table is judged by checks. For a table that the subscriber must mirror, a check that fails or raises fails
+the validation. If the publications do not publish all actions, the same checks are made and shown for
+information: native replication may differ in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cdc_replay.model.relation import QualifiedName
 
 
 class CheckKind(enum.Enum):
-    """What is checked of one table; the value is what people read."""
+    """A check of one table; the value is its label."""
 
     ROW_COUNT = "row count"
     CONTENT = "content"
@@ -27,7 +27,7 @@ class CheckKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome of one check; `error` says why it could not be made."""
+    """The outcome of one check; `error` is set if it could not be made."""
 
     kind: CheckKind
     success: bool
@@ -37,17 +37,17 @@ class Check:
 
     @property
     def passes(self) -> bool:
-        """Whether the verdict can still be success."""
+        """Whether the check does not fail the validation."""
         return self.success or self.informational
 
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """What was found in one table.
+    """The checks and differences of one table.
 
-    `differences` are the first of each kind, `counts` how many there are of each kind; where `counts_exact`
-    is False there are more. `method` says how the content was compared, `notes` what limits the comparison.
-    Row counts are None where the table could not be read.
+    `differences` are the first of each kind, `counts` the number of each kind, a lower bound unless
+    `counts_exact`. `method` describes the comparison, `notes` its limits. Row counts are None if the table
+    could not be read.
     """
 
     name: QualifiedName
@@ -66,7 +66,7 @@ class TableVerdict:
 
     @property
     def success(self) -> bool:
-        """Nothing was found that must not be."""
+        """Whether all checks pass."""
         return self.error is None and all(check.passes for check in self.checks)
 
 
@@ -74,8 +74,8 @@ class TableVerdict:
 class Verdict:
     """The result of a validation of one subscription at `lsn`.
 
-    `report` is the page of this run, `data_docs` the index of the Data Docs. `error` is set where the
-    validation itself failed, which is never a success.
+    `report` is the page of this run, `data_docs` the index of the Data Docs. `error` is set if the validation
+    itself failed.
     """
 
     subscription: str
@@ -88,11 +88,11 @@ class Verdict:
 
     @property
     def success(self) -> bool:
-        """The subscriber holds what it must."""
+        """Whether the subscriber is consistent with the publisher."""
         return self.error is None and all(table.success for table in self.tables)
 
     def describe_failures(self, limit: int = 10) -> tuple[str, ...]:
-        """One line per table that fails: what, and the first keys."""
+        """One line per failed table: the checks, and the first keys."""
         lines = [] if self.error is None else [self.error]
         lines += [_describe(table) for table in self.tables if not table.success]
         return (*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else []))

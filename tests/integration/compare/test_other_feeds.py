@@ -1,4 +1,4 @@
-"""Several subscriptions of one database, and both directions, hold what native subscriptions hold."""
+"""Several subscriptions of one database, and both directions, equal native subscriptions."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def regions(twin: Twin) -> Twin:
 
 
 @pytest.mark.parametrize("order", ["eu, us", "us, eu"])
-def test_rows_go_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
-    """R8.5, R8.16: one feed deletes what the other one brings; natively the later one tries until it can."""
+def test_row_moves_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
+    """R8.5, R8.16: one feed deletes rows that the other one inserts; a native worker retries until it can."""
     regions.publish(
         """
         update t set region = 'us', v = 'now us' where id = 2;
@@ -71,8 +71,8 @@ def test_rows_go_from_one_feed_to_the_other(regions: Twin, order: str) -> None:
     assert len(regions.rows("eu", "t")) == 13
 
 
-def test_a_row_that_goes_to_the_other_feed_and_back_is_there(regions: Twin) -> None:
-    """R8.5: natively that depends on who is first; either feed's window has the row's last state only."""
+def test_row_that_moves_to_the_other_feed_and_back_exists(regions: Twin) -> None:
+    """R8.5: natively that depends on the order of the workers; each window has only the row's last state."""
     regions.publish("""
         update t set region = 'us', v = 'now us' where id = 2;
         update t set region = 'us' where id = 4;
@@ -80,13 +80,13 @@ def test_a_row_that_goes_to_the_other_feed_and_back_is_there(regions: Twin) -> N
         update t set region = 'eu', v = 'back' where id = 4
     """)
 
-    assert [each.replay.error for each in regions.sync_ours("us", "eu")] == [None, None]
-    found = regions.pairs["eu"].ours.rows("select id, region, v from t where id in (1, 2, 4) order by id")
-    assert found == [(1, "eu", "now eu"), (2, "us", "now us"), (4, "eu", "back")]
+    assert [result.replay.error for result in regions.sync_ours("us", "eu")] == [None, None]
+    rows = regions.pairs["eu"].ours.rows("select id, region, v from t where id in (1, 2, 4) order by id")
+    assert rows == [(1, "eu", "now eu"), (2, "us", "now us"), (4, "eu", "back")]
 
 
-def test_feeds_bring_columns_of_the_same_rows(twin: Twin) -> None:
-    """R6.3, R8.3: one feed brings rows and a column of them, the other one changes of another column."""
+def test_feeds_update_columns_of_the_same_rows(twin: Twin) -> None:
+    """R6.3, R8.3: one feed inserts rows with one column, the other one updates another column."""
     twin.publisher.run("""
         create table t (id int primary key, region text, v text);
         create publication whole for table t (id, region);
@@ -125,7 +125,7 @@ class Both:
     config: Config
 
     def run(self, name: str, script: str) -> None:
-        """Each statement in a transaction of its own."""
+        """Each statement in a separate transaction."""
         for database in (self.ours[name], self.native[name]):
             with database.connect() as connection:
                 for statement in script.split(";\n"):
@@ -157,7 +157,9 @@ def both(
 ) -> Iterator[Both]:
     assert spark.version
     clusters = {"a": publisher_cluster, "b": subscriber_cluster}
-    ours, native = ({name: create_database(each, name) for name, each in clusters.items()} for _ in range(2))
+    ours, native = (
+        {name: create_database(database, name) for name, database in clusters.items()} for _ in range(2)
+    )
     for database in (*ours.values(), *native.values()):
         database.run("""
             create table t (id int primary key, v text, n int);
@@ -167,8 +169,8 @@ def both(
         """)
     content = {
         "publishers": {
-            name: {"dsn": each.dsn, "slot": f"r_{each.name}", "change_log": str(tmp_path / name)}
-            for name, each in ours.items()
+            name: {"dsn": database.dsn, "slot": f"r_{database.name}", "change_log": str(tmp_path / name)}
+            for name, database in ours.items()
         },
         "subscriptions": {
             source + target: {
@@ -183,20 +185,20 @@ def both(
     }
     file = tmp_path / "cdc_replay.yaml"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
-    found = Both(ours, native, load_config(file))
+    both = Both(ours, native, load_config(file))
     for name in clusters:
-        setup(found.config, name)
+        setup(both.config, name)
     for source, target in ("ab", "ba"):
-        found.subscription(source, target).create(["p"], {"copy_data": False, "origin": "none"})
-    found.sync()
-    yield found
+        both.subscription(source, target).create(["p"], {"copy_data": False, "origin": "none"})
+    both.sync()
+    yield both
     for source, target in ("ab", "ba"):
-        found.subscription(source, target).pause()
+        both.subscription(source, target).pause()
     for database in (*ours.values(), *native.values()):
         drop_database(database)
 
 
-def test_both_directions_hold_what_they_hold_natively(both: Both) -> None:
+def test_both_directions_equal_native_replication(both: Both) -> None:
     """R8.19: nothing comes back; changes of the other side's rows arrive, with moves and filters."""
     both.run(
         "a", "insert into t select i, 'a', i from generate_series(1, 6) i;\ninsert into u values (1, 'a')"

@@ -1,4 +1,4 @@
-"""`refresh --reconcile`: a changed filter takes effect on the rows that are there, and little is moved.
+"""`refresh --reconcile`: a changed filter takes effect on existing rows, and little is moved.
 
 What is right is what a native subscription holds that is made then, with the same publications: every test
 compares with one, before and after further changes.
@@ -62,7 +62,7 @@ def changed(result: RefreshResult) -> tuple[int, int, int]:
 
 
 def check(twin: Twin, tables: str, *names: str, columns: str = "x") -> Fresh:
-    """Ours holds what a native subscription holds that is made now."""
+    """Our table equals that of a native subscription created now."""
     fresh = fresh_native(twin, tables, *twin.pairs["s"].publications)
     for name in names or ("t",):
         assert texts(twin.pairs["s"].ours, name, columns) == texts(fresh.database, name, columns)
@@ -91,10 +91,8 @@ def orders(twin: Twin) -> Twin:
     ],
     ids=["narrowed", "widened", "both", "dropped", "nothing", "same"],
 )
-def test_a_changed_filter_takes_effect(
-    orders: Twin, publication: str, expected: tuple[int, int, int]
-) -> None:
-    """R9.12: natively the rows that are there stay; here they are as those of a new subscription."""
+def test_changed_filter_takes_effect(orders: Twin, publication: str, expected: tuple[int, int, int]) -> None:
+    """R9.12: natively existing rows stay; here they are those of a new subscription."""
     orders.publish(f"alter publication p {publication}")
     result = reconcile(orders)
 
@@ -117,7 +115,7 @@ def test_a_changed_filter_takes_effect(
     assert changed(reconcile(orders)) == (0, 0, 0)
 
 
-def test_columns_that_a_column_list_adds_are_brought_in_place(orders: Twin) -> None:
+def test_columns_added_to_a_column_list_are_updated_in_place(orders: Twin) -> None:
     """R6.3: a list that grows changes every row; a column of the subscriber's own keeps its value."""
     ours = orders.pairs["s"].ours
     orders.publish(
@@ -130,14 +128,14 @@ def test_columns_that_a_column_list_adds_are_brought_in_place(orders: Twin) -> N
     ours.run("alter table t add mine text default 'kept', alter total set default 7")
     ours.run("update t set mine = 'mine' where id = 100")
 
-    assert changed(reconcile(orders)) == (0, 0, 0)  # what is not published is not touched
+    assert changed(reconcile(orders)) == (0, 0, 0)  # unpublished columns are not touched
     orders.publish("alter publication p set table t (id, total, region) where (id % 2 = 0)")
     assert changed(reconcile(orders)) == (0, 5, 0)
     check(orders, ORDERS, columns="(x.id, x.region, x.total)")
     assert ours.rows("select distinct mine from t order by 1") == [("kept",), ("mine",)]
 
 
-def test_publications_are_ored(twin: Twin) -> None:
+def test_filters_of_publications_are_ored(twin: Twin) -> None:
     """R7.4: a row stays if one publication lets it through, and all rows once one has no filter."""
     twin.publisher.run(f"{ORDERS}; {SOME_ORDERS}")
     twin.publisher.run("create publication p for table t where (id <= 50)")
@@ -175,7 +173,7 @@ OTHERWISE_PARTITIONED = """
 @pytest.mark.parametrize(
     "target", [PARTITIONED, PLAIN, OTHERWISE_PARTITIONED], ids=["same", "plain", "other"]
 )
-def test_a_partition_tree_is_reconciled_via_its_root(twin: Twin, target: str) -> None:
+def test_partition_tree_is_reconciled_via_its_root(twin: Twin, target: str) -> None:
     """R7.6: the whole tree is read; rows are found in whatever partition the subscriber has them."""
     twin.publisher.run(
         f"{PARTITIONED}; insert into t select i, i % 100, 'v' || i from generate_series(1, 200) i"
@@ -224,7 +222,7 @@ def test_rows_without_a_key_are_a_multiset(twin: Twin) -> None:
     assert ours.rows(places) == before
 
 
-def test_little_is_moved_where_little_differs(twin: Twin) -> None:
+def test_few_differences_move_few_bytes(twin: Twin) -> None:
     """The bytes are in proportion to the difference: here one row in a thousand of a table of 30 MB."""
     table = "create table t (id int primary key, kind int, pad text)"
     twin.publisher.run(f"{table}; create publication p for table t where (kind <> 7)")
@@ -251,7 +249,7 @@ def test_little_is_moved_where_little_differs(twin: Twin) -> None:
     check(twin, table)
 
 
-def test_nearly_everything_may_differ(twin: Twin) -> None:
+def test_nearly_complete_difference_is_reconciled(twin: Twin) -> None:
     """Then it is about as much as a copy."""
     table = "create table t (id int primary key, a int, pad text)"
     twin.publisher.run(f"{table}; create publication p for table t (id, pad)")
@@ -266,8 +264,8 @@ def test_nearly_everything_may_differ(twin: Twin) -> None:
     check(twin, table)
 
 
-def test_values_differ_in_type_and_form(twin: Twin) -> None:
-    """R8.2: types may differ; what counts is what the subscriber's input functions make of the text."""
+def test_types_and_text_forms_may_differ_between_sides(twin: Twin) -> None:
+    """R8.2: types may differ; the subscriber's input functions decide about equality."""
     twin.publisher.run(
         """
         create type mood as enum ('good', 'bad');
@@ -301,7 +299,7 @@ def test_values_differ_in_type_and_form(twin: Twin) -> None:
     check(twin, tables)
 
 
-def test_what_update_cannot_set_in_place_is_taken_out_and_put_back(twin: Twin) -> None:
+def test_rows_that_update_cannot_change_in_place_are_reinserted(twin: Twin) -> None:
     """Unique values that were exchanged, GENERATED ALWAYS identities; own columns keep their values."""
     twin.publisher.run("create table t (id int primary key, u int unique, g int)")
     twin.publisher.run(
@@ -317,7 +315,7 @@ def test_what_update_cannot_set_in_place_is_taken_out_and_put_back(twin: Twin) -
     twin.sync_ours()
     ours = twin.pairs["s"].ours
     ours.run("update t set mine = 'row ' || id")
-    # The rows come to differ without replay: as if the subscriber had been restored from elsewhere.
+    # The rows differ without replay, as if the subscriber had been restored from elsewhere.
     ours.run("update t set u = -u; update t set u = 10 + u; delete from t where id = 9")
     assert changed(reconcile(twin)) == (1, 7, 0)  # 5 is 10 - 5
     assert ours.rows("select id, u, g, twice, mine from t where id in (1, 9) order by id") == [
@@ -335,7 +333,7 @@ def test_what_update_cannot_set_in_place_is_taken_out_and_put_back(twin: Twin) -
 
 
 def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
-    """R1.34: what commits behind the consistent point is not in the snapshot, and replay applies it."""
+    """R1.34: transactions after the consistent point are not in the snapshot, and replay applies it."""
     stop = threading.Event()
 
     def write() -> int:
@@ -369,8 +367,8 @@ def test_changes_while_reconciling_arrive_once(orders: Twin) -> None:
     check(orders, ORDERS)
 
 
-def test_a_subscription_that_stands_still_is_repaired(orders: Twin) -> None:
-    """A conflict stops replay; reconciling makes the table what it should be, wherever it stood."""
+def test_parked_subscription_is_repaired(orders: Twin) -> None:
+    """A conflict stops replay; reconciling corrects the table, whatever its position."""
     ours = orders.pairs["s"].ours
     ours.run("insert into t values (1000, 'damage', 1)")
     orders.publish("insert into t values (1000, 'NSW', 2), (1002, 'NSW', 3)")
@@ -385,7 +383,7 @@ def test_a_subscription_that_stands_still_is_repaired(orders: Twin) -> None:
     check(orders, ORDERS)
 
 
-def test_tables_enter_and_leave(twin: Twin) -> None:
+def test_tables_are_added_and_removed(twin: Twin) -> None:
     """R7.13: a table that left keeps its rows; when it enters again they are reconciled, not in the way."""
     tables = "create table t (id int primary key); create table u (id int primary key)"
     twin.publisher.run(f"{tables}; insert into t values (1), (2); insert into u values (1), (2)")
@@ -403,12 +401,12 @@ def test_tables_enter_and_leave(twin: Twin) -> None:
     twin.publish("delete from t where id = 1;\ninsert into t values (3);\nalter publication p add table t")
     result = reconcile(twin)
     assert (result.added, result.snapshot.rows, changed(result)) == (("public.t",), 0, (1, 0, 1))
-    assert {type(each) for each in twin.states("s").values()} == {Ready}
+    assert {type(state) for state in twin.states("s").values()} == {Ready}
     check(twin, tables, "t", "u")
 
 
-def test_without_a_copy_reconciling_brings_all_rows(twin: Twin) -> None:
-    """`copy_data: false` starts from now; reconciling is about what is published, whenever it came."""
+def test_reconciling_without_a_copy_inserts_all_rows(twin: Twin) -> None:
+    """`copy_data: false` starts from now; reconciling covers all published rows."""
     twin.publisher.run(f"{ORDERS}; {SOME_ORDERS}; create publication p for table t")
     twin.subscribe(
         "s", "p", tables="create table t (id int primary key, region text)", native=False, copy_data=False
@@ -421,7 +419,7 @@ def test_without_a_copy_reconciling_brings_all_rows(twin: Twin) -> None:
     check(twin, ORDERS)
 
 
-def test_a_refusal_changes_nothing(orders: Twin) -> None:
+def test_refusal_changes_nothing(orders: Twin) -> None:
     """R8.5: one transaction for all tables; a failing filter, a constraint, another writer."""
     ours = orders.pairs["s"].ours
     before, states = texts(ours), orders.states("s")

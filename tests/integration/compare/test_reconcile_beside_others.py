@@ -1,7 +1,7 @@
-"""`refresh --reconcile` never deletes a row that another feed of the table brought, and says what it deletes.
+"""`refresh --reconcile` never deletes rows of another feed of the table, and announces what it deletes.
 
 What is right is what native subscriptions leave: REFRESH PUBLICATION deletes no row (R7.13, R9.12). Here a
-reconciliation deletes rows, so rows of another feed must be told from ours, or the table is refused.
+reconciliation deletes rows, so rows of another feed must be identified, or the table is refused.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def ids(database: Database, condition: str = "true") -> list[int]:
 
 
 def everything(database: Database) -> list[Any]:
-    """All rows by place and all state: what a command that changes nothing leaves as it is."""
+    """All rows by ctid and all state: unchanged by a command that changes nothing."""
     state = "subscription", "subscription_table", "brought", "result"
     rows = database.rows("select ctid::text, xmin::text, t::text from t order by 1")
-    return [rows, *(database.rows(f"select x::text from cdc_replay.{each} x order by 1") for each in state)]
+    return [rows, *(database.rows(f"select x::text from cdc_replay.{table} x order by 1") for table in state)]
 
 
 def run_on_terminal(twin: Twin, *arguments: str, answer: str = "") -> tuple[int, str]:
-    """The exit code of the program, and what the terminal shows."""
+    """The exit code of the program, and the output on the terminal."""
     ours, of_program = pty.openpty()
     command = [str(PROGRAM), *arguments, "--config", str(twin.file)]
     environment = {**os.environ, **NO_JAVA}
@@ -83,7 +83,7 @@ def changed(result: RefreshResult) -> tuple[int, int, int]:
     return result.inserted, result.updated, result.deleted
 
 
-def test_reconcile_leaves_the_rows_of_a_complementary_filter(twin: Twin) -> None:
+def test_reconcile_keeps_rows_of_a_complementary_filter(twin: Twin) -> None:
     """Two subscriptions share a table; each reconciles its own rows, in any order."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
@@ -92,7 +92,7 @@ def test_reconcile_leaves_the_rows_of_a_complementary_filter(twin: Twin) -> None
     database.run("delete from t where id in (7, 107); update t set note = 'mine' where id in (8, 108)")
     database.run("update t set region = 'damaged' where id in (9, 109); insert into t values (-5, 'extra')")
     assert changed(refresh(twin.config, "a", reconcile=True)) == (1, 1, 1)
-    assert ids(database) == [each for each in range(1, 201) if each != 107]
+    assert ids(database) == [row_id for row_id in range(1, 201) if row_id != 107]
     assert database.rows("select region from t where id = 109") == [("damaged",)]
 
     database.run("insert into t values (500, 'extra')")
@@ -102,7 +102,7 @@ def test_reconcile_leaves_the_rows_of_a_complementary_filter(twin: Twin) -> None
 
 
 def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> None:
-    """A filter that shrinks gives up its rows, except those that the other feed claims."""
+    """A narrower filter loses its rows, except those that the other feed claims."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish("alter publication pa set table t where (id < 50)")
@@ -115,10 +115,10 @@ def test_reconcile_after_a_boundary_between_two_filters_moved(twin: Twin) -> Non
     twin.publish("update t set region = 'new' where id in (60, 160);\ndelete from t where id in (10, 110)")
     twin.sync_ours()
     assert ids(database, "region = 'new'") == [60, 160]
-    assert ids(database) == [each for each in range(1, 201) if each not in (10, 110)]
+    assert ids(database) == [row_id for row_id in range(1, 201) if row_id not in (10, 110)]
 
 
-def test_reconcile_leaves_rows_that_overlapping_filters_both_claim(twin: Twin) -> None:
+def test_reconcile_keeps_rows_that_overlapping_filters_both_claim(twin: Twin) -> None:
     """A row inside of both filters that the publisher lacks may be the other's: it stays."""
     database = two_feeds(twin, "where (id <= 100)", "where (region = 'NSW')")
     twin.change("b", on_conflict="overwrite", copy_data=False)
@@ -130,8 +130,8 @@ def test_reconcile_leaves_rows_that_overlapping_filters_both_claim(twin: Twin) -
     assert ids(database) == [-2, *range(1, 101), 1000]
 
 
-def test_reconcile_without_a_key_leaves_rows_of_the_other_feed(twin: Twin) -> None:
-    """Rows that only the other filter lets through stay, as often as they are there."""
+def test_reconcile_without_a_key_keeps_rows_of_the_other_feed(twin: Twin) -> None:
+    """Rows that pass only the other filter stay, all duplicates included."""
     table = "create table t (id int, region text)"
     twin.publisher.run(f"{table}; alter table t replica identity full")
     twin.publisher.run("insert into t select i % 5, 'NSW' from generate_series(1, 20) i")
@@ -149,16 +149,11 @@ def test_reconcile_without_a_key_leaves_rows_of_the_other_feed(twin: Twin) -> No
 
 @pytest.mark.parametrize(
     ("other", "says"),
-    [
-        ("", "no row filter"),
-        ("where (region ~ 'N')", "cannot evaluate"),
-    ],
+    [("", "no row filter"), ("where (region ~ 'N')", "cannot evaluate")],
     ids=["unfiltered", "regular expression"],
 )
-def test_reconcile_refuses_a_table_where_the_other_claim_is_not_known(
-    twin: Twin, other: str, says: str
-) -> None:
-    """All rows may be the other's, or the subscriber cannot tell exactly which are."""
+def test_reconcile_refuses_a_table_whose_other_claim_is_unknown(twin: Twin, other: str, says: str) -> None:
+    """All rows may be the other's, or the subscriber cannot identify them exactly."""
     database = two_feeds(twin, "where (id < 100)", other)
     twin.change("b", on_conflict="overwrite")
     twin.pairs["a"].ours.run("delete from t where id < 100")
@@ -173,8 +168,8 @@ def test_reconcile_refuses_a_table_where_the_other_claim_is_not_known(
     assert everything(database) == before
 
 
-def test_reconcile_leaves_rows_of_former_filters_of_the_other_feed(twin: Twin) -> None:
-    """R9.12: a changed filter leaves rows that are there, until the other feed itself is reconciled."""
+def test_reconcile_keeps_rows_of_former_filters_of_the_other_feed(twin: Twin) -> None:
+    """R9.12: a changed filter leaves existing rows, until the other feed itself is reconciled."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish(
@@ -201,7 +196,7 @@ def test_reconcile_leaves_rows_of_former_filters_of_the_other_feed(twin: Twin) -
 
 
 def test_reconcile_refuses_a_table_whose_other_feed_had_no_filter_meanwhile(twin: Twin) -> None:
-    """R9.12: what came then is not told by the filter of now."""
+    """R9.12: the current filter does not identify earlier rows."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     twin.publish("alter publication pb set table t;\nalter publication pb set table t where (id >= 100)")
@@ -215,7 +210,7 @@ def test_reconcile_refuses_a_table_whose_other_feed_had_no_filter_meanwhile(twin
 
 
 def test_reconcile_refuses_a_table_whose_other_feed_is_not_configured(twin: Twin) -> None:
-    """Its publications are those of a publisher that is not known here."""
+    """Its publications belong to an unknown publisher."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.sync_ours("b")
     del twin.pairs["b"]
@@ -226,7 +221,7 @@ def test_reconcile_refuses_a_table_whose_other_feed_is_not_configured(twin: Twin
 
 
 def test_reconcile_refuses_a_table_of_a_native_subscription(twin: Twin) -> None:
-    """Its rows are known to its own publisher only."""
+    """Only its own publisher knows its rows."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     del twin.pairs["b"]
     native = NativeSubscription(twin.publisher, database, f"beside_{twin.publisher.name}")
@@ -261,7 +256,7 @@ def test_reconcile_refuses_a_root_whose_partition_has_another_feed(twin: Twin) -
 
 
 def test_reconcile_with_origin_none_only_inserts(twin: Twin) -> None:
-    """R8.19: rows that were made on this side cannot be told from the publisher's."""
+    """R8.19: rows written on this side cannot be distinguished from the publisher's."""
     twin.publisher.run(f"{PUBLISHED}; {ROWS}; create publication pa for table t")
     twin.subscribe("a", "pa", tables=TABLE, native=False, origin="none")
     twin.sync_ours()
@@ -298,37 +293,39 @@ def test_dry_run_counts_and_changes_nothing(twin: Twin) -> None:
     captured = "select prrelid::regclass::text, prpubid from pg_publication_rel order by 1, 2"
     carried = twin.publisher.rows(captured)
 
-    told = refresh(twin.config, "a", reconcile=True, dry_run=True)
-    assert told.dry_run
-    assert (told.added, told.removed) == (("public.u",), ("public.gone",))
-    assert changed(told) == (2 + 3 + 2, 1, 49)
-    assert told.snapshot.rows == 0
-    by_name = {each.table: each for each in told.reconciled}
+    preview = refresh(twin.config, "a", reconcile=True, dry_run=True)
+    assert preview.dry_run
+    assert (preview.added, preview.removed) == (("public.u",), ("public.gone",))
+    assert changed(preview) == (2 + 3 + 2, 1, 49)
+    assert preview.snapshot.rows == 0
+    by_name = {table.table: table for table in preview.reconciled}
     assert by_name["public.t"].deleted_keys == tuple(f"(id)=({number})" for number in range(1, 6))
     assert by_name["public.t"].updated_keys == ("(id)=(70)",)
-    assert by_name["public.t"].inserted_keys == tuple(f"(id)=({each})" for each in (60, 61, 100, 101, 102))
+    assert by_name["public.t"].inserted_keys == tuple(f"(id)=({key})" for key in (60, 61, 100, 101, 102))
     assert by_name["public.u"].inserted_keys == ("(id)=(1)", "(id)=(2)")
     assert everything(database) == before
     assert database.rows("table t_number_seq") == sequence
     assert database.rows("select count(*) from pg_replication_origin") == [(0,)]
     assert twin.publisher.rows(captured) == carried
 
-    done = refresh(twin.config, "a", reconcile=True)
-    assert not done.dry_run
-    assert (done.inserted + done.snapshot.rows, done.updated, done.deleted) == changed(told)
+    refreshed = refresh(twin.config, "a", reconcile=True)
+    assert not refreshed.dry_run
+    assert (refreshed.inserted + refreshed.snapshot.rows, refreshed.updated, refreshed.deleted) == changed(
+        preview
+    )
     again = refresh(twin.config, "a", reconcile=True, dry_run=True)
     assert changed(again) == (0, 0, 0)
 
 
 def test_dry_run_without_reconcile_names_the_tables(twin: Twin) -> None:
-    """R7.12, R7.13: what would be copied, and what forgotten."""
+    """R7.12, R7.13: tables that would be copied, and tables that would be removed."""
     twin.publisher.run(f"{PUBLISHED}; create table u (id int primary key); create publication pa for table t")
     twin.subscribe("a", "pa", tables=f"{TABLE}; create table u (id int primary key)", native=False)
     twin.sync_ours()
     twin.publish("alter publication pa set table u")
     before = everything(twin.pairs["a"].ours)
-    told = refresh(twin.config, "a", dry_run=True)
-    assert (told.dry_run, told.added, told.removed) == (True, ("public.u",), ("public.t",))
+    preview = refresh(twin.config, "a", dry_run=True)
+    assert (preview.dry_run, preview.added, preview.removed) == (True, ("public.u",), ("public.t",))
     assert everything(twin.pairs["a"].ours) == before
 
 
@@ -336,36 +333,36 @@ def test_dry_run_before_the_first_copy_creates_nothing(twin: Twin) -> None:
     """Not even the schema for the state."""
     twin.publisher.run(f"{PUBLISHED}; {ROWS}; create publication pa for table t where (id < 100)")
     twin.subscribe("a", "pa", tables=TABLE, native=False)
-    told = refresh(twin.config, "a", reconcile=True, dry_run=True)
-    assert changed(told) == (99, 0, 0)
+    preview = refresh(twin.config, "a", reconcile=True, dry_run=True)
+    assert changed(preview) == (99, 0, 0)
     database = twin.pairs["a"].ours
     assert database.rows("select to_regnamespace('cdc_replay'), (select count(*) from t)") == [(None, 0)]
 
 
-def test_a_question_is_asked_only_where_rows_would_be_deleted(twin: Twin) -> None:
+def test_confirmation_is_asked_only_if_rows_would_be_deleted(twin: Twin) -> None:
     """The answer no leaves both sides as they were."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
-    asked: list[RefreshResult] = []
+    previews: list[RefreshResult] = []
 
-    def decline(told: RefreshResult) -> bool:
-        asked.append(told)
+    def decline(preview: RefreshResult) -> bool:
+        previews.append(preview)
         return False
 
     database.run("delete from t where id = 5")
     assert changed(refresh(twin.config, "a", reconcile=True, confirm=decline)) == (1, 0, 0)
-    assert asked == []
+    assert previews == []
 
     twin.publish("alter publication pa set table t where (id < 50)")
     before = everything(database)
     with pytest.raises(NotConfirmed, match="nothing was changed"):
         refresh(twin.config, "a", reconcile=True, confirm=decline)
-    assert [(each.dry_run, changed(each)) for each in asked] == [(True, (0, 0, 50))]
+    assert [(preview.dry_run, changed(preview)) for preview in previews] == [(True, (0, 0, 50))]
     assert everything(database) == before
     assert changed(refresh(twin.config, "a", reconcile=True, confirm=lambda _: True)) == (0, 0, 50)
 
 
-def test_a_terminal_is_asked_before_rows_are_deleted(twin: Twin) -> None:
-    """It says how many rows of which table, and with which keys; "no" is a failure that changes nothing."""
+def test_terminal_user_confirms_deletions(twin: Twin) -> None:
+    """The question gives rows and keys per table; "no" fails and changes nothing."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")
     before = everything(database)
@@ -386,8 +383,8 @@ def test_a_terminal_is_asked_before_rows_are_deleted(twin: Twin) -> None:
     assert (code, "?" in shown, len(ids(database))) == (0, False, 49)
 
 
-def test_without_a_terminal_nothing_is_asked(twin: Twin) -> None:
-    """A scheduler has nobody to answer; standard output is the result alone."""
+def test_no_confirmation_is_asked_without_a_terminal(twin: Twin) -> None:
+    """A scheduler cannot answer; standard output has only the result."""
     database = two_feeds(twin, "where (id < 100)", "where (id >= 100)")
     twin.publish("alter publication pa set table t where (id < 50)")
     command = [str(PROGRAM), "refresh", "a", "--reconcile", "--json", "--config", str(twin.file)]

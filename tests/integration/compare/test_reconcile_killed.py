@@ -1,4 +1,4 @@
-"""Killed at any point and run again, `refresh` ends where an undisturbed one does; nothing is half done."""
+"""Killed at any point and run again, `refresh` has the result of an undisturbed run; nothing is partial."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ EACH_TABLE = {"reconcile.after_digests", "reconcile.mid_merge"}
 
 
 def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
-    """Run a command in a process that dies at the failpoint, and wait until the servers know."""
-    done = subprocess.run(
+    """Run a command in a process that dies at the failpoint, and wait until its sessions end."""
+    process = subprocess.run(
         [sys.executable, "-m", "cdc_replay.cli", *arguments, "--config", str(twin.file)],
         env=spark_environment() | os.environ | {VARIABLE: failpoint},
         capture_output=True,
@@ -45,9 +45,9 @@ def killed(twin: Twin, failpoint: str, *arguments: str) -> None:
         check=False,
         timeout=300,
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert process.returncode == -signal.SIGKILL, process.stderr
     databases = [twin.publisher, *(pair.ours for pair in twin.pairs.values())]
-    wait_for(lambda: not any(each.rows(SESSIONS) for each in databases), f"the end of {arguments}")
+    wait_for(lambda: not any(database.rows(SESSIONS) for database in databases), f"the end of {arguments}")
 
 
 def content(database: Database) -> list[list[tuple[object, ...]]]:
@@ -55,7 +55,7 @@ def content(database: Database) -> list[list[tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize("failpoint", POINTS)
-def test_a_killed_reconciliation_is_all_or_nothing(twin: Twin, failpoint: str) -> None:
+def test_killed_reconciliation_is_all_or_nothing(twin: Twin, failpoint: str) -> None:
     """R8.17: rows and states are one commit; the next run completes it, or finds it done."""
     twin.publisher.run(TABLES)
     twin.publisher.run("insert into t select i, i from generate_series(1, 50) i")
@@ -93,7 +93,7 @@ def test_a_killed_reconciliation_is_all_or_nothing(twin: Twin, failpoint: str) -
     assert twin.pairs["s"].ours.rows("select id from t where id > 50 or id < 11") == [(60,)]
 
 
-def test_a_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
+def test_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
     """R7.12, R7.13: tables that entered and were not copied wait, and nothing passes them by."""
     twin.publisher.run(f"{TABLES}; insert into t values (1, 1); insert into notes values (1, 'one')")
     twin.publisher.run("alter table notes replica identity full; create publication p for table t")
@@ -111,7 +111,7 @@ def test_a_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
     ours = twin.pairs["s"].ours
     assert ours.rows("select n from notes order by n") == [(1,), (2,), (3,)]
     assert ours.rows("table t") == [(1, 1)]
-    assert {type(each) for each in twin.states("s").values()} == {Ready}
+    assert {type(state) for state in twin.states("s").values()} == {Ready}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_killed_refresh_is_completed_by_the_next(twin: Twin) -> None:
 def test_killed_values_of_a_rewritten_table_are_compared_by_the_next_run(
     twin: Twin, command: str, failpoint: str
 ) -> None:
-    """R11.9, R8.17: the mark is one commit with the position behind the rewrite, and goes with the values."""
+    """R11.9, R8.17: the mark commits with the position after the rewrite, and is removed with the values."""
     twin.publisher.run(TABLES)
     twin.publisher.run("insert into t values (1, 1), (2, 2); create publication p for table t")
     twin.subscribe("s", "p", tables=TABLES, native=False)

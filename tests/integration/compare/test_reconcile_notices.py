@@ -1,4 +1,4 @@
-"""Who looks at a subscription is told that a changed filter may have left rows, until they are reconciled."""
+"""A changed filter may leave rows: status, explain and validate report that until they are reconciled."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def filtered(twin: Twin) -> Twin:
 
 def in_status(twin: Twin) -> list[str]:
     """The tables that `status` has a notice of."""
-    found = [each for each in status(twin.config).tables if each.notice is not None]
-    assert all(REMEDY in (each.notice or "") for each in found)
-    return [each.table for each in found]
+    tables = [table for table in status(twin.config).tables if table.notice is not None]
+    assert all(REMEDY in (table.notice or "") for table in tables)
+    return [table.table for table in tables]
 
 
 def in_explain(twin: Twin) -> list[str]:
-    warnings = [each for each in explain(twin.config, "s").warnings if REMEDY in each]
-    return [each.split(":")[0] for each in warnings]
+    warnings = [warning for warning in explain(twin.config, "s").warnings if REMEDY in warning]
+    return [warning.split(":")[0] for warning in warnings]
 
 
-def test_a_changed_filter_is_told_until_the_table_is_reconciled(filtered: Twin) -> None:
-    """R9.12: the rows stay as natively, `validate` fails because of them and says what to do."""
+def test_changed_filter_is_reported_until_the_table_is_reconciled(filtered: Twin) -> None:
+    """R9.12: the rows stay as natively; `validate` fails because of them and gives the remedy."""
     assert in_status(filtered) == in_explain(filtered) == []
     filtered.publish("alter publication p set table t where (id <= 5 or id > 18), u")
-    assert in_explain(filtered) == ["public.t"]  # asks the publisher
+    assert in_explain(filtered) == ["public.t"]  # reads the publisher
     filtered.sync_ours()
-    assert in_status(filtered) == ["public.t"]  # asks the log
+    assert in_status(filtered) == ["public.t"]  # reads the log
 
     verdict = validate(filtered.config, "s")
     assert not verdict.success
     assert REMEDY in (verdict.error or "")
-    notes = {str(each["table"]): str(each["notes"]) for each in verdict.tables}
+    notes = {str(table["table"]): str(table["notes"]) for table in verdict.tables}
     assert REMEDY in notes["public.t"]
     assert REMEDY not in notes["public.u"]
     assert REMEDY in verdict.report.read_text()
 
     plain = refresh(filtered.config, "s")
-    assert [REMEDY in each for each in plain.warnings] == [True]
+    assert [REMEDY in warning for warning in plain.warnings] == [True]
     assert in_status(filtered) == ["public.t"]  # it keeps the rows, as natively
 
     reconciled = refresh(filtered.config, "s", reconcile=True)
@@ -66,23 +66,23 @@ def test_a_changed_filter_is_told_until_the_table_is_reconciled(filtered: Twin) 
     assert validate(filtered.config, "s").success
 
 
-def test_a_filter_that_was_changed_back_is_told_too(filtered: Twin) -> None:
-    """What came meanwhile came by the other filter, and is outside of this one."""
+def test_filter_that_was_changed_back_is_reported_too(filtered: Twin) -> None:
+    """Rows replicated meanwhile passed the other filter, and are outside this one."""
     filtered.publish("alter publication p set table t where (id <= 15), u")
     filtered.publish("update t set a = 0 where id = 12")
     filtered.publish("alter publication p set table t where (id <= 10), u")
     filtered.sync_ours()
-    assert filtered.pairs["s"].ours.rows("select id from t where id > 10") == []  # was not there: missed
+    assert filtered.pairs["s"].ours.rows("select id from t where id > 10") == []  # did not exist: missed
     assert in_status(filtered) == in_explain(filtered) == ["public.t"]
 
     snapshot(filtered.config, "s", tables=[QualifiedName("public", "t")])
     assert in_status(filtered) == in_explain(filtered) == []
 
 
-def test_columns_and_the_list_of_publications_count(filtered: Twin) -> None:
+def test_changed_columns_and_publications_are_reported(filtered: Twin) -> None:
     filtered.publisher.run("create publication q for table t (id, a), u")
     filtered.change("s", "q")
-    assert in_status(filtered) == []  # the log does not know q yet
+    assert in_status(filtered) == []  # q is not in the log yet
     assert in_explain(filtered) == ["public.t"]
     refresh(filtered.config, "s", reconcile=True)
     assert in_explain(filtered) == []
@@ -93,10 +93,10 @@ def test_columns_and_the_list_of_publications_count(filtered: Twin) -> None:
     filtered.sync_ours()
     assert in_explain(filtered) == []  # rows lack nothing that is published
     filtered.publish("alter publication q set table t, u")
-    assert in_explain(filtered) == ["public.t"]  # but what was changed meanwhile
+    assert in_explain(filtered) == ["public.t"]  # but the changes in between
 
 
-def test_what_has_nothing_to_do_with_it_is_not_told(filtered: Twin) -> None:
+def test_unrelated_changes_are_not_reported(filtered: Twin) -> None:
     """Other publications, actions, replica identities, added columns of other tables."""
     filtered.publish(
         "create publication other for table t where (id > 3);\n"

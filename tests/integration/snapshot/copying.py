@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a subscription's tables copied as the commands do it."""
+"""Shared by the tests of this folder: copies of a subscription's tables, as by the commands."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def copy_tables(
 
 def states_of(subscriber: Database) -> dict[str, TableState]:
     with subscriber.connect() as connection:
-        return {str(name): found for name, found in subscription_tables.table_states(connection, "s").items()}
+        return {
+            str(name): table_state
+            for name, table_state in subscription_tables.table_states(connection, "s").items()
+        }
 
 
 def target_table(subscriber: Database, name: str) -> TargetTable:
@@ -69,7 +72,7 @@ def public(name: str) -> QualifiedName:
 def run_until_killed(
     publisher: Database, subscriber: Database, failpoint: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    """Copy in a process of its own that is killed at the failpoint."""
+    """Copy in a separate process that is killed at the failpoint."""
     return subprocess.run(
         [sys.executable, str(Path(__file__)), publisher.dsn, subscriber.dsn, *arguments],
         env=os.environ | {"CDC_REPLAY_FAILPOINT": failpoint, "PYTHONPATH": os.pathsep.join(sys.path)},

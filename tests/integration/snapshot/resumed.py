@@ -1,9 +1,9 @@
-"""A table whose copy is killed again and again, each time after some of its chunks, and then completed.
+"""A table whose copy is killed repeatedly, each time after some of its chunks, and then completed.
 
 copy = ResumedCopy(publisher, subscriber, folder)
 copy.begin("p")
-copy.killed_after(3)          # three of the missing chunks are staged under a snapshot of its own
-copy.completed(spark, rows)   # after a check that the table is what `rows` says of the publisher
+copy.killed_after(3)          # stages three of the missing chunks under a separate snapshot
+copy.completed(spark, rows)   # after a check that the table equals the result of `rows` on the publisher
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc_replay.config import Config, load_config
 from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.snapshot.copy_chunk import CopiedChunk, copy_chunks, subscriber_connection
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
-from cdc_replay.snapshot.log_reader import history_of, log_reader_of
+from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest, plan_tables
 from fixtures.postgres import Database
 from integration.snapshot.copying import snapshot_request
@@ -78,18 +78,18 @@ class ResumedCopy:
             self.publication,
             chunk_bytes=CHUNK_BYTES,
             replace=self.replace,
-            history=history_of(header),
-            read_log=log_reader_of(capture_source(self.config, "pub")),
+            log_identity=log_identity(header),
+            read_log=log_reader(capture_source(self.config, "pub")),
         ) as request:
             yield request
 
     def killed_after(self, count: int, chance: random.Random | None = None) -> int:
-        """Stage so many of the missing chunks, the first or random ones; how many were missing."""
-        with self.request() as request, closing(subscriber_connection(request.setting(1))) as connection:
+        """Stage `count` missing chunks, the first or random ones; returns the number of missing chunks."""
+        with self.request() as request, closing(subscriber_connection(request.settings(1))) as connection:
             (planned,) = plan_tables(connection, request)
             chunks = list(planned.chunks)
             some = chunks[:count] if chance is None else chance.sample(chunks, min(count, len(chunks)))
-            for result in copy_chunks(request.setting(1), some):
+            for result in copy_chunks(request.settings(1), some):
                 assert isinstance(result, CopiedChunk), result
         return len(chunks)
 
@@ -101,7 +101,7 @@ class ResumedCopy:
         received: str | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> CopiedTable:
-        """Copy what is missing, and check that the target has what `rows` returned at the snapshot.
+        """Copy the missing chunks, and check that the target has the rows of query `rows` at the snapshot.
 
         `received` is the query on the subscriber, `meanwhile` happens after the snapshot was taken.
         """
@@ -111,7 +111,7 @@ class ResumedCopy:
                 expected = sorted(reader.execute(rows.encode()).fetchall())
             meanwhile()
             (copied,) = load_tables(spark, request)
-        found = sorted(self.subscriber.rows(received or rows))
-        assert found == expected
+        rows_copied = sorted(self.subscriber.rows(received or rows))
+        assert rows_copied == expected
         assert self.subscriber.rows("select relname from pg_class where relname like 'snapshot%'") == []
         return copied

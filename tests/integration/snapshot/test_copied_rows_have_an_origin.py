@@ -27,7 +27,7 @@ CHUNK_BYTES = 128 * 1024
 COUNTS = "select (select count(*) from small), (select count(*) from large)"
 
 
-def test_an_onward_subscription_with_origin_none_gets_none_of_them(
+def test_cascaded_subscription_with_origin_none_gets_no_copied_rows(
     spark: SparkSession,
     publisher: Database,
     subscriber: Database,
@@ -43,7 +43,7 @@ def test_an_onward_subscription_with_origin_none_gets_none_of_them(
         subscriptions[-1].create(["onward"], {"copy_data": False, "origin": "none"})
 
     copied = copy_tables(spark, publisher, subscriber, "p", chunk_bytes=CHUNK_BYTES)
-    chunks = [each.chunks_read for each in copied]
+    chunks = [table.chunks_read for table in copied]
     assert min(chunks) == 1
     assert max(chunks) > 1
     copy = NativeSubscription(publisher, native, f"copy_{native.name}")
@@ -61,7 +61,7 @@ def test_an_onward_subscription_with_origin_none_gets_none_of_them(
     assert our_origins(subscriber) == []
 
 
-def test_what_a_killed_reader_leaves_goes_with_the_next_snapshot(
+def test_leftovers_of_a_killed_reader_are_dropped_by_the_next_snapshot(
     spark: SparkSession, publisher: Database, subscriber: Database
 ) -> None:
     publisher.run(f"{TABLES}; {ROWS}; create publication p for table small, large")

@@ -1,4 +1,4 @@
-"""What goes wrong on one side is said with the table and the cause, and nothing of it stays (R7.6, R8.5)."""
+"""An error on one side names the table and the cause, and leaves nothing (R7.6, R8.5)."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_read_only_subscriber_is_named_as_such(publisher: Database, subscriber: 
     )
     subscriber.run("create table t (id int primary key, pad text)")
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
-        setting = request.setting(1)
-        with subscriber_connection(setting) as connection:
+        settings = request.settings(1)
+        with subscriber_connection(settings) as connection:
             (planned,) = plan_tables(connection, request)
         subscriber.run(
             "do $$ begin execute format('alter database %I set default_transaction_read_only = on',"
             " current_database()); end $$"
         )
-        (failed,) = copy_chunks(setting, planned.chunks)
+        (failed,) = copy_chunks(settings, planned.chunks)
     assert isinstance(failed, FailedChunk)
     assert isinstance(failed.error, SubscriberNotWritable)
     assert "public.t" in failed.error.message
@@ -99,10 +99,10 @@ def test_missing_privilege_on_the_target_names_side_and_remedy(
     dsn = subscriber.cluster.dsn(subscriber.name, role)
     try:
         with snapshot_request(publisher.dsn, dsn, "p", run_as_owner=True) as request:
-            setting = request.setting(1)
-            with subscriber_connection(setting) as connection:
+            settings = request.settings(1)
+            with subscriber_connection(settings) as connection:
                 (planned,) = plan_tables(connection, request)
-            (failed,) = copy_chunks(setting, planned.chunks)
+            (failed,) = copy_chunks(settings, planned.chunks)
         assert isinstance(failed, FailedChunk)
         assert isinstance(failed.error, MissingPrivilege)
         assert 'cannot write table "public.t" of the subscriber: permission denied' in failed.error.message
@@ -149,7 +149,7 @@ def test_rows_that_a_policy_hides_are_not_left_out_in_silence(
 def test_a_policy_of_a_partition_hides_nothing_from_who_reads_the_partitioned_table(
     spark: SparkSession, publisher: Database, subscriber: Database, reader: str
 ) -> None:
-    """R7.10: the server asks only for policies of the table that is named."""
+    """R7.10: the server applies only policies of the named table."""
     publisher.run("""
         create table t (id int primary key) partition by range (id);
         create table t1 partition of t for values from (0) to (100);
@@ -191,7 +191,7 @@ def test_table_that_gets_another_file_under_the_snapshot_is_not_put_together(
 def test_a_table_that_is_dropped_while_its_copy_is_planned_is_named_and_the_others_are_copied(
     spark: SparkSession, publisher: Database, subscriber: Database, *, is_partitioned: bool
 ) -> None:
-    """The snapshot's catalog has it, what the server computes of it is NULL; the next one has it no more."""
+    """The snapshot's catalog has the dropped table, with size NULL; the next snapshot does not have it."""
     tables = "create table t (id int primary key); create table u (id int primary key)"
     publisher.run(
         f"{tables}; create publication p for table t, u; insert into t values (1); insert into u values (2)"

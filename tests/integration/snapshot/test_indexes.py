@@ -1,4 +1,4 @@
-"""Indexes that are built after the load are the same ones as before, and only then are they (R8.1)."""
+"""Indexes are built after the load only if they are the same as before (R8.1)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(subscriber: Database) -> None:
         f"{TABLE}; create index h on t using hash (a); create index on t using brin (a)",
     ],
 )
-def test_indexes_are_built_anew_and_described_as_before(subscriber: Database, definition: str) -> None:
+def test_indexes_are_rebuilt_with_the_same_description(subscriber: Database, definition: str) -> None:
     subscriber.run(definition)
     before, oids = described(subscriber), subscriber.rows(OIDS)
     load(subscriber)
@@ -62,7 +62,7 @@ def test_indexes_are_built_anew_and_described_as_before(subscriber: Database, de
             create table t partition of root default""",
     ],
 )
-def test_indexes_that_would_not_be_the_same_are_left_alone(subscriber: Database, definition: str) -> None:
+def test_indexes_that_would_change_are_kept(subscriber: Database, definition: str) -> None:
     subscriber.run(definition)
     before, oids = described(subscriber), subscriber.rows(OIDS)
     load(subscriber)
@@ -70,7 +70,7 @@ def test_indexes_that_would_not_be_the_same_are_left_alone(subscriber: Database,
     assert subscriber.rows(OIDS) == oids
 
 
-def test_table_that_is_in_use_keeps_its_indexes(subscriber: Database) -> None:
+def test_table_in_use_keeps_its_indexes(subscriber: Database) -> None:
     subscriber.run(TABLE)
     oids = subscriber.rows(OIDS)
     with subscriber.connect() as reader, reader.transaction():
@@ -79,7 +79,7 @@ def test_table_that_is_in_use_keeps_its_indexes(subscriber: Database) -> None:
     assert subscriber.rows(OIDS) == oids
 
 
-def test_load_that_fails_leaves_the_indexes_as_they_were(subscriber: Database) -> None:
+def test_failed_load_keeps_the_indexes(subscriber: Database) -> None:
     subscriber.run(TABLE)
     before, oids = described(subscriber), subscriber.rows(OIDS)
     with (

@@ -1,4 +1,4 @@
-"""Which rows an initial copy brings, and that their bytes are the publisher's (R7.1-R7.7)."""
+"""Rows of an initial copy; their bytes are the publisher's (R7.1-R7.7)."""
 
 from __future__ import annotations
 
@@ -340,9 +340,9 @@ def test_task_that_runs_twice_copies_once(
         target = target_table(subscriber, "t")
         table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, staging)
-        setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
+        settings = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
         for _ in range(2):
-            (result,) = copy_chunks(setting, [chunk])
+            (result,) = copy_chunks(settings, [chunk])
             assert isinstance(result, CopiedChunk)
     receiver = "t" if staging is None else f"cdc_replay.{staging}"
     assert subscriber.rows(f"select * from {receiver}") == [(1,)]
@@ -361,8 +361,8 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_no_rows(
         subscriber.run("alter table t rename to u; create table t (id int)")
         table = TableCopy(("id",), begun, target)
         chunk = ChunkCopy(table, 0, (sql.SQL("select id from only public.t").format(),), (), 0, None)
-        setting = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
-        (result,) = copy_chunks(setting, [chunk])
+        settings = CopySettings("s", request.snapshot, subscriber.dsn, replace=False)
+        (result,) = copy_chunks(settings, [chunk])
     assert isinstance(result, FailedChunk)
     assert "was renamed, dropped or recreated" in str(result.error)
     assert subscriber.rows("select * from t") == subscriber.rows("select * from u") == []

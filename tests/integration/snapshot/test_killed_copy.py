@@ -1,4 +1,4 @@
-"""A copy that is killed loses and doubles nothing: the next one copies what is not ready, once.
+"""A killed copy loses and duplicates nothing: the next run copies tables that are not ready, once.
 
 | killed at            | state left                         | rows left   |
 |----------------------|------------------------------------|-------------|
@@ -30,7 +30,7 @@ STAGING = "select count(*) from pg_class where relname like 'snapshot%'"
 
 @pytest.fixture
 def table(publisher: Database, subscriber: Database) -> str:
-    """A table without a key on the subscriber, where a row that comes twice is there twice; its content."""
+    """A table without a key on the subscriber, in which duplicates are possible; its content."""
     publisher.run("""
         create table t (id int primary key, pad text);
         insert into t select n, repeat('x', 100) from generate_series(1, 3000) n;
@@ -77,7 +77,7 @@ def test_table_that_was_complete_before_the_kill_is_not_copied_again(
     assert str(subscriber.rows(CONTENT)) == table
 
 
-def test_killed_resync_leaves_the_rows_and_the_state_as_they_were(
+def test_killed_resync_keeps_rows_and_state(
     spark: SparkSession, publisher: Database, subscriber: Database, table: str
 ) -> None:
     copy_tables(spark, publisher, subscriber, "p")

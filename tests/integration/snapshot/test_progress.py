@@ -1,4 +1,4 @@
-"""Progress of a copy is shown while it runs, also before a chunk of it is done."""
+"""Progress of a copy is shown while it runs, also before a chunk is complete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rows_of_a_running_copy_are_reported(
         chunk = ChunkCopy(table, 0, (), (), 2_000_000, staging=None)
         planned = TablePlan(table, synced, None, None, {}, None, (chunk,))
         with (
-            report_progress_while(request.setting(1), [planned], progress),
+            report_progress_while(request.settings(1), [planned], progress),
             writer.cursor() as cursor,
             cursor.copy("copy t from stdin") as into,
         ):
@@ -62,9 +62,11 @@ def configuration(publisher: Database, subscriber: Database, folder: Path) -> Co
     return load_config(file)
 
 
-def test_server_that_is_gone_does_not_disturb_the_copy(publisher: Database, subscriber: Database) -> None:
+def test_lost_server_of_the_progress_thread_does_not_disturb_the_copy(
+    publisher: Database, subscriber: Database
+) -> None:
     publisher.run("create publication p for all tables")
     with snapshot_request(publisher.dsn, subscriber.dsn, "p") as request:
-        setting = CopySettings("s", request.snapshot, "postgresql://nobody@127.0.0.1:1/none", replace=False)
-        with report_progress_while(setting, [], lambda *_: None):
+        settings = CopySettings("s", request.snapshot, "postgresql://nobody@127.0.0.1:1/none", replace=False)
+        with report_progress_while(settings, [], lambda *_: None):
             pass

@@ -1,4 +1,4 @@
-"""A big table whose copy was killed is taken up where it was, and is exact as of the last snapshot (R7.9).
+"""A killed copy of a big table is resumed, and is exact as of the last snapshot (R7.9).
 
 The chunks of such a table were read under different snapshots, while rows were inserted, updated, so that
 they moved to other pages, deleted, given other keys, and led across the filter.
@@ -60,7 +60,7 @@ def traffic(publisher: Database, chance: random.Random, statements: int, turn: i
             rest=chance.randrange(modulus),
             point=chance.randrange(1, 2000),
         )
-        # A key that is there already: then nothing happens.
+        # An existing key: then nothing happens.
         with contextlib.suppress(UniqueViolation):
             publisher.run(statement)
 
@@ -76,7 +76,7 @@ def traffic(publisher: Database, chance: random.Random, statements: int, turn: i
     ],
     ids=["plain", "filter", "full", "index"],
 )
-def test_chunks_of_several_snapshots_are_the_table_at_the_last_one(
+def test_chunks_of_several_snapshots_equal_the_table_at_the_last_one(
     spark: SparkSession, copy: ResumedCopy, identity: str, filter_: str, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -107,7 +107,7 @@ def test_only_missing_chunks_are_read_again(spark: SparkSession, copy: ResumedCo
     assert (copied.chunks_staged_before, copied.chunks_read) == (5, chunks - 5)
 
 
-def test_table_that_was_staged_completely_needs_no_chunk(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_completely_staged_table_needs_no_chunk(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
     copy.subscriber.run(TABLE)
     copy.begin("p")
@@ -117,9 +117,7 @@ def test_table_that_was_staged_completely_needs_no_chunk(spark: SparkSession, co
     assert (copied.chunks_staged_before, copied.chunks_read) == (chunks, 0)
 
 
-def test_what_is_written_while_the_rest_is_read_is_left_to_replay(
-    spark: SparkSession, copy: ResumedCopy
-) -> None:
+def test_writes_during_the_remaining_copy_are_replayed(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
     copy.subscriber.run(TABLE)
     copy.begin("p")
@@ -130,7 +128,7 @@ def test_what_is_written_while_the_rest_is_read_is_left_to_replay(
     )
 
 
-def test_killed_resync_is_taken_up_as_well(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_killed_resync_is_resumed(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
     copy.subscriber.run(f"{TABLE}; insert into t values (1, 1, 'damaged'), (-1, 1, 'damaged')")
     copy.begin("p")
@@ -158,7 +156,7 @@ def test_killed_resync_is_taken_up_as_well(spark: SparkSession, copy: ResumedCop
         "alter publication p set (publish = 'insert')",
     ],
 )
-def test_table_that_changes_its_definition_is_copied_anew(
+def test_table_with_a_changed_fingerprint_is_copied_again(
     spark: SparkSession, copy: ResumedCopy, change: str
 ) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
@@ -171,11 +169,11 @@ def test_table_that_changes_its_definition_is_copied_anew(
     copy.publisher.run("insert into t (id) values (100000)")
     rows = "select id, a::text from t" + (" where (id > 100)" if "where" in change else "")
     copied = copy.completed(spark, rows, received="select id, a from t")
-    # What is published says nothing of what a copy brings (R7.3); the log lacks changes all the same.
+    # Publish actions do not affect the copy (R7.3), but the log lacks changes.
     assert copied.chunks_staged_before == 0
 
 
-def test_values_of_an_enum_that_was_renamed_are_read_again(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_values_of_a_renamed_enum_label_are_read_again(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run("""
         create type mood as enum ('glad', 'sad');
         create table t (id int primary key, m mood[], pad text);
@@ -190,7 +188,7 @@ def test_values_of_an_enum_that_was_renamed_are_read_again(spark: SparkSession, 
     assert copied.chunks_staged_before == 0
 
 
-def test_table_without_a_key_is_copied_anew(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_table_without_a_key_is_copied_again(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run("create table t (id int, a int, pad text); alter table t replica identity full")
     copy.publisher.run(f"{FILLED}; create publication p for table t")
     copy.subscriber.run("create table t (id int, a int, pad text)")
@@ -200,7 +198,7 @@ def test_table_without_a_key_is_copied_anew(spark: SparkSession, copy: ResumedCo
     assert copy.completed(spark, ROWS).chunks_staged_before == 0
 
 
-def test_row_that_moves_to_another_partition_is_there_once(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_row_that_moves_to_another_partition_exists_once(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run("""
         create table t (id int, a int, pad text, primary key (id, a)) partition by range (a);
         create table t1 partition of t for values from (0) to (30);
@@ -218,7 +216,7 @@ def test_row_that_moves_to_another_partition_is_there_once(spark: SparkSession, 
     assert copy.completed(spark, f"{ROWS} where a <> 5", received=ROWS).chunks_staged_before == 8
 
 
-def test_keys_are_found_whatever_their_text(spark: SparkSession, copy: ResumedCopy) -> None:
+def test_rows_are_found_by_keys_of_any_text(spark: SparkSession, copy: ResumedCopy) -> None:
     copy.publisher.run(r"""
         create table t (id numeric, k char(8), "k0" text, "x y" timestamptz, pad text,
             primary key (id, k, "k0", "x y"));
@@ -242,7 +240,7 @@ def test_keys_are_found_whatever_their_text(spark: SparkSession, copy: ResumedCo
     assert copy.completed(spark, "select t::text from t").chunks_staged_before == 3
 
 
-def test_staged_chunk_that_a_crash_of_the_subscriber_emptied_is_read_again(
+def test_staged_chunk_emptied_by_a_crash_of_the_subscriber_is_read_again(
     spark: SparkSession, copy: ResumedCopy
 ) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")

@@ -1,4 +1,4 @@
-"""`snapshot` as a process of its own: killed at any point it is taken up, and it does not stop replay."""
+"""`snapshot` in a separate process: killed at any point it is resumed, and it does not stop replay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def started(copy: ResumedCopy, failpoint: str, *arguments: str) -> subprocess.Po
     )
 
 
-def test_snapshot_that_is_killed_at_every_step_is_taken_up_and_exact(copy: ResumedCopy) -> None:
+def test_snapshot_killed_at_every_step_is_resumed_and_exact(copy: ResumedCopy) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t where (id % 5 < 4)")
     copy.subscriber.run(TABLE)
     copy.begin("p")
@@ -66,7 +66,7 @@ def test_snapshot_that_is_killed_at_every_step_is_taken_up_and_exact(copy: Resum
 
 
 @pytest.mark.parametrize("failpoint", ["snapshot.after_chunk@3", "snapshot.before_swap"])
-def test_a_table_whose_copy_was_killed_is_renamed_on_both_sides(copy: ResumedCopy, failpoint: str) -> None:
+def test_table_with_a_killed_copy_is_renamed_on_both_sides(copy: ResumedCopy, failpoint: str) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t")
     copy.subscriber.run(TABLE)
     copy.begin("p")
@@ -84,7 +84,7 @@ def test_a_table_whose_copy_was_killed_is_renamed_on_both_sides(copy: ResumedCop
 
 @pytest.fixture
 def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A resync of `t` whose reader stands still after its first chunk, and the reader's process id."""
+    """A resync of `t` whose reader stops after its first chunk, and the reader's process id."""
     copy.publisher.run(f"{TABLE}; {FILLED}; create table u (id int primary key)")
     copy.publisher.run("create publication p for table t, u")
     copy.subscriber.run(f"{TABLE}; create table u (id int primary key)")
@@ -102,13 +102,13 @@ def stopped(copy: ResumedCopy) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 def stopped_below(pid: int) -> list[int]:
     """The descendants of a process that are stopped."""
-    found = []
+    stopped = []
     todo = [pid]
     while todo:
         below = children_of(todo[0])
         todo = todo[1:] + below
-        found += [child for child in below if is_stopped(child)]
-    return found
+        stopped += [child for child in below if is_stopped(child)]
+    return stopped
 
 
 def children_of(pid: int) -> list[int]:
@@ -128,7 +128,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def test_replay_goes_on_while_a_table_is_copied_again(
+def test_replay_continues_while_a_table_is_copied_again(
     copy: ResumedCopy, stopped: tuple[subprocess.Popen[bytes], int]
 ) -> None:
     process, reader = stopped
@@ -143,7 +143,7 @@ def test_replay_goes_on_while_a_table_is_copied_again(
     assert process.wait(timeout=180) == 0
     states = states_of(copy.subscriber)
     assert isinstance(states["public.t"], Ready)
-    # As of its snapshot, which is before what was replayed meanwhile.
+    # As of its snapshot, which precedes the replayed changes.
     assert copy.subscriber.rows("select a, pad from t where id in (3, 1999) order by id") == [
         (3, "x" * 150),
         (99, "x" * 150),

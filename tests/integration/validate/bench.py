@@ -1,4 +1,4 @@
-"""A publisher and a subscriber that hold the same filtered state, and one call that validates them."""
+"""A publisher and a subscriber with the same filtered state, and one call that validates them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bench:
             return synced_tables(read_catalog(connection), ["p"])
 
     def copy(self) -> None:
-        """What the initial copy brings (R7.4, R7.6)."""
+        """The rows of the initial copy (R7.4, R7.6)."""
         for synced in self.synced():
             table = sql.Identifier(synced.table.name.schema, synced.table.name.name)
             columns = sql.SQL(", ").join(map(sql.Identifier, synced.columns))

@@ -12,5 +12,5 @@ from integration.validate.bench import Bench
 
 @pytest.fixture
 def bench(publisher: Database, subscriber: Database, tmp_path: Path) -> Bench:
-    """Both databases, and a Data Context of its own."""
+    """Both databases, and a separate Data Context."""
     return Bench(publisher, subscriber, tmp_path / "expectations")

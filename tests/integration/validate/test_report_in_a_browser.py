@@ -1,4 +1,4 @@
-"""The report as a person sees it: a page that needs nothing but itself."""
+"""The report in a browser: a self-contained page."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def trail(bench: Bench) -> Bench:
     return bench
 
 
-def test_the_report_names_differing_rows_and_asks_no_other_host(trail: Bench, browser_page: Page) -> None:
+def test_report_names_differing_rows_and_contacts_no_other_host(trail: Bench, browser_page: Page) -> None:
     trail.subscriber.run("delete from trail where id = 2")
     verdict = trail.validate()
-    asked: list[str] = []
+    requested_urls: list[str] = []
 
     def note(request: Request) -> None:
-        asked.append(request.url)
+        requested_urls.append(request.url)
 
     browser_page.on("request", note)
     browser_page.goto(verdict.report.as_uri())
@@ -37,14 +37,14 @@ def test_the_report_names_differing_rows_and_asks_no_other_host(trail: Bench, br
     assert browser_page.get_by_text("not consistent").first.is_visible()
     assert browser_page.get_by_text("id=2").first.is_visible()
     assert browser_page.get_by_text(str(verdict.lsn)).first.is_visible()
-    assert asked == [verdict.report.as_uri()]
+    assert requested_urls == [verdict.report.as_uri()]
     documents = browser_page.get_by_role("link", name="Data Docs").first
     documents.click()
     browser_page.wait_for_load_state("domcontentloaded")
     assert "data_docs" in browser_page.url
 
 
-def test_a_consistent_report_says_so(trail: Bench, browser_page: Page) -> None:
+def test_report_of_a_consistent_subscription_says_so(trail: Bench, browser_page: Page) -> None:
     verdict = trail.validate()
 
     browser_page.goto(verdict.report.as_uri())

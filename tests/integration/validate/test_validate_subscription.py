@@ -1,4 +1,4 @@
-"""A validation says whether the subscriber is the filtered publisher at the fence, and which rows differ."""
+"""A validation finds whether the subscriber equals the filtered publisher at the fence, and where not."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def failing(table: TableVerdict) -> set[CheckKind]:
     return {check.kind for check in table.checks if not check.passes}
 
 
-def found(table: TableVerdict) -> dict[DifferenceKind, list[str]]:
+def keys_by_kind(table: TableVerdict) -> dict[DifferenceKind, list[str]]:
     by_kind: dict[DifferenceKind, list[str]] = {}
     for difference in table.differences:
         by_kind.setdefault(difference.kind, []).append(difference.key)
     return {kind: sorted(keys) for kind, keys in by_kind.items()}
 
 
-def test_equal_sides_hold(orders: Bench) -> None:
+def test_equal_sides_are_consistent(orders: Bench) -> None:
     verdict = orders.validate()
 
     table = only_table(verdict)
@@ -72,9 +72,9 @@ def test_damage_fails_and_the_report_names_the_rows(orders: Bench) -> None:
 
     table = only_table(verdict)
     assert not verdict.success
-    # One deleted and one added: the row count alone would not have told.
+    # One deleted and one added: the row count alone would not differ.
     assert failing(table) == {CheckKind.CONTENT}
-    assert found(table) == {
+    assert keys_by_kind(table) == {
         DifferenceKind.MISSING: ["id=10"],
         DifferenceKind.DIFFERENT: ["id=20"],
         DifferenceKind.UNEXPECTED: ["id=2001"],
@@ -113,7 +113,7 @@ def test_great_expectations_records_the_same_verdict(orders: Bench) -> None:
     assert "missing: id=10" in docs
 
 
-def test_writes_on_the_publisher_after_the_fence_take_no_part(orders: Bench) -> None:
+def test_writes_on_the_publisher_after_the_fence_are_ignored(orders: Bench) -> None:
     """R1.34: the exported snapshot holds exactly what is committed at or below the consistent point."""
     stop = threading.Event()
 
@@ -138,8 +138,8 @@ def test_writes_on_the_publisher_after_the_fence_take_no_part(orders: Bench) -> 
     assert only_table(verdict).publisher_rows == 500
 
 
-def test_rows_outside_a_changed_filter_are_told_apart(orders: Bench) -> None:
-    """R9.12, R11.7: a changed filter neither brings nor removes rows; both count as differences."""
+def test_rows_outside_a_changed_filter_are_a_separate_kind(orders: Bench) -> None:
+    """R9.12, R11.7: a changed filter neither inserts nor deletes rows; both count as differences."""
     orders.publisher.run("alter publication p set table orders where (region = 'NSW' and id > 4)")
     orders.subscriber.run("insert into orders values (2002, 'NSW', 1, 'never sold')")
     #  subscriber has 2, 4, …, 1000 and 2002; the publisher publishes 6, 8, …, 1000
@@ -150,7 +150,7 @@ def test_rows_outside_a_changed_filter_are_told_apart(orders: Bench) -> None:
 
     table = only_table(verdict)
     assert failing(table) == {CheckKind.ROW_COUNT, CheckKind.CONTENT, CheckKind.ROW_FILTER}
-    assert found(table) == {
+    assert keys_by_kind(table) == {
         DifferenceKind.OUTSIDE_FILTER: ["id=2", "id=4"],
         DifferenceKind.UNEXPECTED: ["id=2002"],
     }
@@ -158,7 +158,7 @@ def test_rows_outside_a_changed_filter_are_told_apart(orders: Bench) -> None:
     assert "refresh nsw --reconcile" in verdict.report.read_text()
 
 
-def test_a_filter_with_like_and_percent_is_evaluated_by_both_servers(bench: Bench) -> None:
+def test_filter_with_like_and_percent_is_evaluated_by_both_servers(bench: Bench) -> None:
     bench.both(ORDERS)
     bench.publisher.run(SOME_ORDERS)
     bench.publisher.run("create publication p for table orders where (note like '%9%' and id % 2 = 1)")
@@ -170,7 +170,7 @@ def test_a_filter_with_like_and_percent_is_evaluated_by_both_servers(bench: Benc
     assert verdict.success
     assert only_table(verdict).publisher_rows == expected[0] > 0
     bench.subscriber.run("insert into orders values (2002, '50% off', 1, '100% %s {} 8')")
-    assert found(only_table(bench.validate())) == {DifferenceKind.OUTSIDE_FILTER: ["id=2002"]}
+    assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.OUTSIDE_FILTER: ["id=2002"]}
 
 
 def test_values_are_compared_as_the_text_that_replication_sends(bench: Bench) -> None:
@@ -198,7 +198,7 @@ def test_values_are_compared_as_the_text_that_replication_sends(bench: Bench) ->
 
     bench.subscriber.run("update samples set raw = null where id = 2")
     bench.subscriber.run("update samples set amount = 1.50 where id = 1")
-    assert found(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
+    assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
 
 
 def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
@@ -224,7 +224,7 @@ def test_another_type_on_the_subscriber_is_no_difference(bench: Bench) -> None:
     assert bench.validate().success
 
     bench.subscriber.run("update t set amount = 1.25")
-    assert found(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
+    assert keys_by_kind(only_table(bench.validate())) == {DifferenceKind.DIFFERENT: ["id=1", "id=2"]}
 
 
 def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
@@ -250,11 +250,11 @@ def test_quoted_names_and_extra_columns_of_the_subscriber(bench: Bench) -> None:
 
     bench.subscriber.run("""delete from "Shop's"."Order ""Lines"" $1 <b>" where "Order" = 1""")
     verdict = bench.validate()
-    assert found(only_table(verdict)) == {DifferenceKind.MISSING: ["Order=1, No.=a, b"]}
+    assert keys_by_kind(only_table(verdict)) == {DifferenceKind.MISSING: ["Order=1, No.=a, b"]}
     assert "Order &quot;Lines&quot; $1 &lt;b&gt;" in verdict.report.read_text()
 
 
-def test_a_partitioned_table_is_compared_through_its_root(bench: Bench) -> None:
+def test_partitioned_table_is_compared_through_its_root(bench: Bench) -> None:
     """R7.6: the root's rows are those of all leaves; here the subscriber's table is plain."""
     bench.publisher.run(
         """
@@ -277,13 +277,13 @@ def test_a_partitioned_table_is_compared_through_its_root(bench: Bench) -> None:
     assert only_table(verdict).publisher_rows == 100
 
     bench.subscriber.run("update flights set month = 9 where id = 6")
-    assert found(only_table(bench.validate())) == {
+    assert keys_by_kind(only_table(bench.validate())) == {
         DifferenceKind.MISSING: ["month=1, id=6"],
         DifferenceKind.UNEXPECTED: ["month=9, id=6"],
     }
 
 
-def test_inheritance_children_take_no_part(bench: Bench) -> None:
+def test_inheritance_children_are_ignored(bench: Bench) -> None:
     """R7.6: a plain table without its inheritance children."""
     bench.both("create table parent (id int primary key); create table child () inherits (parent)")
     bench.publisher.run("insert into parent values (1); insert into child values (2)")
@@ -297,7 +297,7 @@ def test_inheritance_children_take_no_part(bench: Bench) -> None:
     assert only_table(verdict).publisher_rows == 1
 
 
-def test_a_table_without_key_is_a_multiset_of_rows(bench: Bench) -> None:
+def test_table_without_key_is_a_multiset_of_rows(bench: Bench) -> None:
     bench.both("create table log (word text, n int)")
     bench.publisher.run("alter table log replica identity full")
     bench.publisher.run("insert into log values ('a', 1), ('a', 1), ('a', 1), ('b', null), ('c', 3)")
@@ -309,11 +309,11 @@ def test_a_table_without_key_is_a_multiset_of_rows(bench: Bench) -> None:
     bench.subscriber.run("insert into log values ('b', null), ('b', null)")
     table = only_table(bench.validate())
     assert dict(table.counts) == {DifferenceKind.MISSING: 1, DifferenceKind.UNEXPECTED: 2}
-    assert found(table) == {DifferenceKind.MISSING: ["(a,1)"], DifferenceKind.UNEXPECTED: ["(b,)"]}
+    assert keys_by_kind(table) == {DifferenceKind.MISSING: ["(a,1)"], DifferenceKind.UNEXPECTED: ["(b,)"]}
     assert CheckKind.UNIQUE_KEY not in {check.kind for check in table.checks}
 
 
-def test_a_duplicate_key_is_found_where_no_constraint_prevents_it(bench: Bench) -> None:
+def test_duplicate_key_is_found_if_no_constraint_prevents_it(bench: Bench) -> None:
     bench.publisher.run(ORDERS + "; " + SOME_ORDERS + "; create publication p for table orders")
     bench.subscriber.run(ORDERS.replace(" primary key", ""))
     bench.copy()
@@ -323,7 +323,7 @@ def test_a_duplicate_key_is_found_where_no_constraint_prevents_it(bench: Bench) 
 
     assert failing(table) == {CheckKind.ROW_COUNT, CheckKind.CONTENT, CheckKind.UNIQUE_KEY}
     assert sorted(table.duplicate_keys) == ["id=7", "id=8"]
-    assert found(table) == {DifferenceKind.UNEXPECTED: ["id=7", "id=8"]}
+    assert keys_by_kind(table) == {DifferenceKind.UNEXPECTED: ["id=7", "id=8"]}
 
 
 def test_many_differences_are_all_counted_and_the_first_listed(orders: Bench) -> None:
@@ -335,7 +335,7 @@ def test_many_differences_are_all_counted_and_the_first_listed(orders: Bench) ->
     assert Counter(difference.kind for difference in table.differences) == {DifferenceKind.MISSING: 20}
 
 
-def test_withheld_actions_are_shown_and_decide_nothing(orders: Bench) -> None:
+def test_tables_with_unpublished_actions_are_shown_for_information(orders: Bench) -> None:
     """With publish = 'insert' a native subscriber keeps deleted rows and old values too (R2.1)."""
     orders.publisher.run("alter publication p set (publish = 'insert')")
     orders.publisher.run("delete from orders where id = 2; update orders set total = 0 where id = 4")
@@ -345,13 +345,13 @@ def test_withheld_actions_are_shown_and_decide_nothing(orders: Bench) -> None:
 
     table = only_table(verdict)
     assert verdict.success
-    assert found(table) == {DifferenceKind.MISSING: ["id=2002"], DifferenceKind.UNEXPECTED: ["id=2"]}
+    assert keys_by_kind(table) == {DifferenceKind.MISSING: ["id=2002"], DifferenceKind.UNEXPECTED: ["id=2"]}
     assert all(check.informational for check in table.checks)
     assert "for information only: UPDATE and DELETE are not published" in table.notes
     assert "not comparable" in verdict.report.read_text()
 
 
-def test_a_filter_over_an_unpublished_column_is_not_evaluated_on_the_subscriber(bench: Bench) -> None:
+def test_filter_over_an_unpublished_column_is_not_evaluated_on_the_subscriber(bench: Bench) -> None:
     """A local column of the same name has other values: it must not be taken for the publisher's."""
     bench.publisher.run(ORDERS + "; " + SOME_ORDERS)
     bench.publisher.run(
@@ -370,7 +370,7 @@ def test_a_filter_over_an_unpublished_column_is_not_evaluated_on_the_subscriber(
     assert any("cannot evaluate the row filter" in note for note in table.notes)
 
 
-def test_a_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders: Bench) -> None:
+def test_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(orders: Bench) -> None:
     orders.subscriber.run("delete from orders where id = 10")
 
     with orders.fence(instead=Parked(Lsn.parse("0/10"), "insert_exists")) as fence:
@@ -383,7 +383,7 @@ def test_a_table_that_is_not_at_the_fence_is_an_error_and_not_a_difference(order
     assert "parked at 0/10" in verdict.report.read_text()
 
 
-def test_an_error_of_one_table_leaves_the_others_compared(orders: Bench) -> None:
+def test_error_of_one_table_does_not_prevent_the_others(orders: Bench) -> None:
     """The filter divides by zero on the publisher: an error of that table, not a difference."""
     orders.both("create table ratios (id int primary key)")
     orders.publisher.run("alter publication p add table ratios where (10 / id > 1)")
@@ -406,7 +406,7 @@ def two_tables(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("instead", ["", "create view t as select 1 as id, 1 as v, 1 as w"])
-def test_a_table_that_the_subscriber_lacks_fails_alone(bench: Bench, instead: str) -> None:
+def test_table_missing_on_the_subscriber_fails_alone(bench: Bench, instead: str) -> None:
     """R8.1: nor is a view a target."""
     two_tables(bench)
     bench.subscriber.run(f"drop table t; {instead}")
@@ -430,7 +430,7 @@ def test_a_table_that_the_subscriber_lacks_fails_alone(bench: Bench, instead: st
         ("alter table t add column x int default 7", "", 'column "x"'),
     ],
 )
-def test_a_published_column_that_the_subscriber_lacks_fails_the_table(
+def test_published_column_missing_on_the_subscriber_fails_the_table(
     bench: Bench, here: str, there: str, lacks: str, note: str
 ) -> None:
     """R8.1: also where the other columns are equal, and where only keys would be compared."""
@@ -446,14 +446,14 @@ def test_a_published_column_that_the_subscriber_lacks_fails_the_table(
     assert by_name["public.t"].error == f"the table on the subscriber lacks the published {lacks} [R8.1]"
 
 
-def test_a_column_that_is_not_published_may_be_missing(bench: Bench) -> None:
+def test_unpublished_column_may_be_missing(bench: Bench) -> None:
     two_tables(bench)
     bench.publisher.run("alter publication p set table t (id, v), u")
     bench.subscriber.run("alter table t drop column w")
     assert bench.validate().success
 
 
-def test_rows_that_a_policy_hides_are_an_error_and_not_a_proof(bench: Bench) -> None:
+def test_rows_hidden_by_a_policy_are_an_error(bench: Bench) -> None:
     """R7.10: reading under row-level security would compare only what the role may see."""
     bench.both(ORDERS)
     bench.publisher.run("create publication p for table orders")
@@ -480,7 +480,7 @@ def test_rows_that_a_policy_hides_are_an_error_and_not_a_proof(bench: Bench) -> 
     assert 'table "public.orders" of the publisher' in table.error
 
 
-def test_a_missing_privilege_names_the_side_and_what_to_grant(orders: Bench) -> None:
+def test_missing_privilege_error_names_the_side_and_the_grant(orders: Bench) -> None:
     assert orders.validate().success
     role = f"poor_{orders.subscriber.name}"
     orders.subscriber.run(f"create role {role} login; grant usage on schema cdc_replay to {role}")
@@ -497,7 +497,7 @@ def test_a_missing_privilege_names_the_side_and_what_to_grant(orders: Bench) -> 
     assert 'Grant "postgres" to the role' in table.error
 
 
-def test_validations_at_the_same_time_do_not_disturb_each_other(orders: Bench) -> None:
+def test_concurrent_validations_do_not_disturb_each_other(orders: Bench) -> None:
     names = ["a", "b/c", "b%2Fc", "ü"]
     with ThreadPoolExecutor(len(names)) as pool:
         verdicts = list(pool.map(lambda name: orders.validate(subscription=name), names))
@@ -510,7 +510,7 @@ def test_validations_at_the_same_time_do_not_disturb_each_other(orders: Bench) -
     assert suites == {"a", "b%2Fc", "b%252Fc", "%C3%BC"}
 
 
-def test_a_validation_of_nothing_is_not_a_success(bench: Bench) -> None:
+def test_validation_without_tables_is_not_a_success(bench: Bench) -> None:
     bench.publisher.run("create publication p")
 
     verdict = bench.validate()
@@ -519,7 +519,7 @@ def test_a_validation_of_nothing_is_not_a_success(bench: Bench) -> None:
     assert verdict.error == "the subscription has no tables to validate"
 
 
-def test_the_configuration_of_the_data_context_never_changes(orders: Bench) -> None:
+def test_configuration_of_the_data_context_never_changes(orders: Bench) -> None:
     orders.validate()
     configuration = orders.context_root / "gx" / "great_expectations.yml"
     seeded = configuration.read_bytes()
@@ -530,7 +530,7 @@ def test_the_configuration_of_the_data_context_never_changes(orders: Bench) -> N
     assert configuration.read_bytes() == seeded
 
 
-def test_no_file_holds_the_connection_or_values_other_than_keys(orders: Bench) -> None:
+def test_no_file_contains_the_connection_or_values_other_than_keys(orders: Bench) -> None:
     orders.subscriber.run("update orders set note = 'very private' where id = 10")
 
     orders.validate()
@@ -546,7 +546,7 @@ def test_no_file_holds_the_connection_or_values_other_than_keys(orders: Bench) -
 @pytest.mark.parametrize(
     "folder", ["expectations", "checkpoints", "validation_definitions", "uncommitted/validations"]
 )
-def test_a_generated_file_that_a_crash_cut_short_does_not_stop_later_runs(orders: Bench, folder: str) -> None:
+def test_generated_file_truncated_by_a_crash_does_not_stop_later_runs(orders: Bench, folder: str) -> None:
     assert orders.validate().success
     (generated,) = (orders.context_root / "gx" / folder).rglob("*.json")
     generated.write_bytes(generated.read_bytes()[:20])

@@ -1,4 +1,4 @@
-"""Rows are taken as Arrow takes them, whatever is NULL and wherever an array begins."""
+"""Rows are taken as by Arrow, with NULLs and with offsets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def lists_and_rows(draw: st.DrawFn) -> tuple[pa.ListArray, list[int]]:
 
 @settings(deadline=None)
 @given(lists_and_rows())
-def test_lists_are_taken_as_arrow_does(given_lists: tuple[pa.ListArray, list[int]]) -> None:
+def test_take_lists_equals_arrows_take(given_lists: tuple[pa.ListArray, list[int]]) -> None:
     lists, rows = given_lists
-    found = take_lists(lists, np.array(rows, dtype=np.int64))
-    found.validate(full=True)
-    assert found.equals(lists.take(pa.array(rows, pa.int64())))
+    rows_taken = take_lists(lists, np.array(rows, dtype=np.int64))
+    rows_taken.validate(full=True)
+    assert rows_taken.equals(lists.take(pa.array(rows, pa.int64())))
 
 
-def test_a_batch_keeps_its_schema_and_the_other_columns() -> None:
+def test_batch_keeps_its_schema_and_other_columns() -> None:
     schema = pa.schema([("number", pa.int64()), ("kinds", pa.string()), ("values", TEXTS)])
     batch = pa.RecordBatch.from_pylist(
         [
@@ -45,19 +45,19 @@ def test_a_batch_keeps_its_schema_and_the_other_columns() -> None:
         schema=schema,
     )
     order = np.array([2, 0, 1, 2])
-    found = take_rows(batch.slice(0), order)
-    found.validate(full=True)
-    assert found.schema == schema
-    assert found.equals(batch.take(pa.array(order)))
+    rows_taken = take_rows(batch.slice(0), order)
+    rows_taken.validate(full=True)
+    assert rows_taken.schema == schema
+    assert rows_taken.equals(batch.take(pa.array(order)))
 
 
-def test_lists_over_values_that_begin_later_are_taken() -> None:
+def test_lists_over_values_with_an_offset_are_taken() -> None:
     values = pa.array(["skipped", "a", "b", None, "c"]).slice(1)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 4], pa.int32()), values)
     assert take_lists(lists, np.array([1, 0])).to_pylist() == [["b", None, "c"], ["a"]]
 
 
-def test_texts_that_no_array_can_hold_are_refused() -> None:
+def test_texts_beyond_the_limit_of_an_array_are_refused() -> None:
     lists = pa.array([["x" * (1 << 20)]], TEXTS)
-    with pytest.raises(pa.ArrowInvalid, match="too much for an array"):
+    with pytest.raises(pa.ArrowInvalid, match="exceed the limit of an array"):
         take_lists(lists, np.zeros(2048, dtype=np.int64))

@@ -70,7 +70,9 @@ def seen(known: Sequence[Entry], commit_lsn: int, lsn: int) -> dict[str, str]:
     """The catalog of a change, by the history and the decoder's choice of a version."""
     history = CatalogHistory(known)
     [version_id] = (
-        CatalogVersions.of(history.positions).numbers(np.array([commit_lsn]), np.array([lsn])).tolist()
+        CatalogVersions.from_positions(history.positions)
+        .indexes(np.array([commit_lsn]), np.array([lsn]))
+        .tolist()
     )
     return content(history.catalogs_of([version_id])[version_id])
 
@@ -173,10 +175,10 @@ def test_window_has_version_of_every_change_in_it(known: list[Entry], after: int
     """Of changes whose position is in it as well; and all its catalogs are those that their numbers mean."""
     history = CatalogHistory(known)
     catalogs = history.within(Window(Lsn(after), Lsn(upto)))
-    choice = CatalogVersions.of(history.positions)
+    choice = CatalogVersions.from_positions(history.positions)
     for commit in range(after + 1, upto + 1):
         lsns = np.arange(after, commit)
-        assert set(choice.numbers(np.full(len(lsns), commit), lsns).tolist()) <= catalogs.keys()
+        assert set(choice.indexes(np.full(len(lsns), commit), lsns).tolist()) <= catalogs.keys()
     assert list(catalogs) == sorted(catalogs)
     assert catalogs == history.catalogs_of(catalogs)
     for version_id, version_catalog in catalogs.items():

@@ -13,7 +13,7 @@ from cdc_replay.compare.buckets import (
     BucketDigest,
     Buckets,
     UnequalBuckets,
-    differing,
+    compare_digests,
 )
 
 
@@ -22,7 +22,7 @@ def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> UnequalBuckets:
 
 
 @pytest.mark.parametrize(
-    ("found", "bits"),
+    ("buckets", "bits"),
     [
         (unequal(0, 0), 0),
         (unequal(1, 1), 0),
@@ -37,24 +37,24 @@ def unequal(rows: int, buckets: int, bits: int = FIRST_BITS) -> UnequalBuckets:
         (unequal(10**9, MOST_BUCKETS // 8), 3),
     ],
 )
-def test_a_bucket_is_split_until_it_has_few_rows(found: UnequalBuckets, bits: int) -> None:
-    assert found.split_bits == bits
+def test_bucket_is_split_until_it_has_few_rows(buckets: UnequalBuckets, bits: int) -> None:
+    assert buckets.split_bits == bits
 
 
 def digests(*listed: tuple[int, int, bytes]) -> list[BucketDigest]:
-    return [BucketDigest(*each) for each in listed]
+    return [BucketDigest(*fields) for fields in listed]
 
 
 def test_buckets_differ_in_their_sums_or_exist_on_one_side() -> None:
     here = digests((1, 5, b"a"), (2, 5, b"a"), (4, 1, b"c"), (6, 2, b"d"), (7, 9, b"e"))
     there = digests((1, 5, b"a"), (2, 7, b"b"), (3, 1, b"a"), (6, 2, b"x"), (7, 9, b"e"), (9, 1, b"a"))
-    assert list(differing(iter(here), iter(there))) == [(2, 7), (3, 1), (4, 1), (6, 2), (9, 1)]
+    assert list(compare_digests(iter(here), iter(there))) == [(2, 7), (3, 1), (4, 1), (6, 2), (9, 1)]
 
 
-def test_equal_sums_of_different_numbers_of_rows_differ() -> None:
+def test_equal_sums_with_different_row_counts_differ() -> None:
     """A row whose hash is 0 would not change the sum."""
-    assert list(differing(iter(digests((1, 5, b"a"))), iter(digests((1, 6, b"a"))))) == [(1, 6)]
+    assert list(compare_digests(iter(digests((1, 5, b"a"))), iter(digests((1, 6, b"a"))))) == [(1, 6)]
 
 
 def test_two_empty_sides_are_equal() -> None:
-    assert list(differing(iter(()), iter(()))) == []
+    assert list(compare_digests(iter(()), iter(()))) == []

@@ -1,4 +1,4 @@
-"""Merging the rows of two sides counts every difference once, and tells missing from changed."""
+"""Merging the rows of two sides counts every difference once, missing and changed rows separately."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def hashed(rows: list[tuple[str, str]], *, outside: str = "") -> list[HashedRow]
     def digest(text: str) -> str:
         return md5(text.encode(), usedforsecurity=False).hexdigest()
 
-    found = [
+    hashed_rows = [
         HashedRow(digest(key), digest(key + value), count, (key,), value in outside and outside != "")
         for (key, value), count in Counter(rows).items()
     ]
-    return sorted(found, key=lambda row: (row.key_hash, row.row_hash))
+    return sorted(hashed_rows, key=lambda row: (row.key_hash, row.row_hash))
 
 
 def differences(
@@ -48,7 +48,7 @@ def differences(
         ([], [("1", "a")], {UNEXPECTED: 1}),
         ([], [("1", "x")], {OUTSIDE: 1}),
         ([("1", "a")], [("1", "b")], {DIFFERENT: 1}),
-        # The key is there with values that the filter shuts out: one row differs, none is left over.
+        # The key exists with values outside the filter: one row differs, no other difference remains.
         ([("1", "a")], [("1", "x")], {DIFFERENT: 1}),
         # One of the two rows of the key is the publisher's.
         ([("1", "a")], [("1", "a"), ("1", "b")], {UNEXPECTED: 1}),
@@ -57,28 +57,28 @@ def differences(
         ([("1", "a"), ("1", "c")], [("1", "b")], {DIFFERENT: 1, MISSING: 1}),
     ],
 )
-def test_each_difference_is_counted_once(
+def test_difference_is_counted_once(
     here: list[tuple[str, str]], there: list[tuple[str, str]], expected: dict[DifferenceKind, int]
 ) -> None:
     assert differences(here, there, outside="x") == expected
 
 
 def test_counts_agree_with_multisets() -> None:
-    """Surplus of each side, from the definition: what is left when equal rows are taken away."""
+    """Surplus of each side, from the definition: the rows that remain without equal ones."""
     generator = random.Random(2013)  # test data
     for _ in range(200):
         here, there = (
             [(generator.choice("1234"), generator.choice("abc")) for _ in range(generator.randrange(8))]
             for _ in range(2)
         )
-        found = Counter(differences(here, there))
+        counts = Counter(differences(here, there))
 
         surplus_here, surplus_there = Counter(here) - Counter(there), Counter(there) - Counter(here)
-        assert found[MISSING] + found[DIFFERENT] == surplus_here.total()
-        assert found[UNEXPECTED] + found[DIFFERENT] == surplus_there.total()
+        assert counts[MISSING] + counts[DIFFERENT] == surplus_here.total()
+        assert counts[UNEXPECTED] + counts[DIFFERENT] == surplus_there.total()
 
 
-def test_a_tally_counts_all_and_keeps_the_first_of_each_kind() -> None:
+def test_tally_counts_all_and_keeps_the_first_of_each_kind() -> None:
     tally = Tally(limit=2)
     for number in range(5):
         tally.add(MISSING, 1, f"id={number}")

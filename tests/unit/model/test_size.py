@@ -18,12 +18,12 @@ from cdc_replay.model.size import parse_size, size_in_words
         ("1TB", 1 << 40),
     ],
 )
-def test_a_size_has_the_units_of_postgresql(text: str, size_bytes: int) -> None:
+def test_size_has_the_units_of_postgresql(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
 
 
 @pytest.mark.parametrize("text", ["", "-1", "50gb", "1.5GB", "GB", "1 GB more", "1" * 19])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
 
@@ -40,5 +40,5 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         (20_000 << 40, "20000 TB"),
     ],
 )
-def test_a_size_is_written_in_the_unit_that_reads_best(size_bytes: int, text: str) -> None:
+def test_size_is_printed_in_the_most_readable_unit(size_bytes: int, text: str) -> None:
     assert size_in_words(size_bytes) == text

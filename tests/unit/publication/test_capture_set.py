@@ -1,4 +1,4 @@
-"""The capture publications hold what the subscribed ones publish, and nothing more."""
+"""The capture publications contain what the subscribed ones publish, and nothing more."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def tables(*names: QualifiedName) -> CaptureMembers:
     return CaptureMembers(all_tables=False, schemas=frozenset(), tables=names)
 
 
-def test_a_table_is_a_member_for_the_published_actions_only() -> None:
+def test_table_is_a_member_for_the_published_actions_only() -> None:
     """R2.17: a table without replica identity that is published insert-only stays writable."""
-    found = captured(
+    members = captured(
         publication("p", listed(3), publish="insert"), publication("q", listed(2), publish="insert, delete")
     )
 
-    assert found == {
+    assert members == {
         "insert": tables(PLAIN, LEAF),
         "update": NOTHING,
         "delete": tables(LEAF),
@@ -47,18 +47,18 @@ def test_a_table_is_a_member_for_the_published_actions_only() -> None:
     }
 
 
-def test_a_partitioned_table_is_captured_as_itself() -> None:
+def test_partitioned_table_is_captured_as_itself() -> None:
     """R2.3: it covers its leaves, those attached later too."""
-    found = captured(publication("p", listed(1, "a > 1"), via_root=True, publish="update"))
+    members = captured(publication("p", listed(1, "a > 1"), via_root=True, publish="update"))
 
-    assert found["update"] == tables(ROOT)
+    assert members["update"] == tables(ROOT)
 
 
-def test_what_is_published_for_updates_is_captured_for_inserts_too() -> None:
-    """R4.6: a row with the key of an earlier one is told from it; INSERT needs no identity (R2.17)."""
-    found = captured(publication("p", listed(3), publish="update"))
+def test_tables_published_for_updates_are_captured_for_inserts_too() -> None:
+    """R4.6: a row with a reused key is distinguished from the old one; INSERT needs no identity (R2.17)."""
+    members = captured(publication("p", listed(3), publish="update"))
 
-    assert found == {
+    assert members == {
         "insert": tables(PLAIN),
         "update": tables(PLAIN),
         "delete": NOTHING,
@@ -67,21 +67,23 @@ def test_what_is_published_for_updates_is_captured_for_inserts_too() -> None:
 
 
 def test_schemas_and_all_tables_are_captured_as_such() -> None:
-    found = captured(
+    members = captured(
         publication("p", listed(3), schemas=["b", "c"], publish="insert, update"),
         publication("q", all_tables=True, publish="insert"),
     )
 
-    assert found["insert"] == CaptureMembers(all_tables=True, schemas=frozenset(), tables=())
-    assert found["update"] == CaptureMembers(all_tables=False, schemas=frozenset({"b", "c"}), tables=(PLAIN,))
+    assert members["insert"] == CaptureMembers(all_tables=True, schemas=frozenset(), tables=())
+    assert members["update"] == CaptureMembers(
+        all_tables=False, schemas=frozenset({"b", "c"}), tables=(PLAIN,)
+    )
 
 
 def test_only_the_subscribed_publications_count() -> None:
-    found = captured(
+    members = captured(
         publication("p", listed(3)), publication("q", all_tables=True), names=["p", "p", "does_not_exist"]
     )
 
-    assert found["insert"] == tables(PLAIN)
+    assert members["insert"] == tables(PLAIN)
 
 
 # 11 above 12 above 13, all in schema d but 12, which is in e; 14 is a leaf. 21 is alone in f.
@@ -99,13 +101,13 @@ OTHER = QualifiedName("f", "root")
 
 def roots(*publications: Publication) -> list[CaptureMembers]:
     names = [publication.name for publication in publications]
-    found = root_set(catalog(*DEEP, publications=publications), names)
-    assert len(found) == ROOT_DEPTHS
-    return list(found)
+    members = root_set(catalog(*DEEP, publications=publications), names)
+    assert len(members) == ROOT_DEPTHS
+    return list(members)
 
 
 def at_depths(*names: tuple[QualifiedName, ...]) -> list[CaptureMembers]:
-    return [tables(*each) for each in (*names, *[()] * (ROOT_DEPTHS - len(names)))]
+    return [tables(*oids) for oids in (*names, *[()] * (ROOT_DEPTHS - len(names)))]
 
 
 def test_published_roots_are_in_the_root_publication_of_their_depth() -> None:
@@ -120,7 +122,7 @@ def test_published_roots_are_in_the_root_publication_of_their_depth() -> None:
     assert roots(*both) == at_depths((TOP,), (), (LOW,))
 
 
-def test_what_is_not_published_via_root_or_not_for_truncate_is_no_published_root() -> None:
+def test_table_not_published_via_root_or_for_truncate_is_no_published_root() -> None:
     """R2.10, R2.11: publications that are not via root publish no TRUNCATE of a partitioned table."""
     without = publication("p", listed(11), via_root=True, publish="insert, update, delete")
     assert roots(without) == at_depths()
@@ -131,7 +133,7 @@ def test_what_is_not_published_via_root_or_not_for_truncate_is_no_published_root
     assert roots(low, publication("q", listed(12), via_root=True)) == at_depths((), (MIDDLE,), (LOW,))
 
 
-def test_all_tables_and_schemas_via_root_hold_roots_that_do_not_exist_yet() -> None:
+def test_all_tables_and_schemas_via_root_include_future_roots() -> None:
     """R2.2: the own schema counts; e.middle is the topmost table of schema e."""
     everything = publication("p", all_tables=True, via_root=True)
     low = publication("q", listed(13), via_root=True)
@@ -143,7 +145,7 @@ def test_all_tables_and_schemas_via_root_hold_roots_that_do_not_exist_yet() -> N
     assert roots(in_schemas, top) == [first, *at_depths((), (MIDDLE,))[1:]]
 
 
-def test_published_roots_that_are_too_deep_are_named() -> None:
+def test_too_deep_published_roots_are_named() -> None:
     chain = [
         table(number, f"s.t{number}", is_partitioned=True, parent=number - 1 if number > 31 else None)
         for number in range(31, 31 + ROOT_DEPTHS + 1)
@@ -153,6 +155,6 @@ def test_published_roots_that_are_too_deep_are_named() -> None:
         publication("p", listed(last.id), via_root=True),
         publication("q", listed(31), via_root=True),
     ]
-    found = catalog(*chain, publications=publications)
-    assert roots_too_deep(found, ["p", "q"]) == (last.name,)
-    assert roots_too_deep(found, ["q"]) == ()
+    members = catalog(*chain, publications=publications)
+    assert roots_too_deep(members, ["p", "q"]) == (last.name,)
+    assert roots_too_deep(members, ["q"]) == ()

@@ -64,7 +64,7 @@ CASES: list[tuple[str, int, Table, list[Publication], str]] = [
     [case[1:] for case in CASES],
     ids=[f"{case[0]} ({case[1] // 10000})" for case in CASES],
 )
-def test_publications_must_come_to_the_same_columns(
+def test_publications_must_publish_the_same_columns(
     server_version: int, relation: Table, publications: list[Publication], expected: str
 ) -> None:
     if expected is REFUSED:
@@ -74,7 +74,7 @@ def test_publications_must_come_to_the_same_columns(
         assert published_columns(publications, relation, server_version) == tuple(expected.split())
 
 
-def test_the_refusal_has_postgresqls_words_and_says_who_differs() -> None:
+def test_error_has_postgresqls_words_and_names_the_columns_of_each_publication() -> None:
     with pytest.raises(PublicationRefused) as caught:
         published_columns([publication("x", listed(1, columns="b id")), ALL], PLAIN, V18)
 
@@ -94,27 +94,27 @@ def test_generated_columns_are_refused_in_postgresqls_words() -> None:
     assert caught.value.rule == "R6.9"
 
 
-def test_only_effective_publications_have_a_say() -> None:
+def test_only_effective_publications_count() -> None:
     """R2.6, R6.3: the list of a lower level, and a leaf's own list, are not looked at."""
     tree = (table(1, "s.root", "id a b", is_partitioned=True), table(2, "s.leaf", "b a id", parent=1))
     publications = [
         publication("p", listed(1, columns="a id"), listed(2, columns="b"), via_root=True),
         publication("q", listed(2)),
     ]
-    found = resolve(catalog(*tree, publications=publications), ["p", "q"], RelationId(2))
+    published = resolve(catalog(*tree, publications=publications), ["p", "q"], RelationId(2))
 
-    assert found is not None
-    assert found.table.id == 1
-    assert found.columns == ("id", "a")
+    assert published is not None
+    assert published.table.id == 1
+    assert published.columns == ("id", "a")
 
 
-def test_lists_of_a_set_that_publishes_no_rows_are_not_looked_at() -> None:
+def test_column_lists_of_a_set_that_publishes_no_rows_are_ignored() -> None:
     """R6.7."""
     publications = [
         publication("p", listed(1, columns="id"), publish="truncate"),
         publication("q", listed(1, columns="a"), publish="truncate", publish_generated=True),
     ]
-    found = resolve(catalog(STORED, publications=publications), ["p", "q"], RelationId(1))
+    published = resolve(catalog(STORED, publications=publications), ["p", "q"], RelationId(1))
 
-    assert found is not None
-    assert found.columns == ("id", "a")
+    assert published is not None
+    assert published.columns == ("id", "a")

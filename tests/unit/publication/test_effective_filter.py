@@ -15,19 +15,15 @@ T = table(1, "s.t")
 
 def texts(publications: list[Publication]) -> dict[str, list[str] | None]:
     """The filters per action, by their text."""
-    found = effective_filters(publications, T)
+    resolved = effective_filters(publications, T)
     return {
         action.value: None if filters is None else [row_filter.sql for row_filter in filters]
-        for action, filters in found.items()
+        for action, filters in resolved.items()
     }
 
 
 CASES: list[tuple[str, list[Publication], dict[str, list[str] | None]]] = [
-    (
-        "one filter",
-        [publication("p", listed(1, "a"))],
-        {"insert": ["a"], "update": ["a"], "delete": ["a"]},
-    ),
+    ("one filter", [publication("p", listed(1, "a"))], {"insert": ["a"], "update": ["a"], "delete": ["a"]}),
     (
         "R3.4 a member without WHERE",
         [publication("p", listed(1, "a")), publication("q", listed(1))],
@@ -85,7 +81,7 @@ def test_filters_are_combined_per_action(
     assert texts(publications) == expected
 
 
-def test_one_without_filter_makes_the_or_true() -> None:
+def test_publication_without_filter_makes_the_or_true() -> None:
     assert any_of([row_filter("a"), None]) is None
     assert any_of([]) is None
     assert any_of([row_filter("b"), row_filter("a")]) == (row_filter("b"), row_filter("a"))
@@ -97,16 +93,16 @@ TREE = (table(ROOT, "a.root", is_partitioned=True), table(LEAF, "b.leaf", parent
 
 def resolved(*publications: Publication) -> dict[str, list[str] | None]:
     names = [publication.name for publication in publications]
-    found = resolve(catalog(*TREE, publications=publications), names, RelationId(LEAF))
-    assert found is not None
+    resolved = resolve(catalog(*TREE, publications=publications), names, RelationId(LEAF))
+    assert resolved is not None
     return {
         action.value: None if filters is None else [row_filter.sql for row_filter in filters]
-        for action, filters in found.filters.items()
-        if action in found.actions
+        for action, filters in resolved.filters.items()
+        if action in resolved.actions
     }
 
 
-def test_the_filter_is_the_published_relations() -> None:
+def test_filter_is_that_of_the_published_relation() -> None:
     """R3.2, the manual's example: via root the parent's filter, and the leaf's is ignored."""
     root, leaf = listed(ROOT, "a < 5"), listed(LEAF, "a >= 5")
 
@@ -114,7 +110,7 @@ def test_the_filter_is_the_published_relations() -> None:
     assert resolved(publication("p", listed(ROOT), leaf, publish="insert")) == {"insert": ["a >= 5"]}
 
 
-def test_the_schema_is_the_published_relations() -> None:
+def test_schema_is_that_of_the_published_relation() -> None:
     """R3.7, both halves."""
     via_root = publication("p", listed(ROOT, "r"), schemas=["b"], via_root=True, publish="insert")
     as_leaf = publication("p", listed(LEAF, "l"), schemas=["a"], publish="insert")
@@ -139,8 +135,10 @@ def test_all_tables_below_a_filtered_root_does_not_unfilter() -> None:
     assert resolved(publication("p", all_tables=True, via_root=True), root)["insert"] is None
 
 
-def test_filters_are_told_for_every_row_action() -> None:
-    found = resolve(catalog(*TREE, publications=[publication("p", all_tables=True)]), ["p"], RelationId(LEAF))
+def test_every_row_action_has_filters() -> None:
+    resolved = resolve(
+        catalog(*TREE, publications=[publication("p", all_tables=True)]), ["p"], RelationId(LEAF)
+    )
 
-    assert found is not None
-    assert set(found.filters) == {PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE}
+    assert resolved is not None
+    assert set(resolved.filters) == {PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE}

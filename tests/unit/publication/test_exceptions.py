@@ -1,4 +1,4 @@
-"""FOR ALL TABLES EXCEPT (19): what is left out, for whom, and what is captured then (R2.18)."""
+"""FOR ALL TABLES EXCEPT (19): excluded tables, and captured ones (R2.18)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def known(*publications: Publication) -> PublisherCatalog:
 
 def streamed(*publications: Publication) -> dict[int, str]:
     """The published relation of each leaf that is published."""
-    found = known(*publications)
-    names = [each.name for each in publications]
-    resolved = {oid: resolve(found, names, RelationId(oid)) for oid in (LEAF, OTHER_LEAF, PLAIN)}
-    return {oid: str(each.table.name) for oid, each in resolved.items() if each is not None}
+    names = [publication.name for publication in publications]
+    relations = {
+        oid: resolve(known(*publications), names, RelationId(oid)) for oid in (LEAF, OTHER_LEAF, PLAIN)
+    }
+    return {oid: str(relation.table.name) for oid, relation in relations.items() if relation is not None}
 
 
 def copied(*publications: Publication) -> list[str]:
-    found = synced_tables(known(*publications), [each.name for each in publications])
-    return [str(each.table.name) for each in found]
+    tables = synced_tables(known(*publications), [publication.name for publication in publications])
+    return [str(synced.table.name) for synced in tables]
 
 
 @pytest.mark.parametrize("via_root", [False, True])
-def test_of_a_partition_tree_the_root_is_named_and_all_of_it_is_left_out(via_root: bool) -> None:
+def test_exception_of_a_root_excludes_its_partition_tree(via_root: bool) -> None:
     everything = publication("p", excepted(ROOT), all_tables=True, via_root=via_root)
     assert streamed(everything) == {PLAIN: "s.plain"}
     assert copied(everything) == ["s.plain"]
@@ -48,7 +49,7 @@ def test_of_a_partition_tree_the_root_is_named_and_all_of_it_is_left_out(via_roo
     assert resolve(known(everything), ["p"], RelationId(MIDDLE)) is None
 
 
-def test_a_partition_that_is_attached_is_left_out_and_one_that_is_detached_is_in() -> None:
+def test_attached_partition_is_excluded_and_detached_one_is_included() -> None:
     everything = publication("p", excepted(ROOT), all_tables=True)
     detached = catalog(
         table(ROOT, "s.root", is_partitioned=True), table(LEAF, "s.leaf"), publications=[everything]
@@ -61,25 +62,25 @@ def test_another_publication_that_contains_the_table_publishes_it() -> None:
     lists = publication("q", listed(LEAF, "a > 1"), listed(PLAIN), publish="insert")
     assert streamed(everything, lists) == {LEAF: "s.leaf", PLAIN: "s.plain"}
     assert copied(everything, lists) == ["s.leaf", "s.plain"]
-    found = resolve(known(everything, lists), ["p", "q"], RelationId(LEAF))
-    assert found is not None
-    assert found.actions == {PublishAction.INSERT}
-    assert found.filters[PublishAction.INSERT] is not None
+    resolved = resolve(known(everything, lists), ["p", "q"], RelationId(LEAF))
+    assert resolved is not None
+    assert resolved.actions == {PublishAction.INSERT}
+    assert resolved.filters[PublishAction.INSERT] is not None
     assert streamed(everything, publication("q", schemas=["other"])) == {OTHER_LEAF: "other.leaf"}
     assert len(streamed(everything, publication("q", all_tables=True))) == 3
 
 
 def exceptions(*publications: Publication) -> dict[str, list[str]]:
-    """What the capture publication of each action leaves out."""
-    members = capture_set(known(*publications), [each.name for each in publications])
+    """The exceptions of the capture publication of each action."""
+    members = capture_set(known(*publications), [publication.name for publication in publications])
     return {
-        action.value: [str(name) for name in found.exceptions]
-        for action, found in members.items()
-        if found.all_tables
+        action.value: [str(name) for name in resolved.exceptions]
+        for action, resolved in members.items()
+        if resolved.all_tables
     }
 
 
-def test_capture_leaves_out_what_no_subscribed_publication_publishes() -> None:
+def test_capture_excludes_tables_that_no_subscribed_publication_publishes() -> None:
     """R2.17: UPDATE of a table without identity must not fail because of the capture publications."""
     p = publication("p", excepted(ROOT), excepted(PLAIN), all_tables=True, publish="update")
     q = publication("q", excepted(PLAIN), all_tables=True, publish="update, delete")
@@ -90,15 +91,15 @@ def test_capture_leaves_out_what_no_subscribed_publication_publishes() -> None:
     assert exceptions(p, publication("r", listed(PLAIN), publish="delete"))["update"] == ["s.plain", "s.root"]
 
 
-def test_root_publications_leave_out_the_tree() -> None:
+def test_root_publications_exclude_the_tree() -> None:
     everything = publication("p", excepted(ROOT), all_tables=True, via_root=True)
     topmost, *below = root_set(known(everything), ["p"])
     assert (topmost.all_tables, [str(name) for name in topmost.exceptions]) == (True, ["s.root"])
-    assert all(not each.tables for each in below)
+    assert all(not members.tables for members in below)
 
 
-def test_what_a_capture_publication_leaves_out_is_not_captured() -> None:
+def test_exceptions_of_a_capture_publication_are_not_captured() -> None:
     name = CAPTURE_PUBLICATIONS[PublishAction.INSERT]
-    found = known(publication(name, excepted(ROOT), all_tables=True))
-    captured = [each.id for each in TABLES if is_captured(found, each, PublishAction.INSERT)]
+    with_exception = known(publication(name, excepted(ROOT), all_tables=True))
+    captured = [table.id for table in TABLES if is_captured(with_exception, table, PublishAction.INSERT)]
     assert captured == [PLAIN]

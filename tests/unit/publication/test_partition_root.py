@@ -22,10 +22,10 @@ TREE = (
 
 def published_as(publications: list[Publication], relation: int) -> tuple[int, int, tuple[str, ...]] | None:
     """Published relation, level and effective publications."""
-    found = partition_root(catalog(*TREE, publications=publications), publications, RelationId(relation))
-    if found is None:
+    published = partition_root(catalog(*TREE, publications=publications), publications, RelationId(relation))
+    if published is None:
         return None
-    return found.table.id, found.level, tuple(effective.name for effective in found.effective)
+    return published.table.id, published.level, tuple(effective.name for effective in published.effective)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def published_as(publications: list[Publication], relation: int) -> tuple[int, i
         (publication("p"), False),
     ],
 )
-def test_a_table_is_contained_by_name_own_schema_or_all_tables(member: Publication, expected: bool) -> None:
+def test_table_is_contained_by_name_own_schema_or_all_tables(member: Publication, expected: bool) -> None:
     """R2.2: an ancestor, or an ancestor's schema, does not contain the leaf."""
     assert contains(member, catalog(*TREE).tables[RelationId(LEAF)]) is expected
 
@@ -102,7 +102,7 @@ CASES: list[tuple[str, list[Publication], int, tuple[int, int, tuple[str, ...]] 
 @pytest.mark.parametrize(
     ("publications", "relation", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_the_highest_level_wins(
+def test_highest_level_wins(
     publications: list[Publication], relation: int, expected: tuple[int, int, tuple[str, ...]] | None
 ) -> None:
     assert published_as(publications, relation) == expected
@@ -115,8 +115,8 @@ def test_actions_of_lower_levels_count() -> None:
         publication("q", listed(LEAF), publish="update, delete"),
         publication("r", listed(PLAIN), publish="truncate"),
     ]
-    found = partition_root(catalog(*TREE), publications, RelationId(LEAF))
+    published = partition_root(catalog(*TREE), publications, RelationId(LEAF))
 
-    assert found is not None
-    assert found.actions == actions("insert, update, delete")
-    assert [lower.name for lower in found.lower] == ["q"]
+    assert published is not None
+    assert published.actions == actions("insert, update, delete")
+    assert [lower.name for lower in published.lower] == ["q"]

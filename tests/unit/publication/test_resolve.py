@@ -1,4 +1,4 @@
-"""What a subscription lists and copies, case by case of section 7."""
+"""Tables that a subscription lists and copies, case by case of section 7."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TREE = (
 
 def synced(*publications: Publication) -> dict[str, SyncedTable]:
     names = [publication.name for publication in publications]
-    found = synced_tables(catalog(*TREE, publications=publications), names)
-    assert [s.table.name for s in found] == sorted(s.table.name for s in found)
-    return {str(s.table.name): s for s in found}
+    published = synced_tables(catalog(*TREE, publications=publications), names)
+    assert [s.table.name for s in published] == sorted(s.table.name for s in published)
+    return {str(s.table.name): s for s in published}
 
 
 CASES: list[tuple[str, list[Publication], str]] = [
@@ -54,25 +54,25 @@ CASES: list[tuple[str, list[Publication], str]] = [
 @pytest.mark.parametrize(
     ("publications", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_the_listed_tables(publications: list[Publication], expected: str) -> None:
+def test_set_lists_the_tables_of_its_publications(publications: list[Publication], expected: str) -> None:
     assert list(synced(*publications)) == expected.split()
 
 
-def test_a_partitioned_table_is_stored_in_all_its_leaves() -> None:
-    found = synced(publication("p", listed(ROOT), listed(PLAIN), via_root=True))
+def test_partitioned_table_is_stored_in_all_its_leaves() -> None:
+    published = synced(publication("p", listed(ROOT), listed(PLAIN), via_root=True))
 
-    assert [str(leaf.name) for leaf in found["a.root"].leaves] == ["a.other_leaf", "c.leaf"]
-    assert [str(leaf.name) for leaf in found["a.plain"].leaves] == ["a.plain"]
+    assert [str(leaf.name) for leaf in published["a.root"].leaves] == ["a.other_leaf", "c.leaf"]
+    assert [str(leaf.name) for leaf in published["a.plain"].leaves] == ["a.plain"]
 
 
-def test_publish_actions_are_ignored() -> None:
+def test_initial_copy_ignores_publish_actions() -> None:
     """R7.3: rows of every filter are copied, whatever the publications publish."""
-    found = synced(
+    published = synced(
         publication("pub1", listed(PLAIN, "id <= 2"), publish="insert"),
         publication("pub2", listed(PLAIN, "id = 5"), publish="delete"),
     )
 
-    assert [row_filter.sql for row_filter in found["a.plain"].filters or ()] == ["id <= 2", "id = 5"]
+    assert [row_filter.sql for row_filter in published["a.plain"].filters or ()] == ["id <= 2", "id = 5"]
 
 
 def test_one_publication_without_filter_copies_everything() -> None:
@@ -86,11 +86,11 @@ def test_one_publication_without_filter_copies_everything() -> None:
 
 def test_only_publications_that_list_the_very_table_filter_it() -> None:
     """R7.4: the filter of a publication that lists a leaf is not used for the root."""
-    found = synced(
+    published = synced(
         publication("p", listed(ROOT, "root"), via_root=True), publication("q", listed(LEAF, "leaf"))
     )
 
-    assert [row_filter.sql for row_filter in found["a.root"].filters or ()] == ["root"]
+    assert [row_filter.sql for row_filter in published["a.root"].filters or ()] == ["root"]
 
 
 def test_different_lists_are_refused_for_any_action() -> None:
@@ -106,8 +106,8 @@ def test_columns_are_those_of_the_list() -> None:
     assert synced(publication("p", listed(PLAIN, columns="b id")))["a.plain"].columns == ("id", "b")
 
 
-def test_a_publication_that_does_not_exist_contributes_nothing() -> None:
+def test_missing_publication_contributes_nothing() -> None:
     """R7.11."""
-    found = synced_tables(catalog(*TREE, publications=[publication("p", listed(PLAIN))]), ["gone", "p"])
+    published = synced_tables(catalog(*TREE, publications=[publication("p", listed(PLAIN))]), ["gone", "p"])
 
-    assert [str(s.table.name) for s in found] == ["a.plain"]
+    assert [str(s.table.name) for s in published] == ["a.plain"]

@@ -1,4 +1,4 @@
-"""What is refused for a whole set, and what is warned of."""
+"""Sets of publications that are refused, and sets with warnings."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def warned(*publications: Publication) -> list[str]:
 
 
 def test_missing_publications_are_named_in_the_order_given() -> None:
-    found = published(publication("p"))
+    with_publications = published(publication("p"))
 
-    assert missing_publications(found, ["z", "p", "a"]) == ("z", "a")
+    assert missing_publications(with_publications, ["z", "p", "a"]) == ("z", "a")
     with pytest.raises(PublicationMissing, match='publication "z" does not exist'):
-        found.publication("z")
+        with_publications.publication("z")
 
 
-def test_all_tables_that_disagree_are_named_at_once() -> None:
+def test_error_names_all_tables_that_disagree() -> None:
     """R6.4."""
-    found = published(
+    with_publications = published(
         publication("p", listed(PLAIN, columns="id"), listed(ROOT, columns="id"), via_root=True),
         publication("q", all_tables=True, via_root=True),
     )
     with pytest.raises(PublicationRefused) as caught:
-        check_publications(found, ["p", "q"])
+        check_publications(with_publications, ["p", "q"])
 
     assert str(caught.value).splitlines() == [
         'cannot use different column lists for table "s.root" in different publications [R6.4]',
@@ -54,23 +54,25 @@ def test_all_tables_that_disagree_are_named_at_once() -> None:
     ]
 
 
-def test_a_set_that_is_only_refused_when_subscribed_to_is_refused() -> None:
+def test_set_that_only_a_new_subscription_refuses_is_refused() -> None:
     """R6.4, R6.7: TRUNCATE-only lists disagree for the initial copy, not for the stream."""
-    found = published(
+    with_publications = published(
         publication("p", listed(PLAIN, columns="id"), publish="truncate"),
         publication("q", listed(PLAIN), publish="truncate"),
     )
     with pytest.raises(PublicationRefused):
-        check_publications(found, ["p", "q"])
+        check_publications(with_publications, ["p", "q"])
 
 
-def test_publications_that_agree_or_are_missing_are_accepted() -> None:
-    found = published(publication("p", listed(PLAIN, columns="id")), publication("q", listed(ROOT)))
+def test_agreeing_and_missing_publications_are_accepted() -> None:
+    with_publications = published(
+        publication("p", listed(PLAIN, columns="id")), publication("q", listed(ROOT))
+    )
 
-    check_publications(found, ["p", "q", "missing"])
+    check_publications(with_publications, ["p", "q", "missing"])
 
 
-def test_an_ordinary_set_has_no_warnings() -> None:
+def test_ordinary_set_has_no_warnings() -> None:
     assert (
         warned(
             publication("p", listed(PLAIN, "a > 1"), listed(ROOT, "a > 1"), via_root=True),
@@ -80,7 +82,7 @@ def test_an_ordinary_set_has_no_warnings() -> None:
     )
 
 
-def test_a_leak_through_partitions_is_warned_of() -> None:
+def test_leak_through_partitions_causes_a_warning() -> None:
     """R2.8."""
     assert warned(
         publication("pub1", listed(ROOT, "id > 50"), via_root=True, publish="insert"),
@@ -97,7 +99,7 @@ def test_a_leak_through_partitions_is_warned_of() -> None:
     ]
 
 
-def test_all_tables_that_does_not_unfilter_is_warned_of_once() -> None:
+def test_all_tables_that_does_not_unfilter_causes_one_warning() -> None:
     """R2.9: once, although both leaves are concerned."""
     assert warned(
         publication("everything", all_tables=True, publish="insert, update, delete"),
@@ -105,12 +107,12 @@ def test_all_tables_that_does_not_unfilter_is_warned_of_once() -> None:
     ) == [
         (
             'table "s.root": publication "everything" publishes insert, update, delete without a row filter,'
-            ' but only through partitions: the row filter of "rooted" applies all the same [R2.9]'
+            ' but only through partitions: the row filter of "rooted" still applies [R2.9]'
         )
     ]
 
 
-def test_a_lost_truncate_is_warned_of() -> None:
+def test_lost_truncate_causes_a_warning() -> None:
     """R2.10."""
     assert warned(
         publication("everything", all_tables=True),
@@ -123,51 +125,44 @@ def test_a_lost_truncate_is_warned_of() -> None:
     ]
 
 
-def test_updates_without_insert_or_delete_are_warned_of() -> None:
+def test_updates_without_insert_or_delete_cause_warnings() -> None:
     """R4.1, R2.15, R7.3."""
-    assert warned(
-        publication("p", listed(PLAIN, "a > 1"), listed(LEAF), publish="update"),
-    ) == [
+    assert warned(publication("p", listed(PLAIN, "a > 1"), listed(LEAF), publish="update")) == [
         (
-            'table "s.leaf": insert, delete not published, so of an update that moves a row to another'
-            " partition that part is lost [R2.15]"
+            'table "s.leaf": insert, delete not published, so an update that moves a row to another'
+            " partition loses that part [R2.15]"
         ),
         (
-            'table "s.plain": insert, delete not published, but an update by which a row starts or ceases to'
-            " match the row filter is still sent as insert or delete [R4.1]"
+            'table "s.plain": insert, delete not published, but an update that moves a row into or out of'
+            " the row filter is still sent as insert or delete [R4.1]"
         ),
-        'table "s.leaf": insert is not published, but the initial copy brings existing rows [R7.3]',
-        'table "s.plain": insert is not published, but the initial copy brings existing rows [R7.3]',
+        'table "s.leaf": insert is not published, but the initial copy includes existing rows [R7.3]',
+        'table "s.plain": insert is not published, but the initial copy includes existing rows [R7.3]',
     ]
 
 
-def test_inserts_and_updates_without_deletes_are_warned_of_once_per_tree() -> None:
-    """R11.5: R4.1 and R2.15 through the root; the initial copy brings nothing that inserts would not."""
-    assert warned(
-        publication("p", listed(ROOT, "a > 1"), via_root=True, publish="insert, update"),
-    ) == [
+def test_inserts_and_updates_without_deletes_cause_one_warning_per_tree() -> None:
+    """R11.5: R4.1 and R2.15 through the root; the initial copy adds no other rows."""
+    assert warned(publication("p", listed(ROOT, "a > 1"), via_root=True, publish="insert, update")) == [
         (
-            'table "s.root": delete not published, but an update by which a row starts or ceases to match the'
+            'table "s.root": delete not published, but an update that moves a row into or out of the'
             " row filter is still sent as insert or delete [R4.1]"
         ),
         (
-            'table "s.root": delete not published, so of an update that moves a row to another partition that'
-            " part is lost [R2.15]"
+            'table "s.root": delete not published, so an update that moves a row to another partition'
+            " loses that part [R2.15]"
         ),
     ]
 
 
 @pytest.mark.parametrize(
     ("server_version", "consequence"),
-    [
-        (170011, "a native subscriber stops at the first change"),
-        (180006, "the publisher goes on without it"),
-    ],
+    [(170011, "a native subscriber stops at the first change"), (180006, "the publisher ignores it")],
 )
-def test_a_missing_publication_is_warned_of(server_version: int, consequence: str) -> None:
+def test_missing_publication_causes_a_warning(server_version: int, consequence: str) -> None:
     """R1.19."""
-    found = published(publication("p", listed(PLAIN)), server_version=server_version)
+    with_publications = published(publication("p", listed(PLAIN)), server_version=server_version)
 
-    assert warnings_for(found, ["p", "gone"]) == (
+    assert warnings_for(with_publications, ["p", "gone"]) == (
         f'publication "gone" does not exist: {consequence} [R1.19]',
     )

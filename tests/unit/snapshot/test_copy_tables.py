@@ -30,15 +30,15 @@ TABLE = TableCopy(("id",), Pending(), TARGET)
 
 
 def chunks(*sizes: int) -> list[ChunkCopy]:
-    return [ChunkCopy(TABLE, number, (), (), size, staging=None) for number, size in enumerate(sizes)]
+    return [ChunkCopy(TABLE, chunk_id, (), (), size, staging=None) for chunk_id, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("readers", [None, 1, 3, 8])
 def test_every_chunk_is_in_one_task(readers: int | None) -> None:
     chance = random.Random(readers)
     given = chunks(*(chance.choice([0, 10, TASK_BYTES // 3, 10 * TASK_BYTES]) for _ in range(100)))
-    found = [chunk.number for task in tasks(given, readers) for chunk in task]
-    assert sorted(found) == list(range(100))
+    chunk_ids = [chunk.chunk_id for task in tasks(given, readers) for chunk in task]
+    assert sorted(chunk_ids) == list(range(100))
 
 
 def test_readers_bound_the_tasks_and_share_the_bytes() -> None:
@@ -46,11 +46,11 @@ def test_readers_bound_the_tasks_and_share_the_bytes() -> None:
     assert [sum(chunk.bytes for chunk in group) for group in groups] == [110, 100]
 
 
-def test_there_are_no_more_tasks_than_chunks() -> None:
+def test_tasks_are_no_more_than_chunks() -> None:
     assert len(tasks(chunks(1, 1), 8)) == 2
 
 
 def test_small_chunks_share_a_task_and_big_ones_come_first() -> None:
     groups = tasks(chunks(1, 2 * TASK_BYTES, 1, 1), None)
-    assert [[chunk.number for chunk in group] for group in groups] == [[1], [0, 2, 3]]
+    assert [[chunk.chunk_id for chunk in group] for group in groups] == [[1], [0, 2, 3]]
     assert max(len(group) for group in tasks(chunks(*[1] * 100), None)) == TASK_CHUNKS

@@ -1,4 +1,4 @@
-"""The pieces of a copy hold every row exactly once, and ask for what the publications publish (R7.3-R7.6)."""
+"""Chunks of a copy have every row exactly once, and only published rows and columns (R7.3-R7.6)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def table(oid: int, *, is_partitioned: bool = False) -> Table:
 
 
 def plain(pages: int) -> tuple[SyncedTable, dict[RelationId, Storage]]:
-    each = table(1)
-    return SyncedTable(each, (each,), None, ("a",)), {each.id: Storage(pages, pages * PAGE, is_open=True)}
+    leaf = table(1)
+    return SyncedTable(leaf, (leaf,), None, ("a",)), {leaf.id: Storage(pages, pages * PAGE, is_open=True)}
 
 
 def partitioned(sizes: Sequence[int]) -> tuple[SyncedTable, dict[RelationId, Storage]]:
     root = table(1, is_partitioned=True)
-    leaves = tuple(table(number) for number in range(2, 2 + len(sizes)))
+    leaves = tuple(table(chunk_id) for chunk_id in range(2, 2 + len(sizes)))
     storage = {
         leaf.id: Storage(pages, pages * PAGE, is_open=True) for leaf, pages in zip(leaves, sizes, strict=True)
     }
@@ -40,26 +40,26 @@ def assert_every_page_once(chunks: Sequence[Chunk], storage: Mapping[RelationId,
     """Per table, the slices follow each other from page 0 without gap or overlap to an open end."""
     reached: dict[RelationId, int | None] = {}
     for chunk in chunks:
-        for piece in chunk.slices:
-            assert piece.only
-            assert reached.get(piece.table.id, 0) == piece.first_page
-            reached[piece.table.id] = piece.end_page
+        for page_slice in chunk.slices:
+            assert page_slice.only
+            assert reached.get(page_slice.table.id, 0) == page_slice.first_page
+            reached[page_slice.table.id] = page_slice.end_page
     assert all(end is None for end in reached.values())
     assert {oid for oid, stored in storage.items() if stored.pages} <= reached.keys()
 
 
 def test_small_table_is_one_chunk_without_page_range() -> None:
     synced, storage = plain(pages=3)
-    ((piece,),) = [chunk.slices for chunk in plan_table(synced, storage, chunk_bytes=CHUNK)]
-    assert piece == PageSlice(synced.table)
+    ((page_slice,),) = [chunk.slices for chunk in plan_table(synced, storage, chunk_bytes=CHUNK)]
+    assert page_slice == PageSlice(synced.table)
 
 
 def test_big_table_is_cut_into_equal_ranges_with_an_open_end() -> None:
     synced, storage = plain(pages=300)
     chunks = plan_table(synced, storage, chunk_bytes=CHUNK)
-    ranges = [(piece.first_page, piece.end_page) for chunk in chunks for piece in chunk.slices]
+    ranges = [(page_slice.first_page, page_slice.end_page) for chunk in chunks for page_slice in chunk.slices]
     assert ranges == [(0, 100), (100, 200), (200, None)]
-    assert [chunk.number for chunk in chunks] == [0, 1, 2]
+    assert [chunk.chunk_id for chunk in chunks] == [0, 1, 2]
 
 
 def test_small_leaves_share_a_chunk_and_big_ones_are_cut() -> None:
@@ -90,17 +90,17 @@ def test_partitioned_table_without_partitions_is_one_empty_chunk() -> None:
     assert [chunk.slices for chunk in plan_table(synced, storage)] == [()]
 
 
-def test_table_that_is_gone_since_is_still_asked_for_by_name() -> None:
+def test_dropped_table_is_still_read_by_name() -> None:
     synced, _ = plain(pages=1)
-    ((piece,),) = [chunk.slices for chunk in plan_table(synced, {})]
-    assert piece == PageSlice(synced.table)
+    ((page_slice,),) = [chunk.slices for chunk in plan_table(synced, {})]
+    assert page_slice == PageSlice(synced.table)
 
 
-def test_leaf_that_may_not_be_read_makes_the_root_the_source() -> None:
+def test_unreadable_leaf_makes_the_root_the_source() -> None:
     synced, storage = partitioned([1, 1])
     storage[synced.leaves[1].id] = Storage(1, PAGE, is_open=False)
-    ((piece,),) = [chunk.slices for chunk in plan_table(synced, storage)]
-    assert piece == PageSlice(synced.table, only=False)
+    ((page_slice,),) = [chunk.slices for chunk in plan_table(synced, storage)]
+    assert page_slice == PageSlice(synced.table, only=False)
 
 
 def test_query_names_columns_in_order_and_quotes_them() -> None:
@@ -123,20 +123,20 @@ def test_root_is_read_with_its_partitions() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pages_that_are_done_are_left_out_and_no_others(seed: int) -> None:
+def test_exactly_the_completed_pages_are_left_out(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(50):
         sizes = [chance.choice([0, 1, 7, 100, 5000]) for _ in range(chance.randrange(1, 6))]
         synced, storage = partitioned(sizes)
         first = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]))
-        done = chance.sample(first, chance.randrange(1, len(first) + 1))
-        slices = tuple(piece for chunk in done for piece in chunk.slices)
-        rest = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]), done=slices)
-        pieces = [*slices, *(piece for chunk in rest for piece in chunk.slices)]
-        in_order = tuple(sorted(pieces, key=lambda piece: piece.first_page))
+        completed = chance.sample(first, chance.randrange(1, len(first) + 1))
+        slices = tuple(page_slice for chunk in completed for page_slice in chunk.slices)
+        remaining = plan_table(synced, storage, chunk_bytes=chance.choice([PAGE, CHUNK]), completed=slices)
+        slices_read = [*slices, *(page_slice for chunk in remaining for page_slice in chunk.slices)]
+        in_order = tuple(sorted(slices_read, key=lambda page_slice: page_slice.first_page))
         assert_every_page_once((Chunk(0, in_order, 0),), storage)
 
 
-def test_nothing_is_left_of_a_table_that_is_done() -> None:
+def test_completed_table_has_no_chunks() -> None:
     synced, storage = plain(pages=10)
-    assert plan_table(synced, storage, done=(PageSlice(synced.table),)) == ()
+    assert plan_table(synced, storage, completed=(PageSlice(synced.table),)) == ()

@@ -1,4 +1,4 @@
-"""What Spark raises as errors of ours."""
+"""Errors of Spark as our errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cdc_replay.spark.errors import SparkEnded, SparkJobFailed, translated_spark
         Py4JError("An error occurred while calling o41.collectToPython"),
     ],
 )
-def test_jvm_that_is_gone_is_told_as_that(error: Exception) -> None:
+def test_dead_jvm_raises_spark_ended(error: Exception) -> None:
     with pytest.raises(SparkEnded) as raised, translated_spark_errors('replay of subscription "s"'):
         raise error
     assert str(raised.value).startswith('Spark ended: replay of subscription "s"')
@@ -38,13 +38,13 @@ def test_jvm_that_is_gone_is_told_as_that(error: Exception) -> None:
         ),
     ],
 )
-def test_what_the_jvm_tells_is_a_failed_job(error: Exception) -> None:
+def test_error_of_the_jvm_raises_spark_job_failed(error: Exception) -> None:
     with pytest.raises(SparkJobFailed) as raised, translated_spark_errors("replay"):
         raise error
     assert not isinstance(raised.value, SparkEnded)
 
 
-def test_error_of_ours_is_raised_again() -> None:
+def test_our_error_is_raised_again() -> None:
     text = "job failed\ncdc_replay.errors.TargetMismatch: no column\nHINT: add it\n\n\tat org.apache"
     with pytest.raises(TargetMismatch, match="no column"), translated_spark_errors("replay"):
         raise PySparkException(text)

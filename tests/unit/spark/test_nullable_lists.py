@@ -16,16 +16,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 DDL = "id int, texts array<string>, numbers array<int>"
-ROWS = [
-    (1, ["a", None], None),
-    (2, None, [1]),
-    (3, [], []),
-    (4, None, None),
-    (5, [None], [2, None, 3]),
-]
+ROWS = [(1, ["a", None], None), (2, None, [1]), (3, [], []), (4, None, None), (5, [None], [2, None, 3])]
 
 
-def test_null_lists_empty_lists_and_null_elements_stay_apart(spark: SparkSession) -> None:
+def test_null_lists_empty_lists_and_null_elements_stay_distinct(spark: SparkSession) -> None:
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             assert batch.schema.names == ["id", "texts", "numbers"]
@@ -36,7 +30,7 @@ def test_null_lists_empty_lists_and_null_elements_stay_apart(spark: SparkSession
     assert [tuple(row) for row in map_in_arrow(frame, same, DDL).orderBy("id").collect()] == ROWS
 
 
-def test_a_run_of_null_lists_is_seen_as_one(spark: SparkSession) -> None:
+def test_run_of_null_lists_arrives_as_nulls(spark: SparkSession) -> None:
     def counts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             numbers = [batch.num_rows, batch["old"].null_count, len(batch["old"].values)]
@@ -45,6 +39,6 @@ def test_a_run_of_null_lists_is_seen_as_one(spark: SparkSession) -> None:
             )
 
     frame = spark.range(100_000).selectExpr("id", "if(id = 7, array('x'), null) as old")
-    found = map_in_arrow(frame, counts, "rows bigint, nulls bigint, values bigint")
+    counted = map_in_arrow(frame, counts, "rows bigint, nulls bigint, values bigint")
 
-    assert found.groupBy().sum().collect() == [(100_000, 99_999, 1)]
+    assert counted.groupBy().sum().collect() == [(100_000, 99_999, 1)]

@@ -14,7 +14,7 @@ from cdc_replay.spark.worker_daemon import prefer_installed
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """A package that is installed, and has brought an archive of itself along."""
+    """An installed package that ships an archive of itself."""
     package = tmp_path / "installed" / "packed"
     (package / "lib").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -23,7 +23,7 @@ def packed(tmp_path: Path) -> Path:
     return package
 
 
-def test_an_archive_of_the_installed_package_is_left_out(
+def test_archive_of_the_installed_package_is_removed_from_the_path(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive, installed = str(packed / "lib" / "packed.zip"), str(packed.parent)
@@ -36,7 +36,7 @@ def test_an_archive_of_the_installed_package_is_left_out(
     assert sys.path_importer_cache.get(archive, "nothing") == "nothing"
 
 
-def test_an_archive_of_another_origin_stays(
+def test_archive_of_another_origin_stays_on_the_path(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a cluster, whose nodes have a Spark of their own."""
@@ -48,7 +48,9 @@ def test_an_archive_of_another_origin_stays(
     assert sys.path == [other, str(packed.parent)]
 
 
-def test_an_archive_that_is_all_there_is_stays(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_without_installed_package_stays_on_the_path(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = str(packed / "lib" / "packed.zip")
     monkeypatch.setattr(sys, "path", [archive])
 
@@ -58,7 +60,7 @@ def test_an_archive_that_is_all_there_is_stays(packed: Path, monkeypatch: pytest
 
 
 def test_arrow_does_not_load_pandas_and_others_can() -> None:
-    """In a process of its own: Arrow looks for pandas once."""
+    """In a separate process: Arrow looks for pandas once."""
     program = """
 import sys
 import pyarrow as pa
@@ -69,5 +71,5 @@ assert "pandas" not in sys.modules
 import pandas
 assert pa.table({"a": [1]}).to_pandas().equals(pandas.DataFrame({"a": [1]}))
 """
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""What each Expectation makes of the comparison frame, and that a table that is not in it is an error."""
+"""Expectations judge the comparison frame; a table that is not in it is an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def frame(*buckets: dict[str, object], error: str | None = None, **summary: int)
 
 
 @pytest.mark.parametrize(
-    ("expectation", "found", "holds"),
+    ("expectation", "comparison", "holds"),
     [
         (ExpectRowCountToEqualPublisher, frame(EQUAL, EQUAL), True),
         (ExpectRowCountToEqualPublisher, frame(), True),
@@ -56,20 +56,20 @@ def frame(*buckets: dict[str, object], error: str | None = None, **summary: int)
         (ExpectRowsToSatisfyRowFilter, frame(EQUAL, {"outside_filter": 1}), False),
     ],
 )
-def test_an_expectation_holds_exactly_if_its_part_of_the_frame_is_equal(
-    expectation: type[ComparisonExpectation], found: pd.DataFrame, holds: bool
+def test_expectation_holds_exactly_if_its_part_of_the_frame_is_equal(
+    expectation: type[ComparisonExpectation], comparison: pd.DataFrame, holds: bool
 ) -> None:
-    assert expectation.judge(table_comparison(found, "public.t")).success is holds
+    assert expectation.judge(table_comparison(comparison, "public.t")).success is holds
 
 
-def test_a_table_that_was_not_compared_is_an_error() -> None:
+def test_table_that_was_not_compared_is_an_error() -> None:
     with pytest.raises(TableNotCompared, match="division by zero"):
         table_comparison(frame(error="division by zero"), "public.t")
     with pytest.raises(TableNotCompared, match=r"public\.other is not in the comparison"):
         table_comparison(frame(EQUAL), "public.other")
 
 
-def test_the_committed_data_context_is_the_one_that_is_installed() -> None:
+def test_committed_data_context_equals_the_installed_one() -> None:
     committed = CHECKOUT / "expectations" / "gx" / "great_expectations.yml"
     installed = importlib.resources.files("cdc_replay.validate") / "great_expectations.yml"
     assert committed.read_bytes() == installed.read_bytes()
@@ -83,5 +83,5 @@ def test_fence_and_comparison_do_not_load_great_expectations() -> None:
 def test_telemetry_is_off_before_great_expectations_is_loaded() -> None:
     program = "import os, cdc_replay.validate.gx; print(os.environ['GX_ANALYTICS_ENABLED'])"
     command = [sys.executable, "-c", program]
-    said = subprocess.run(command, check=True, capture_output=True, text=True)  # our own
-    assert said.stdout.strip() == "false"
+    process = subprocess.run(command, check=True, capture_output=True, text=True)  # our own
+    assert process.stdout.strip() == "false"

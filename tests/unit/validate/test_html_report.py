@@ -1,4 +1,4 @@
-"""The report is one readable page: self-contained, escaped, and plain about what fails."""
+"""The report is one readable page: self-contained, escaped, with plain failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
+def test_page_loads_nothing_from_elsewhere() -> None:
     text = page(EQUAL, DIFFERING)
     elements = _Elements()
     elements.feed(text)
@@ -84,26 +84,26 @@ def test_names_and_keys_are_escaped() -> None:
     assert "public.a &lt;&quot;script&quot;&gt;" in text
 
 
-def test_a_page_says_whether_the_subscription_holds() -> None:
+def test_page_says_whether_the_subscription_is_consistent() -> None:
     assert "nsw: consistent at 16/B374D848" in page(EQUAL)
     assert "nsw: not consistent at 16/B374D848" in page(EQUAL, DIFFERING)
     assert "nsw: not consistent at 16/B374D848" in page(UNREADABLE)
     assert "nsw: consistent at 16/B374D848" in page(INFORMATIVE)
 
 
-def test_an_error_is_shown_as_an_error_and_not_as_a_difference() -> None:
+def test_error_is_not_shown_as_a_difference() -> None:
     text = page(UNREADABLE)
 
     assert "division by zero" in text
     assert "differs" not in text
 
 
-def test_the_number_of_keys_shown_is_told_where_there_are_more() -> None:
+def test_page_gives_the_number_of_keys_if_there_are_more() -> None:
     assert "the first 1 keys" in page(DIFFERING)
     assert "&ge; 30" in page(replace(DIFFERING, counts_exact=False))
 
 
-def test_the_last_page_is_also_the_latest(tmp_path: Path) -> None:
+def test_last_page_is_also_the_latest(tmp_path: Path) -> None:
     first = replace(verdict(EQUAL), report=tmp_path / "1.html", data_docs=tmp_path / "docs" / "index.html")
     second = replace(first, report=tmp_path / "2.html", tables=(DIFFERING,))
     write_page(first, now=NOW, run_page=tmp_path / "docs" / "run.html")

@@ -483,9 +483,9 @@ def read_partitions(batches: Iterable[pa.RecordBatch]) -> dict[int, ShuffleParti
 
 def _key_numbers(targets: Int64s, keys: pa.ListArray) -> Int64s:
     # Here, not at the top: the driver, which only plans, need not load or compile the kernel.
-    from cdc_replay.arrow.key_hash import key_numbers  # noqa: PLC0415
+    from cdc_replay.arrow.key_hash import hash_keys  # noqa: PLC0415
 
-    return key_numbers(targets, keys)
+    return hash_keys(targets, keys)
 
 
 def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_replay.arrow.key_hash import key_numbers
+from cdc_replay.arrow.key_hash import hash_keys
 from cdc_replay.model.frames import ROUTED, ChangeKind, NetKind, Truncation
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
@@ -351,8 +351,8 @@ def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None
         ["a", "bc"],
     ]
     array = pa.array(keys, pa.list_(pa.string()))
-    numbers = key_numbers(pa.array([0] * len(keys)).to_numpy(), array)
+    numbers = hash_keys(pa.array([0] * len(keys)).to_numpy(), array)
     assert numbers[0] == numbers[1]
     assert len(set(numbers.tolist())) == len(keys) - 1
-    assert key_numbers(pa.array([0, 0]).to_numpy(), array.slice(2, 2)).tolist() == numbers[2:4].tolist()
-    assert key_numbers(pa.array([1]).to_numpy(), array.slice(0, 1))[0] != numbers[0]
+    assert hash_keys(pa.array([0, 0]).to_numpy(), array.slice(2, 2)).tolist() == numbers[2:4].tolist()
+    assert hash_keys(pa.array([1]).to_numpy(), array.slice(0, 1))[0] != numbers[0]
