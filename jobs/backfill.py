@@ -11,7 +11,8 @@ import logging
 import sys
 
 from cdc_replay.commands.backfill import backfill
-from cdc_replay.config import connection_from_environment, load_config
+from cdc_replay.config import load_config
+from cdc_replay.postgres.environment_connection import connection_from_environment
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
 from cdc_replay.termination import end_on_sigterm, end_with_parent

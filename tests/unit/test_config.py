@@ -10,9 +10,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cdc_replay.commands.opening import setup_request
-from cdc_replay.config import Timeouts, connection_from_environment, load_config
+from cdc_replay.config import Timeouts, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
+from cdc_replay.postgres.environment_connection import connection_from_environment
 
 MINIMAL = """\
 publishers:
