@@ -25,13 +25,15 @@ logging.getLogger("cdc_replay").setLevel(logging.INFO)
 parser = argparse.ArgumentParser(description="Apply a past range of the change log again")
 parser.add_argument("subscription")
 parser.add_argument("--config")
-parser.add_argument("--from", required=True, dest="from_", metavar="LSN|TIMESTAMP")
-parser.add_argument("--to", required=True, metavar="LSN|TIMESTAMP")
+parser.add_argument("--from", required=True, dest="start", metavar="LSN|TIMESTAMP")
+parser.add_argument("--to", required=True, dest="end", metavar="LSN|TIMESTAMP")
 parser.add_argument("--into-conn-id")
 parser.add_argument("--dry-run", action="store_true")
-given = parser.parse_args()
+arguments = parser.parse_args()
 with errors_as_exit_codes():
-    into = connection_from_environment(given.into_conn_id) if given.into_conn_id else None
-    config = load_config(given.config)
-    result = backfill(config, given.subscription, given.from_, given.to, into=into, dry_run=given.dry_run)
+    into = connection_from_environment(arguments.into_conn_id) if arguments.into_conn_id else None
+    config = load_config(arguments.config)
+    result = backfill(
+        config, arguments.subscription, arguments.start, arguments.end, into=into, dry_run=arguments.dry_run
+    )
     sys.stdout.write(f"{json.dumps(result.to_dict())}\n")

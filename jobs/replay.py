@@ -1,7 +1,7 @@
 """`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] SUBSCRIPTION …`.
 
-Exits with 75 if what stopped a subscription may pass by itself, after the others are applied. One that is
-stopped for good is told by its result alone: starting Spark again would change nothing.
+Exits with 75 after a transient error of a subscription, once the others are applied. A permanent error is
+only in the subscription's result: starting Spark again would change nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes `docs/semantics.md`: each rule of `docs/rules.yaml` with the code and the tests that name it.
 
-A file names a rule as `R4.4` or, for several, as `R2.1-R2.9`. A rule that is named but not in the list is an
-error, so a number in an error message always leads somewhere: `python tools/semantics_page.py`.
+Files name a rule as `R4.4`, or a range as `R2.1-R2.9`. A rule that is not in the list is an error: every
+number in an error message can be looked up. Run `python tools/semantics_page.py`.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ class UnknownRule(Exception):
 
 
 def rules() -> dict[str, dict[str, str]]:
-    """The rules in words, by section."""
+    """The text of each rule, by section."""
     loaded: dict[str, dict[str, str]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     return loaded
 
 
-def mentions(files: Iterable[Path], known: Iterable[str]) -> Mentions:
-    """Which of `files` name which rule.
+def find_mentions(files: Iterable[Path], known: Iterable[str]) -> Mentions:
+    """The files that name each rule.
 
     Raises:
         UnknownRule: if one names a rule that is not `known`.
     """
-    numbers = set(known)
-    found: defaultdict[str, list[Path]] = defaultdict(list)
+    known_rules = set(known)
+    files_by_rule: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted(files):
-        named = set(_named(file.read_text(encoding="utf-8"), numbers))
-        if unknown := named - numbers:
+        mentioned = set(_mentioned_rules(file.read_text(encoding="utf-8"), known_rules))
+        if unknown := mentioned - known_rules:
             raise UnknownRule(f"{file.relative_to(ROOT)} names {', '.join(sorted(unknown))}")
-        for rule in named:
-            found[rule].append(file)
-    return found
+        for rule in mentioned:
+            files_by_rule[rule].append(file)
+    return files_by_rule
 
 
-def _named(text: str, known: set[str]) -> Iterator[str]:
+def _mentioned_rules(text: str, known: set[str]) -> Iterator[str]:
     for match in _MENTION.finditer(text):
         section, first, last_section, last = match.groups()
         yield f"R{section}.{first}"
@@ -78,8 +78,8 @@ def _named(text: str, known: set[str]) -> Iterator[str]:
             continue
         yield f"R{last_section}.{last}"
         if section == last_section:
-            within = (f"R{section}.{number}" for number in range(int(first), int(last)))
-            yield from (rule for rule in within if rule in known)
+            between = (f"R{section}.{ordinal}" for ordinal in range(int(first), int(last)))
+            yield from (rule for rule in between if rule in known)
 
 
 def code_files() -> Iterator[Path]:
@@ -101,7 +101,7 @@ def render() -> str:
     """
     sections = rules()
     known = [rule for section in sections.values() for rule in section]
-    code, tests = mentions(code_files(), known), mentions(test_files(), known)
+    code, tests = find_mentions(code_files(), known), find_mentions(test_files(), known)
     parts = [_INTRODUCTION]
     for title, section in sections.items():
         parts += [f"## {title}\n", _table(section, code, tests)]
@@ -110,10 +110,10 @@ def render() -> str:
 
 def _table(section: Mapping[str, str], code: Mentions, tests: Mentions) -> str:
     lines = ["| rule | PostgreSQL | code | tests |", "| --- | --- | --- | --- |"]
-    for rule, words in section.items():
-        where = "<br>".join(_module(file) for file in code.get(rule, ())) or "-"
-        proof = "<br>".join(_test(file) for file in tests.get(rule, ())) or "-"
-        lines.append(f"| {rule} | {words} | {where} | {proof} |")
+    for rule, text in section.items():
+        modules = "<br>".join(_module(file) for file in code.get(rule, ())) or "-"
+        test_links = "<br>".join(_test(file) for file in tests.get(rule, ())) or "-"
+        lines.append(f"| {rule} | {text} | {modules} | {test_links} |")
     return "\n".join(lines) + "\n"
 
 

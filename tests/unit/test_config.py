@@ -74,7 +74,7 @@ def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:
 
 
 def test_the_example_file_is_valid() -> None:
-    example = Path(__file__).resolve().parents[3] / "cdc_replay.example.yaml"
+    example = Path(__file__).resolve().parents[2] / "cdc_replay.example.yaml"
 
     config = load_config(example)
 

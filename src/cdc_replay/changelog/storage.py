@@ -261,7 +261,7 @@ def close_to_others(location: Location) -> None:
         return
     folder = Path(location.path)
     for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
-        private_files.close(path)
+        private_files.close_to_others(path)
 
 
 @contextlib.contextmanager

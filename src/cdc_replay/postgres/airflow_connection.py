@@ -25,7 +25,7 @@ LIBPQ_OPTIONS: Final = frozenset(
 )  # fmt: skip
 """What of a connection's extra goes into the URI: the rest is for Airflow's hooks, and libpq refuses it."""
 
-PLACES: Final = frozenset({"dbname", "host", "password", "port", "user"})
+URI_FIELDS: Final = frozenset({"dbname", "host", "password", "port", "user"})
 """What libpq takes from the query of a URI as well."""
 
 

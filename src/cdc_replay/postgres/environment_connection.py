@@ -12,7 +12,7 @@ from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.postgres.airflow_connection import (
     CONNECTION_TYPES,
     LIBPQ_OPTIONS,
-    PLACES,
+    URI_FIELDS,
     AirflowConnection,
     check_type,
     options_of,
@@ -66,4 +66,4 @@ def _keep_libpq_options(conn_id: str, text: str) -> str:
     location, _, query = rest.partition("?")
     extra: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))
     extra |= _parse_json(conn_id, str(extra.pop("__extra__", "{}")))
-    return f"postgresql://{location}{options_of(extra, LIBPQ_OPTIONS | PLACES)}"
+    return f"postgresql://{location}{options_of(extra, LIBPQ_OPTIONS | URI_FIELDS)}"
