@@ -17,7 +17,7 @@ OUT ?=
 
 export PYTHONPATH := tools
 
-.PHONY: help env demo bench test test-slow lint format docs clean
+.PHONY: help env demo bench check test test-slow lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ demo: env ## run the whole pipeline on embedded servers: make demo [DAYS=3] [KEE
 bench: env ## compare with native replication: make bench [WORKLOADS="churn copy_*"] [ROWS=1000000] [QUICK=1]
 	set -f; PYTHONPATH=tools:tests:demo $(BIN)/python -m benchmarks.run \
 	    $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick) $(if $(OUT),--out $(OUT)) $(WORKLOADS)
+
+check: lint ## before every commit: linters, types, and the unit tests, which need no server
+	$(BIN)/python -m pytest tests/unit -m "not slow and not spark" --numprocesses 2
 
 test: env ## run the tests
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder

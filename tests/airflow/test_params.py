@@ -141,11 +141,11 @@ def test_connections_are_exported_only_while_a_job_is_submitted(run_in_airflow: 
     answer = run_in_airflow(
         """
         import os
-        from cdc_replay.airflow.connections import exported
+        from cdc_replay.airflow.connections import connections_in_environment
 
         os.environ["AIRFLOW_CONN_AUDIT"] = '{"conn_type": "postgres", "host": "/run/pg", "schema": "audit"}'
         before = dict(os.environ)
-        with exported(["dwh", "audit"]):
+        with connections_in_environment(["dwh", "audit"]):
             inside = [os.environ["AIRFLOW_CONN_DWH"], os.environ["AIRFLOW_CONN_AUDIT"]]
         answer = {"inside": inside, "same_after": dict(os.environ) == before}
         """,

@@ -43,6 +43,7 @@ DONE: Final = (
     "src/cdc_replay/config_file.py",
     "src/cdc_replay/errors.py",
     "src/cdc_replay/failpoints.py",
+    "src/cdc_replay/jobs",
     "src/cdc_replay/model/log_requirement.py",
     "src/cdc_replay/model/status.py",
     "src/cdc_replay/postgres/environment_connection.py",

@@ -61,7 +61,7 @@ from cdc_replay.termination import end_now
 if TYPE_CHECKING:
     from cdc_replay.changelog.log import ChangeLog
 
-JOBS: Final = Path(__file__).resolve().parents[2] / "jobs"
+JOBS: Final = Path(__file__).resolve().parents[1] / "jobs"
 SPARK_CONF: Final = {"spark.log.level": "WARN", "spark.driver.extraJavaOptions": JVM_OPTIONS}
 """What only the submission can set, unless the group's configuration says otherwise."""
 

@@ -23,7 +23,7 @@ from integration.replay.apply.windows import Target
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[3]
 STAGING = "select count(*) from pg_class where relname like 'stage%'"
 
 

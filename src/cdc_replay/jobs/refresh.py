@@ -1,0 +1,28 @@
+"""`spark-submit jobs/refresh.py [--config=PATH] SUBSCRIPTION [--reconcile] [--dry-run]`."""
+
+from __future__ import annotations
+
+import argparse
+
+from cdc_replay.commands.refresh import refresh
+from cdc_replay.config import load_config
+from cdc_replay.jobs.application import run
+from cdc_replay.model.results import RefreshResult
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Read the publications of a subscription again")
+    parser.add_argument("subscription")
+    parser.add_argument("--reconcile", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+
+    def command(arguments: argparse.Namespace) -> tuple[RefreshResult, ...]:
+        config, subscription = load_config(arguments.config), arguments.subscription
+        return (refresh(config, subscription, reconcile=arguments.reconcile, dry_run=arguments.dry_run),)
+
+    run(parser, command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] SUBSCRIPTION …`.
+
+Exits with 75 after a transient error of a subscription, once the others are applied. A permanent error is
+only in the subscription's result: starting Spark again would change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cdc_replay.commands.replay import replay
+from cdc_replay.config import load_config
+from cdc_replay.errors import Retry
+from cdc_replay.jobs.application import run
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import ReplayResult
+from cdc_replay.spark.exit_codes import ExitCode
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
+    parser.add_argument("subscriptions", nargs="+")
+    parser.add_argument("--to-lsn", type=Lsn.parse)
+    results: tuple[ReplayResult, ...] = ()
+
+    def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
+        nonlocal results
+        results = replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn)
+        return results
+
+    run(parser, command)
+    if any(result.retry is Retry.LATER for result in results):
+        sys.exit(ExitCode.LATER)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`spark-submit jobs/snapshot.py [--config=PATH] [--table=SCHEMA.TABLE …] SUBSCRIPTION`."""
+
+from __future__ import annotations
+
+import argparse
+
+from cdc_replay.commands.snapshot import snapshot
+from cdc_replay.config import load_config
+from cdc_replay.jobs.application import run
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import SnapshotResult
+
+
+def main() -> None:
+    """Run the application with the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Copy the initial state of a subscription")
+    parser.add_argument("subscription")
+    parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
+
+    def command(arguments: argparse.Namespace) -> tuple[SnapshotResult, ...]:
+        tables = [QualifiedName(*table.split(".", 1)) for table in arguments.tables]
+        return (snapshot(load_config(arguments.config), arguments.subscription, tables=tables),)
+
+    run(parser, command)
+
+
+if __name__ == "__main__":
+    main()
