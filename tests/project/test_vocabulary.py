@@ -53,6 +53,7 @@ DONE: Final = (
     "src/cdc_replay/replay/subscription_status.py",
     "src/cdc_replay/snapshot/sync.py",
     "src/cdc_replay/subscriber/log_requirement.py",
+    "src/cdc_replay/terminal.py",
     "src/cdc_replay/termination.py",
     "src/cdc_replay/validate/result.py",
     "tools",
