@@ -55,7 +55,7 @@ def is_ordinary(step: str, disturbance: str) -> bool:
     return step == LAST or disturbance == HARDEST
 
 
-_numbers = itertools.count(1)
+_ordinals = itertools.count(1)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Matrix:
     def new_window(self) -> None:
         """Changes are in the log, and not applied."""
         # It uses the keys of `n` and, behind an UPDATE, those of `n + 10`.
-        tens, ones = divmod(next(_numbers), 10)
+        tens, ones = divmod(next(_ordinals), 10)
         self.twin.publish(TRAFFIC.format(n=20 * tens + ones))
         capture(self.twin.config, "pub")
 
@@ -90,10 +90,10 @@ class Matrix:
         answer = self.program.answer()
         if recover is not None:
             recover()
-        found = content(self.ours)
+        rows_now = content(self.ours)
         after = self.run_again()
-        assert found in (before, after), f"half a window is there, after {answer}"
-        assert not answer["ok"] or found == after, answer
+        assert rows_now in (before, after), f"half a window is there, after {answer}"
+        assert not answer["ok"] or rows_now == after, answer
         assert "Traceback" not in answer.get("error", ""), answer["error"]
 
     def run_again(self) -> dict[str, Counter[str]]:

@@ -37,12 +37,12 @@ OF_THE_IMAGES: Final = {
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    return content
 
 
 def services_of_the_project(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in compose["services"].items() if "build" in each}
+    return {name: service for name, service in compose["services"].items() if "build" in service}
 
 
 def dockerfile_instructions() -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def dockerfile_instructions() -> Iterator[tuple[str, str]]:
 
 
 def environment_names(compose: dict[str, Any]) -> set[str]:
-    names = {name for each in compose["services"].values() for name in each.get("environment", {})}
+    names = {name for service in compose["services"].values() for name in service.get("environment", {})}
     for instruction, arguments in dockerfile_instructions():
         if instruction == "ENV":
             names.update(re.findall(r"(\w+)=", arguments))
@@ -83,21 +83,21 @@ def test_the_publisher_decodes_logically(compose: dict[str, Any]) -> None:
 
 
 def test_every_service_that_stays_has_a_health_check(compose: dict[str, Any]) -> None:
-    staying = {name: each for name, each in compose["services"].items() if each["restart"] != "no"}
+    staying = {name: service for name, service in compose["services"].items() if service["restart"] != "no"}
     assert set(compose["services"]) - set(staying) == {"airflow-init"}
-    assert all("healthcheck" in each for each in staying.values())
+    assert all("healthcheck" in service for service in staying.values())
 
 
 def test_services_wait_for_services_that_exist_and_say_for_what(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    for each in services.values():
-        for name, how in each.get("depends_on", {}).items():
+    for service in services.values():
+        for name, how in service.get("depends_on", {}).items():
             healthy = "healthcheck" in services[name]
             assert how["condition"] == ("service_healthy" if healthy else "service_completed_successfully")
 
 
 def test_ports_are_open_on_loopback_only(compose: dict[str, Any]) -> None:
-    ports = [port for each in compose["services"].values() for port in each.get("ports", ())]
+    ports = [port for service in compose["services"].values() for port in service.get("ports", ())]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
@@ -113,8 +113,8 @@ def test_secrets_come_from_the_environment_and_have_no_default() -> None:
 
 
 def test_every_mounted_and_copied_path_exists(compose: dict[str, Any]) -> None:
-    for each in compose["services"].values():
-        for volume in each["volumes"]:
+    for service in compose["services"].values():
+        for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (ROOT / source).exists(), source
     build = services_of_the_project(compose)["spark-worker"]["build"]
@@ -169,11 +169,11 @@ def test_every_environment_name_is_read_by_someone(
 
 def test_every_airflow_command_exists(compose: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
     """Parsed by Airflow's own command line, nothing is run."""
-    commands = [each["command"] for each in compose["services"].values() if "command" in each]
-    checks = [each["healthcheck"] for each in compose["services"].values() if "healthcheck" in each]
+    commands = [service["command"] for service in compose["services"].values() if "command" in service]
+    checks = [service["healthcheck"] for service in compose["services"].values() if "healthcheck" in service]
     commands += [check["test"][1:] for check in checks]
-    found = [command[1:] for command in commands if command[0] == "airflow"]
-    assert len(found) == 7
+    programs = [command[1:] for command in commands if command[0] == "airflow"]
+    assert len(programs) == 7
     answer = run_in_airflow(
         f"""
         from airflow.cli.cli_parser import get_parser
@@ -181,13 +181,13 @@ def test_every_airflow_command_exists(compose: dict[str, Any], run_in_airflow: R
         from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
         from airflow.jobs.triggerer_job_runner import TriggererJobRunner
 
-        for command in {found!r}:
+        for command in {programs!r}:
             get_parser().parse_args(command)
         runners = (DagProcessorJobRunner, SchedulerJobRunner, TriggererJobRunner)
         answer = [runner.job_type for runner in runners]
         """
     )
-    assert {command[3] for command in found if command[0] == "jobs"} == set(answer)
+    assert {command[3] for command in programs if command[0] == "jobs"} == set(answer)
 
 
 def test_every_spark_class_is_in_the_package(compose: dict[str, Any]) -> None:
@@ -198,9 +198,9 @@ def test_every_spark_class_is_in_the_package(compose: dict[str, Any]) -> None:
     with zipfile.ZipFile(core) as content:
         names = set(content.namelist())
     classes = [
-        each["command"][1]
-        for each in compose["services"].values()
-        if each.get("command", [""])[0] == "spark-class"
+        service["command"][1]
+        for service in compose["services"].values()
+        if service.get("command", [""])[0] == "spark-class"
     ]
     assert len(classes) == 2
     assert all(f"{name.replace('.', '/')}.class" in names for name in classes)
@@ -217,12 +217,12 @@ def test_connections_and_configuration_are_readable(
             json.loads(value)
             monkeypatch.setenv(name, value)
     config = load_config(ROOT / "docker" / "cdc_replay.yaml")
-    hosts = {config.dsn_of(each).rpartition("@")[2] for each in config.publishers.values()}
-    hosts |= {config.dsn_of(each).rpartition("@")[2] for each in config.subscriptions.values()}
+    hosts = {config.dsn_of(endpoint).rpartition("@")[2] for endpoint in config.publishers.values()}
+    hosts |= {config.dsn_of(endpoint).rpartition("@")[2] for endpoint in config.subscriptions.values()}
     databases = {
-        f"{name}/{each['environment']['POSTGRES_DB']}"
-        for name, each in compose["services"].items()
-        if "POSTGRES_DB" in each.get("environment", {})
+        f"{name}/{service['environment']['POSTGRES_DB']}"
+        for name, service in compose["services"].items()
+        if "POSTGRES_DB" in service.get("environment", {})
     }
     assert hosts <= databases
     spark = {f"AIRFLOW_CONN_{group.spark_conn_id.upper()}" for group in config.groups.values()}
@@ -248,8 +248,8 @@ def test_servers_get_roles_that_may_only_log_in(subscriber_cluster: Cluster, sub
     try:
         assert done.returncode == 0, done.stderr
         attributes = "rolcanlogin, rolsuper, rolreplication, rolcreatedb, rolcreaterole, rolbypassrls"
-        found = subscriber.rows(f"select {attributes} from pg_roles where rolname = '{role}'")
-        assert found == [(True, False, False, False, False, False)]
+        rights = subscriber.rows(f"select {attributes} from pg_roles where rolname = '{role}'")
+        assert rights == [(True, False, False, False, False, False)]
         [(owner,)] = subscriber.rows(
             "select pg_get_userbyid(datdba)::text from pg_database where datname = current_database()"
         )

@@ -111,9 +111,9 @@ def test_commands_in_the_text_exist() -> None:
     for page in PAGES:
         for verb in re.findall(r"^(?: {4})?cdc-replay ([a-z-]+)", text(page), re.MULTILINE):
             assert verb in known, f"{page.name}: {verb}"
-        for found in IN_CODE.findall(text(page)):
-            if (match := re.match(r"cdc-replay ([a-z-]+)", found)) is not None:
-                assert match[1] in known, f"{page.name}: {found}"
+        for code in IN_CODE.findall(text(page)):
+            if (match := re.match(r"cdc-replay ([a-z-]+)", code)) is not None:
+                assert match[1] in known, f"{page.name}: {code}"
 
 
 def configuration_keys() -> set[str]:
@@ -128,16 +128,16 @@ def configuration_keys() -> set[str]:
     keys = {
         f"{section}.{field.name.removesuffix('_text')}"
         for section, classes in kinds.items()
-        for each in classes
-        for field in dataclasses.fields(each)
+        for config_class in classes
+        for field in dataclasses.fields(config_class)
     }
     return keys - derived
 
 
 def documented_defaults() -> dict[str, str]:
     rows = table_rows(README, "## Configuration")
-    found = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
-    return {key: default for key, default in found.items() if "." in key}
+    defaults = {first.strip("`").replace(".NAME.", "."): default.strip("`") for first, default, *_ in rows}
+    return {key: default for key, default in defaults.items() if "." in key}
 
 
 def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_configuration_reference_is_complete_and_has_the_defaults(tmp_path: Path
         section, _, name = key.partition(".")
         if default in {"", "required", "the publisher", "on new changes"}:
             continue
-        (found,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
-        plain = getattr(found, "value", found)
+        (value,) = [getattr(holder, name) for holder in values[section] if hasattr(holder, name)]
+        plain = getattr(value, "value", value)
         expected = "cdc_replay_name" if name == "slot" else yaml.safe_load(default)
         expected = parse_duration(default) if isinstance(plain, dt.timedelta) else expected
         assert plain == expected, key
@@ -185,8 +185,8 @@ def test_example_configuration_is_valid_and_shows_every_key() -> None:
 def test_configurations_in_the_readme_are_valid(tmp_path: Path) -> None:
     blocks = code_blocks(README, "yaml")
     assert blocks
-    for number, block in enumerate(blocks):
-        file = tmp_path / f"{number}.yaml"
+    for index, block in enumerate(blocks):
+        file = tmp_path / f"{index}.yaml"
         file.write_text(block, encoding="utf-8")
         configuration.load_config(file)
 
@@ -222,9 +222,9 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file), target
-    for found in IN_CODE.findall(text(page)):
-        if found.split("/")[0] in FOLDERS and re.fullmatch(r"[\w./-]+", found) and "/" in found:
-            assert (ROOT / found).exists(), found
+    for code in IN_CODE.findall(text(page)):
+        if code.split("/")[0] in FOLDERS and re.fullmatch(r"[\w./-]+", code) and "/" in code:
+            assert (ROOT / code).exists(), code
 
 
 def test_pictures_are_small_and_need_nothing_else() -> None:

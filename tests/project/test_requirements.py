@@ -60,22 +60,28 @@ def here(name: str) -> dict[str, str]:
 
 def needed(requirements: list[Requirement]) -> set[str]:
     """The names of all that these need, by the metadata of what is installed."""
-    found: set[tuple[str, str]] = set()
-    todo = [(canonicalize_name(each.name), extra) for each in requirements for extra in ("", *each.extras)]
+    steps: set[tuple[str, str]] = set()
+    todo = [
+        (canonicalize_name(requirement.name), extra)
+        for requirement in requirements
+        for extra in ("", *requirement.extras)
+    ]
     while todo:
         name, extra = step = todo.pop()
-        if step in found:
+        if step in steps:
             continue
-        found.add(step)
+        steps.add(step)
         for text in metadata.requires(name) or ():
-            each = Requirement(text)
-            if each.marker is None or each.marker.evaluate({"extra": extra}):
-                todo += [(canonicalize_name(each.name), more) for more in ("", *each.extras)]
-    return {str(name) for name, _ in found}
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                todo += [(canonicalize_name(requirement.name), more) for more in ("", *requirement.extras)]
+    return {str(name) for name, _ in steps}
 
 
 def test_requirements_are_those_of_the_package() -> None:
-    assert {each.name for each in of_the_package()} == {each.name for each in wanted(RUN)} - OF_OTHERS
+    assert {requirement.name for requirement in of_the_package()} == {
+        requirement.name for requirement in wanted(RUN)
+    } - OF_OTHERS
 
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT, BUILD])
@@ -88,13 +94,15 @@ def test_locks_hold_what_is_wanted_by_version_and_hash(name: str) -> None:
             block
         )
     versions = {canonicalize_name(key): version for key, version in here(name).items()}
-    for each in wanted(name):
-        assert each.specifier.contains(versions[canonicalize_name(each.name)], prereleases=True), each
+    for requirement in wanted(name):
+        assert requirement.specifier.contains(
+            versions[canonicalize_name(requirement.name)], prereleases=True
+        ), requirement
 
 
 def test_versions_are_those_that_the_package_allows() -> None:
-    for each in of_the_package():
-        assert each.specifier.contains(here(RUN)[each.name]), each
+    for requirement in of_the_package():
+        assert requirement.specifier.contains(here(RUN)[requirement.name]), requirement
     with (ROOT / "pyproject.toml").open("rb") as file:
         (builder,) = map(Requirement, tomllib.load(file)["build-system"]["requires"])
     assert builder.specifier.contains(here(BUILD)[builder.name])
@@ -102,7 +110,7 @@ def test_versions_are_those_that_the_package_allows() -> None:
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT])
 def test_locks_hold_what_is_needed_and_nothing_else(name: str) -> None:
-    assert {canonicalize_name(each) for each in here(name)} == needed(wanted(name))
+    assert {canonicalize_name(requirement) for requirement in here(name)} == needed(wanted(name))
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
@@ -118,7 +126,9 @@ def test_development_has_the_versions_of_run_time() -> None:
 
 def test_run_time_has_no_servers_tests_or_linters() -> None:
     only_imported_there = {"httpx"}
-    development = {canonicalize_name(each.name) for each in wanted(DEVELOPMENT)} - only_imported_there
+    development = {
+        canonicalize_name(requirement.name) for requirement in wanted(DEVELOPMENT)
+    } - only_imported_there
     assert not development & {canonicalize_name(name) for name in here(RUN)}
 
 

@@ -106,9 +106,9 @@ def test_a_forged_filter_lets_no_row_of_another_tenant_in(
     write(stranger, restored)
 
     with caplog.at_level(logging.WARNING):
-        found = rows(twin)
+        rows_now = rows(twin)
 
-    assert found == [(1, "ours"), (4, "ours"), (5, "ours")]
+    assert rows_now == [(1, "ours"), (4, "ours"), (5, "ours")]
     assert "ignored 4 logical messages" in caplog.text
     assert str(first) in caplog.text
 

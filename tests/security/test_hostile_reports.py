@@ -43,17 +43,17 @@ def bench(publisher: Database, subscriber: Database, tmp_path: Path) -> Bench:
 
 def heard(page: Page, pages: list[Path]) -> list[str]:
     """What the scripts of these pages say, opened from disk as a person does."""
-    said: list[str] = []
+    dialogs: list[str] = []
 
     def listen(dialog: Dialog) -> None:
-        said.append(f"{page.url}: {dialog.message}")
+        dialogs.append(f"{page.url}: {dialog.message}")
         dialog.dismiss()
 
     page.on("dialog", listen)
     for file in pages:
         page.goto(file.as_uri())
         page.wait_for_timeout(200)
-    return said
+    return dialogs
 
 
 def test_no_page_runs_what_the_databases_say(bench: Bench, browser_page: Page) -> None:

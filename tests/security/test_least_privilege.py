@@ -87,17 +87,19 @@ def roles(twin: Twin) -> Iterator[Roles]:
     ours, native = twin.database(), twin.database(SUBSCRIBED)
     publisher_owner = Stranger(twin.publisher, f"owner_{twin.publisher.name}")
     capture = Stranger(twin.publisher, f"capture_{twin.publisher.name}")
-    found = Roles(twin, capture, Stranger(ours, f"apply_{ours.name}"), Stranger(ours, f"owner_{ours.name}"))
-    everybody = (publisher_owner, found.capture, found.apply, found.owner)
+    prepared = Roles(
+        twin, capture, Stranger(ours, f"apply_{ours.name}"), Stranger(ours, f"owner_{ours.name}")
+    )
+    everybody = (publisher_owner, prepared.capture, prepared.apply, prepared.owner)
     for role in everybody:
         role.enter()
-    for owner, tables in ((publisher_owner, PUBLISHED), (found.owner, SUBSCRIBED)):
+    for owner, tables in ((publisher_owner, PUBLISHED), (prepared.owner, SUBSCRIBED)):
         owner.database.run(f"grant create on database {owner.database.name} to {owner.name}")
         owner.run(tables)
     twin.publisher.run(PUBLICATIONS)
     twin.options["dsn"] = capture.dsn
-    twin.pairs["s"] = Pair(ours, native, ("p", "q"), {"dsn": found.apply.dsn})
-    yield found
+    twin.pairs["s"] = Pair(ours, native, ("p", "q"), {"dsn": prepared.apply.dsn})
+    yield prepared
     with suppress(MissingPrivilege):
         teardown(twin.config, "s")
     twin.options["dsn"] = twin.publisher.dsn
@@ -159,11 +161,11 @@ def test_superusers_are_told_to_use_roles(twin: Twin) -> None:
     twin.publisher.run("create table t (id int primary key); create publication p for table t")
     twin.subscribe("s", "p", tables="create table t (id int primary key)", native=False)
 
-    told = setup(twin.config, "pub").warnings
+    warnings = setup(twin.config, "pub").warnings
 
     assert [
-        'publisher pub: role "postgres" is a superuser' in told[0],
-        "subscription s: role" in told[1],
+        'publisher pub: role "postgres" is a superuser' in warnings[0],
+        "subscription s: role" in warnings[1],
     ] == [True, True]
     [of_subscriber] = subscriber_script(twin.config, "pub", "s").warnings
     assert "is a superuser" in of_subscriber

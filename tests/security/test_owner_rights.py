@@ -225,11 +225,11 @@ WAYS: Final = {
 }
 
 
-@pytest.mark.parametrize(("way", "said"), WAYS.items(), ids=WAYS)
-def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, way: str, said: str) -> None:
+@pytest.mark.parametrize(("way", "message"), WAYS.items(), ids=WAYS)
+def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, way: str, message: str) -> None:
     make(owner, "create domain own.d as text; create table own.t (id int, v own.d)")
     with (
-        pytest.raises(psycopg.Error, match=said),
+        pytest.raises(psycopg.Error, match=message),
         worker.transaction(),
         act_on(worker, [target(worker)]) as sessions,
     ):

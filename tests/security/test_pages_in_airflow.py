@@ -73,8 +73,8 @@ class Pages:
     def data(self, user: str, query: str = "") -> dict[str, Any]:
         answer = self.get(user, f"/data{query}")
         assert answer.status_code == 200
-        found: dict[str, Any] = answer.json()
-        return found
+        content: dict[str, Any] = answer.json()
+        return content
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_pages_of_great_expectations_are_not_served(pages: Pages) -> None:
 def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: str) -> None:
     headers = pages.get(user, path).headers
     (policy,) = headers.get_list("content-security-policy")
-    directives = dict(each.strip().partition(" ")[::2] for each in policy.split(";"))
+    directives = dict(directive.strip().partition(" ")[::2] for directive in policy.split(";"))
     assert directives["default-src"] == "'none'"
     assert directives["base-uri"] == directives["form-action"] == "'none'"
     assert not {"script-src", "connect-src", "img-src"} & directives.keys()

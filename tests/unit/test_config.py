@@ -174,11 +174,11 @@ def test_an_error_names_file_line_and_key(
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("./log", "log/../log/"), ("./log", "{folder}/log"), ("s3://b/log", "s3://b/log/")]
+    ("first", "other"), [("./log", "log/../log/"), ("./log", "{folder}/log"), ("s3://b/log", "s3://b/log/")]
 )
-def test_two_publishers_with_one_change_log_are_refused(tmp_path: Path, one: str, other: str) -> None:
+def test_two_publishers_with_one_change_log_are_refused(tmp_path: Path, first: str, other: str) -> None:
     second = f"  mall:\n    dsn: postgresql://mall\n    change_log: {other.format(folder=tmp_path)}\n"
-    given = MINIMAL.replace("./log\n", f"{one}\n{second}")
+    given = MINIMAL.replace("./log\n", f"{first}\n{second}")
     with pytest.raises(
         InvalidConfiguration, match=r'line 7: publishers\.mall\.change_log: publisher "shop" has the same'
     ):

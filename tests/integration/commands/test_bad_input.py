@@ -31,9 +31,9 @@ TABLES = "create table t (id int primary key, a int); create table u (id int pri
 def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLine:
     """Publication p of two tables; nothing is set up yet, the subscriber is empty."""
     publisher.run(f"{TABLES}; create publication p for table t, u")
-    found = CommandLine(tmp_path, publisher, subscriber)
-    found.write("p")
-    return found
+    command_line = CommandLine(tmp_path, publisher, subscriber)
+    command_line.write("p")
+    return command_line
 
 
 def ready(cli: CommandLine) -> None:
@@ -205,8 +205,8 @@ def test_a_slot_that_is_lost_exits_with_1_and_says_how_to_go_on(
     server.run(f"{TABLES}; create publication p for table t")
     cli.write("p", of_publisher={"dsn": server.dsn})
     setup(load_config(cli.file), "pub")
-    for number in range(4):
-        server.run(f"insert into t values ({number})")
+    for key in range(4):
+        server.run(f"insert into t values ({key})")
         server.run("select pg_switch_wal()")
     server.run("checkpoint")
 
@@ -236,7 +236,7 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
     with connect(cli.subscriber.dsn, purpose="test") as connection:
         states = state.table_states(connection, "s").values()
     assert states
-    assert all(isinstance(each, Ready) and each.applied_lsn > Lsn(0) for each in states)
+    assert all(isinstance(table_state, Ready) and table_state.applied_lsn > Lsn(0) for table_state in states)
     (subscription,) = cli.succeeds("status")["subscriptions"]
     assert segment.name in subscription["error"]
 

@@ -36,8 +36,8 @@ def submitted(twin: Twin, job: str, *arguments: str) -> subprocess.CompletedProc
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {each["subscription"]: each for each in found}
+    forms = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {form["subscription"]: form for form in forms}
 
 
 def allow_connections(twin: Twin, name: str, *, allowed: bool) -> None:
@@ -58,8 +58,8 @@ def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin:
     done = submitted(twin, "replay.py", *twin.pairs)
 
     assert done.returncode == 75, done.stderr
-    found = results(done)
-    assert {name: each["retry"] for name, each in found.items()} == {
+    forms = results(done)
+    assert {name: form["retry"] for name, form in forms.items()} == {
         "good": None,
         "gone": "later",
         "stuck": "never",
@@ -88,7 +88,7 @@ def test_what_waiting_cannot_help_has_a_code_of_its_own_and_no_traceback(twin: T
         ("replay.py", ("s", "--to-lsn=here"), '"here"'),
     ):
         done = submitted(twin, job, *arguments)
-        said = done.stdout + done.stderr  # `spark-submit` sends both of the driver's to the first
-        assert done.returncode == 65, said
-        assert reason in said
-        assert "Traceback" not in said
+        output = done.stdout + done.stderr  # `spark-submit` sends both of the driver's to the first
+        assert done.returncode == 65, output
+        assert reason in output
+        assert "Traceback" not in output
