@@ -91,7 +91,7 @@ def test_bad_params_are_refused_with_the_reason(run_in_airflow: RunInAirflow) ->
         assert reason in answer.get("refused", "accepted"), (kind, given, answer)
 
 
-def test_names_that_no_param_has_are_found(run_in_airflow: RunInAirflow) -> None:
+def test_unknown_params_are_detected(run_in_airflow: RunInAirflow) -> None:
     """Airflow ignores them: `dry-run` instead of `dry_run` would write."""
     answer = run_in_airflow(
         """

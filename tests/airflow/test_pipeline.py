@@ -115,7 +115,7 @@ def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipel
     assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
 
 
-def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(pipeline: Pipeline) -> None:
+def test_unavailable_subscriber_is_retried_and_stops_no_other(pipeline: Pipeline) -> None:
     client = pipeline.client
     known = pipeline.settle("replay__shop")
     pipeline.publisher.run("insert into orders values (40, 'nsw', 1, 'patience')")
@@ -147,7 +147,7 @@ def no_validation(pipeline: Pipeline) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_validation")
-def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
+def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
     pipeline: Pipeline, subscriber_cluster: Cluster
 ) -> None:
     """No retry is left, the publisher is idle, and nobody triggers anything."""
@@ -181,7 +181,7 @@ def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
 
 
 @pytest.mark.usefixtures("no_validation")
-def test_what_was_captured_while_replay_was_paused_is_replayed_afterwards(
+def test_changes_captured_while_replay_is_paused_are_replayed_later(
     pipeline: Pipeline, publisher_cluster: Cluster
 ) -> None:
     """The event of the capture is lost: Airflow makes no run of a paused DAG for it.

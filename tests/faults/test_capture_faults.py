@@ -131,7 +131,7 @@ def crash(disturbed: Disturbed) -> None:
 
 @pytest.mark.parametrize("event", [terminate_backends, restart, crash], ids=lambda event: event.__name__)
 @pytest.mark.parametrize("failpoint", [IN_PEEK, BEFORE_COMMIT, BEFORE_ADVANCE])
-def test_a_capture_whose_session_ends_says_so_and_the_next_one_goes_on(
+def test_capture_reports_a_lost_session_and_the_next_one_continues(
     failpoint: str, event: Callable[[Disturbed], None], on_faulty: Disturbed
 ) -> None:
     """R1.30: a commit of the log stays, whatever becomes of the slot; before it there is nothing."""
@@ -149,7 +149,7 @@ def test_a_capture_whose_session_ends_says_so_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("failpoint", [IN_PEEK, BEFORE_COMMIT, BEFORE_ADVANCE])
-def test_a_cut_connection_is_an_error_and_the_next_capture_goes_on(
+def test_cut_connection_is_an_error_and_the_next_capture_continues(
     failpoint: str, publisher: Database, tmp_path: Path
 ) -> None:
     publisher.run(TABLE)
@@ -203,7 +203,7 @@ def another_reader(disturbed: Disturbed) -> Iterator[None]:
     wait_for(lambda: disturbed.captured.slot("active") == "false", "the walsender to leave the slot")
 
 
-def test_a_slot_that_another_process_takes_in_between_is_left_to_it(disturbed: Disturbed) -> None:
+def test_slot_acquired_by_another_process_is_left_to_it(disturbed: Disturbed) -> None:
     """R1.33, SQLSTATE 55006: the pull is in the log, the slot is behind it."""
     traffic(disturbed.database, 1)
     process = disturbed.start(f"{BEFORE_ADVANCE}=stop")
@@ -329,7 +329,7 @@ def test_a_folder_that_is_not_writable_stops_the_capture_and_leaves_the_log_as_i
 
 
 @pytest.mark.parametrize("failpoint", ["", BEFORE_COMMIT])
-def test_a_log_whose_folder_is_gone_is_missed_not_begun_anew(failpoint: str, disturbed: Disturbed) -> None:
+def test_missing_log_folder_is_an_error_and_not_created_again(failpoint: str, disturbed: Disturbed) -> None:
     """A file system that is not mounted: the folder comes back as it was."""
     traffic(disturbed.database, 1)
     log = Path(disturbed.captured.source.change_log)

@@ -204,7 +204,7 @@ def worker_reading(
 
 
 @pytest.mark.parametrize(("step", "disturbance"), cells(STEPS, DISTURBANCES))
-def test_a_disturbed_publisher_leaves_no_table_half_done_and_the_next_run_goes_on(
+def test_disturbed_publisher_leaves_no_partial_table_and_the_next_run_continues(
     reading: Reading, step: str, disturbance: str
 ) -> None:
     command = step.partition(".")[0]
@@ -243,9 +243,7 @@ def test_a_publisher_that_is_disturbed_in_the_middle_of_a_copy_is_copied_by_the_
     worker_reading.check("snapshot", before, worker_reading.program.answer())
 
 
-def test_a_slot_that_is_dropped_meanwhile_costs_a_new_log_and_nothing_else(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_dropped_meanwhile_costs_only_a_new_log(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     """R1.33. The reconciliation needs it no more, and is right; what comes after it is in no log."""
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", "q", tables=TABLES)

@@ -156,7 +156,7 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
 
 
 @pytest.mark.parametrize("failpoint", ["replay.mid_staging", "replay.after_staging"])
-def test_jvm_that_is_killed_is_told_as_that(synced: Twin, failpoint: str) -> None:
+def test_killed_jvm_is_reported(synced: Twin, failpoint: str) -> None:
     """While a worker stages, and between staging and merge; as the kernel does where memory runs out."""
     process = start(synced, f"{failpoint}=stop", "replay", "s")
     wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}", 300)

@@ -147,7 +147,7 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
-def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) -> None:
+def test_killed_snapshot_is_repeated_and_replay_continues_from_it(twin: Twin) -> None:
     """A subscription per point; changes arrive between the kill and the next run."""
     twin.publisher.run(PUBLISHED)
     twin.subscribe("native", "p", "q", tables=TABLES)

@@ -68,7 +68,7 @@ def test_program_ends_with_its_code_and_one_line(before: str, wait: str, lines: 
     assert (process.returncode, out.splitlines(), error.splitlines()) == (TERMINATED, lines, [LINE])
 
 
-def test_signal_that_comes_again_breaks_nothing_off() -> None:
+def test_second_signal_interrupts_no_clean_up() -> None:
     tidying = f"{WAIT}\nfinally:\n    time.sleep(2)\n    print('tidied', flush=True)\ntry:\n    pass"
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(before="", wait=tidying)],

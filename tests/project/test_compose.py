@@ -88,7 +88,7 @@ def test_every_service_that_stays_has_a_health_check(compose: dict[str, Any]) ->
     assert all("healthcheck" in service for service in staying.values())
 
 
-def test_services_wait_for_services_that_exist_and_say_for_what(compose: dict[str, Any]) -> None:
+def test_services_depend_on_existing_services_and_name_the_condition(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for service in services.values():
         for name, how in service.get("depends_on", {}).items():

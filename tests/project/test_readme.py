@@ -227,7 +227,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
             assert (ROOT / code).exists(), code
 
 
-def test_pictures_are_small_and_need_nothing_else() -> None:
+def test_pictures_are_small_and_self_contained() -> None:
     for picture in (ROOT / "docs" / "images").iterdir():
         assert picture.stat().st_size < 300_000
     drawing = text(ROOT / "docs" / "images" / "flow.svg").replace('xmlns="http://www.w3.org/2000/svg"', "")
@@ -270,7 +270,7 @@ def test_architecture_has_every_column_of_a_frame(heading: str, frame: Frame) ->
     assert sorted(documented) == sorted(frame.names)
 
 
-def test_architecture_tells_every_failpoint_and_layer() -> None:
+def test_architecture_page_has_every_failpoint_and_layer() -> None:
     page = text(ROOT / "docs" / "architecture.md")
     assert {name for name in FAILPOINTS if f"`{name}`" not in page} == set()
     with (ROOT / "pyproject.toml").open("rb") as file:
@@ -299,7 +299,7 @@ def shop_log(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_change_log_is_read_as_its_page_says(shop_log: Path) -> None:
+def test_change_log_is_readable_as_its_page_describes(shop_log: Path) -> None:
     reading, decoding = code_blocks(ROOT / "docs" / "change-log.md", "python")
     done = subprocess.run(
         [sys.executable, "-c", f"{reading}\n{decoding}\nprint(values_of_insert({MESSAGE!r}))"],

@@ -85,7 +85,7 @@ def test_requirements_are_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT, BUILD])
-def test_locks_hold_what_is_wanted_by_version_and_hash(name: str) -> None:
+def test_locks_hold_requirements_by_version_and_hash(name: str) -> None:
     text = lock(name).read_text(encoding="utf-8")
     blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
     assert len(blocks) == len(list(licences_page.locked(lock(name))))
@@ -109,11 +109,11 @@ def test_versions_are_those_that_the_package_allows() -> None:
 
 
 @pytest.mark.parametrize("name", [RUN, DEVELOPMENT])
-def test_locks_hold_what_is_needed_and_nothing_else(name: str) -> None:
+def test_locks_hold_exactly_the_needed_distributions(name: str) -> None:
     assert {canonicalize_name(requirement) for requirement in here(name)} == needed(wanted(name))
 
 
-def test_what_is_installed_is_what_is_locked() -> None:
+def test_installed_versions_are_the_locked_ones() -> None:
     locked = here(RUN) | here(DEVELOPMENT)
     assert {name: metadata.version(name) for name in locked} == locked
 
@@ -181,7 +181,7 @@ def test_licences_page_is_up_to_date() -> None:
     ["GPL-3.0-only", "MIT AND AGPL-3.0-or-later", "(MIT OR GPL-2.0-only)",
      "MIT, GNU General Public License (GPL)", "Proprietary", ""],
 )  # fmt: skip
-def test_licences_that_nobody_has_looked_at_are_refused(licence: str) -> None:
+def test_unreviewed_licences_are_refused(licence: str) -> None:
     with pytest.raises(licences_page.LicenceNotAllowed):
         licences_page.check("example", licence)
 

@@ -130,7 +130,7 @@ def test_change_log_in_a_folder_of_somebody_else_is_closed_below_it(folder: Path
 
 
 @pytest.mark.spark
-def test_whole_run_leaves_nothing_that_others_can_read(
+def test_whole_run_leaves_no_file_readable_by_others(
     folder: Path, publisher: Database, subscriber: Database
 ) -> None:
     """Setup, capture, snapshot, replay, validate, compared while Spark is at work, and afterwards."""

@@ -188,9 +188,7 @@ def test_the_functions_and_the_secret_are_out_of_reach(twin: Twin, stranger: Str
             stranger.run(statement)
 
 
-def test_messages_that_come_while_the_event_triggers_are_gone_are_not_heard(
-    twin: Twin, stranger: Stranger
-) -> None:
+def test_messages_are_ignored_while_event_triggers_are_missing(twin: Twin, stranger: Stranger) -> None:
     subscribe(twin)
     twin.publisher.run("; ".join(f"drop event trigger {name}" for name in EVENT_TRIGGERS))
     publication, table = memberships(twin)

@@ -56,7 +56,7 @@ def heard(page: Page, pages: list[Path]) -> list[str]:
     return dialogs
 
 
-def test_no_page_runs_what_the_databases_say(bench: Bench, browser_page: Page) -> None:
+def test_pages_run_no_script_from_the_databases(bench: Bench, browser_page: Page) -> None:
     verdict = bench.validate(note=f"not mirrored because of {script('note')}")
     failed = bench.validate()
     bench.subscriber.run(f'drop table "{script("schema")}"."{script("table")}"')
@@ -69,7 +69,7 @@ def test_no_page_runs_what_the_databases_say(bench: Bench, browser_page: Page) -
     assert heard(browser_page, pages) == []
 
 
-def test_pages_show_what_the_databases_say(bench: Bench, browser_page: Page) -> None:
+def test_pages_show_texts_of_the_databases(bench: Bench, browser_page: Page) -> None:
     verdict = bench.validate()
 
     documents = [page for page in verdict.data_docs.parent.rglob("*.html") if "validations" in page.parts]

@@ -157,7 +157,7 @@ def test_without_the_scripts_each_step_says_what_it_lacks(roles: Roles) -> None:
         roles.twin.sync_ours("s")
 
 
-def test_superusers_are_told_to_use_roles(twin: Twin) -> None:
+def test_superuser_roles_are_warned_of(twin: Twin) -> None:
     twin.publisher.run("create table t (id int primary key); create publication p for table t")
     twin.subscribe("s", "p", tables="create table t (id int primary key)", native=False)
 

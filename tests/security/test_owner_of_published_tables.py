@@ -213,7 +213,7 @@ def what_is_said(command: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("script", REPLACED.values(), ids=REPLACED)
-def test_a_table_that_is_replaced_while_its_copy_goes_on_is_not_read(
+def test_table_replaced_during_its_copy_is_not_read(
     owner: Owner, before: Before, subscriber: Database, tmp_path: Path, spark: SparkSession, script: str
 ) -> None:
     """What the log has touched is read last, by key."""

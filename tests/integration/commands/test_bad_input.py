@@ -134,7 +134,7 @@ def test_a_publisher_that_cannot_be_captured_exits_with_1(
     assert not cli.change_log.exists()
 
 
-def test_commands_before_setup_and_snapshot_say_what_to_run_first(cli: CommandLine) -> None:
+def test_commands_before_setup_and_snapshot_name_the_command_to_run_first(cli: CommandLine) -> None:
     cli.subscriber.run(TABLES)
     for arguments in (("capture", "pub"), ("snapshot", "s"), ("replay", "s"), ("sync", "s")):
         cli.fails(1, *arguments, says=["there is no change log", "cdc-replay setup"])
@@ -164,7 +164,7 @@ def test_a_replay_that_lacks_a_column_leaves_everything_as_it_was(cli: CommandLi
     assert subscription["last_replay"].startswith("failed: ")
 
 
-def test_a_subscriber_that_is_read_only_is_said_to_be_one(cli: CommandLine) -> None:
+def test_read_only_subscriber_is_reported_as_read_only(cli: CommandLine) -> None:
     cli.subscriber.run(TABLES)
     ready(cli)
     name = cli.subscriber.name
@@ -196,7 +196,7 @@ def test_a_slot_that_another_process_reads_exits_with_1(cli: CommandLine) -> Non
         cli.fails(1, "teardown", "pub", says=[cli.slot, "is active"])
 
 
-def test_a_slot_that_is_lost_exits_with_1_and_says_how_to_go_on(
+def test_lost_slot_exits_with_1_and_names_the_remedy(
     cli: CommandLine, make_cluster: Callable[..., Cluster]
 ) -> None:
     """R1.33: the server has removed WAL that the slot needs."""

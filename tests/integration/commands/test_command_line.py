@@ -158,7 +158,7 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
 
 
 @pytest.mark.spark
-def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
+def test_several_subscriptions_give_a_list_and_any_failure_is_exit_code_1(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where only Spark sees the damage of a segment. Naming one of them twice changes nothing."""
@@ -197,7 +197,7 @@ def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
 
 
 @pytest.mark.spark
-def test_the_command_that_the_error_names_resumes_what_is_parked(
+def test_command_in_the_error_resumes_the_parked_subscription(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = partial(run_here, twin, capsys)
@@ -223,7 +223,7 @@ def test_the_command_that_the_error_names_resumes_what_is_parked(
 
 
 @pytest.mark.spark
-def test_a_task_that_fails_is_told_without_stack_traces(cli: CommandLine) -> None:
+def test_failed_spark_task_is_reported_without_stack_traces(cli: CommandLine) -> None:
     """But for those who ask for more with --log-level debug."""
     cli.succeeds("setup", "pub")
     cli.succeeds("sync", "s")

@@ -45,7 +45,7 @@ def applied(twin: Twin, name: str, table: str) -> Lsn:
     return table_state.applied_lsn
 
 
-def test_one_subscription_that_fails_stops_alone(twin: Twin) -> None:
+def test_failed_subscription_stops_no_other(twin: Twin) -> None:
     """A row that is there already is a conflict for one of three; its window is applied once that is gone."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     for name in ("first", "second", "third"):
@@ -105,7 +105,7 @@ def test_a_table_that_was_copied_again_is_never_replayed_from_before_its_copy(tw
     assert twin.rows("s", "u") == [(1, 1)]
 
 
-def test_a_first_copy_of_one_table_leaves_the_others_waiting(twin: Twin) -> None:
+def test_first_copy_of_a_named_table_leaves_the_others_waiting(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; insert into t values (1, 1); insert into u values (1, 1)")
     twin.publisher.run("create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES)
@@ -118,7 +118,7 @@ def test_a_first_copy_of_one_table_leaves_the_others_waiting(twin: Twin) -> None
     assert twin.rows("s", "t") == twin.rows("s", "u") == [(1, 1)]
 
 
-def test_refresh_takes_new_tables_in_and_forgets_dropped_ones(twin: Twin) -> None:
+def test_refresh_adds_new_tables_and_removes_dropped_ones(twin: Twin) -> None:
     """R7.12: ignored until then; R7.13: rows of a table that leaves stay; copy_data = false: from now on."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name, options in {"copying": {}, "not_copying": {"copy_data": False}}.items():
@@ -235,7 +235,7 @@ def test_a_table_is_not_copied_before_its_changes_are_captured(twin: Twin) -> No
     assert len(snapshot(twin.config, "s").tables) == 2
 
 
-def test_a_log_that_was_begun_anew_leaves_no_gap(twin: Twin) -> None:
+def test_new_log_after_a_lost_slot_leaves_no_gap(twin: Twin) -> None:
     """R1.33: after a slot is lost there is no repair: replay refuses, snapshot copies again."""
     twin.publisher.run(f"{TABLES}; insert into t values (1, 1); create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
@@ -280,7 +280,7 @@ def test_a_refresh_while_the_log_is_missing_changes_nothing(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows("table u") == [(1, 1)]
 
 
-def test_what_does_not_come_is_told(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+def test_uncaptured_changes_are_reported(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """R2.3, R1.19: a capture publication that somebody altered, a subscribed one that was dropped."""
     twin.publisher.run(f"{TABLES}; create publication p for table t; create publication q for table u")
     twin.subscribe("s", "p", "q", tables=TABLES, native=False)
@@ -334,7 +334,7 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows(rows) == [(1, 1), (2, 2)]
 
 
-def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin) -> None:
+def test_setup_shows_its_sql_and_teardown_removes_only_created_objects(twin: Twin) -> None:
     """Two subscriptions share a database; a slot, a publication and a schema of the user's stay."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=f"{TABLES}; create schema mine", native=False)
@@ -371,7 +371,7 @@ def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin)
         teardown(twin.config, "nobody")
 
 
-def test_explain_says_what_is_filtered_how_and_where(twin: Twin) -> None:
+def test_explain_shows_filters_and_their_evaluators(twin: Twin) -> None:
     """R2.8: a leaf whose deletes leak without a filter is a row of its own."""
     twin.publisher.run("""
         create table t (id int primary key, a int, w text); alter table t replica identity full;
@@ -402,7 +402,7 @@ def test_explain_says_what_is_filtered_how_and_where(twin: Twin) -> None:
     assert explain(twin.config, "s").definitions == BY_PULL
 
 
-def test_status_reports_what_does_not_answer_instead_of_failing(twin: Twin) -> None:
+def test_status_reports_servers_that_do_not_answer(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
     before = status(twin.config)
@@ -449,7 +449,7 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     assert (subscription.last_validation or "").startswith("not consistent at")
 
 
-def test_a_table_that_is_gone_from_the_subscriber_is_a_finding(twin: Twin) -> None:
+def test_table_dropped_on_the_subscriber_fails_the_validation(twin: Twin) -> None:
     """R8.1: the other tables are judged, and the report is written."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)

@@ -44,7 +44,7 @@ def allow_connections(twin: Twin, name: str, *, allowed: bool) -> None:
     twin.pairs["good"].ours.run(f"alter database {twin.pairs[name].ours.name} allow_connections {allowed}")
 
 
-def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin: Twin) -> None:
+def test_replay_asks_for_a_retry_after_a_transient_error(twin: Twin) -> None:
     """`gone` does not answer for a while, `stuck` refuses a row for good; `good` gets everything at once."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("good", "gone", "stuck"):
@@ -78,7 +78,7 @@ def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin:
     assert results(done)["stuck"]["retry"] == "never"
 
 
-def test_what_waiting_cannot_help_has_a_code_of_its_own_and_no_traceback(twin: Twin) -> None:
+def test_permanent_error_has_its_own_exit_code_and_no_traceback(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()

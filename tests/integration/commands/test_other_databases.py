@@ -148,7 +148,7 @@ def test_a_new_log_of_another_database_does_not_replace_rows(synced: Twin, other
     assert rows(synced) == [(7, 7), (8, 8)]
 
 
-def test_a_new_log_of_the_same_database_goes_on(synced: Twin) -> None:
+def test_new_log_of_the_same_database_is_accepted(synced: Twin) -> None:
     """docs/operating.md, "A lost slot"."""
     teardown(synced.config, "pub")
     synced.change_log.rename(synced.folder / "old")
@@ -161,7 +161,7 @@ def test_a_new_log_of_the_same_database_goes_on(synced: Twin) -> None:
     assert validate(synced.config, "s").success
 
 
-def test_a_database_that_was_dropped_and_made_anew_is_another_one(synced: Twin) -> None:
+def test_database_dropped_and_created_again_is_another_database(synced: Twin) -> None:
     """Its name is all that it has of the first."""
     dropped = synced.publisher
     before = PublisherDatabase(oid(dropped), dropped.name)
@@ -180,7 +180,7 @@ def test_a_database_that_was_dropped_and_made_anew_is_another_one(synced: Twin) 
 NASTY = """o'b"a %s {} \\ $1 größe;--"""
 
 
-def test_a_database_that_was_renamed_goes_on_under_its_new_name(synced: Twin) -> None:
+def test_renamed_database_is_replayed_under_its_new_name(synced: Twin) -> None:
     publisher = synced.publisher
     before = oid(publisher)
 
