@@ -54,7 +54,7 @@ def render() -> str:
 
 
 def _group(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str, str, str]]:
-    """Rows of (operations, argument types, what is said), those with the same types and words in one row."""
+    """Rows of (operations, argument types, remark); rules with the same types and remark share a row."""
     arguments: dict[tuple[str, str], list[str]] = {}
     for signature, rule in rules.items():
         remark = (rule.remark or "always") if isinstance(rule, Exact) else rule.because

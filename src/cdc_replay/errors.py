@@ -135,7 +135,7 @@ class ChangeLogUnavailable(CdcReplayError):
 
 
 class ChangeLogDamaged(CdcReplayError):
-    """The change log does not hold what was written to it."""
+    """The change log is missing data that was written to it, or holds other data."""
 
 
 class ChangeLogPruned(CdcReplayError):

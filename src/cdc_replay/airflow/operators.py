@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 JOBS: Final = Path(__file__).resolve().parents[1] / "jobs"
 SPARK_CONF: Final = {"spark.log.level": "WARN", "spark.driver.extraJavaOptions": JVM_OPTIONS}
-"""What only the submission can set, unless the group's configuration says otherwise."""
+"""Defaults, below the group's `spark_conf`, of settings that only the submission can make."""
 
 DEFAULT_ARGS: Final[dict[str, Any]] = {
     "owner": "cdc-replay",

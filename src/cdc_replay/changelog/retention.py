@@ -38,10 +38,10 @@ ReadRequirements: TypeAlias = Callable[[LogExtent], tuple[LogRequirement, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest:
-    """Whose log is pruned, and what stays although no subscription needs it.
+    """Whose log is pruned, and which transactions stay although no subscription needs them.
 
-    `before` is a WAL position or a timestamp: what commits after it is kept. `keep_hours`: what was committed
-    in that many last hours. Without both, what was committed within `keep`.
+    `before` is a WAL position or a timestamp: transactions that commit after it are kept. `keep_hours` keeps
+    those committed within this time. Without both, `keep` does.
     """
 
     publisher: str
@@ -59,7 +59,7 @@ class PruneRequest:
 
     @property
     def is_explicit(self) -> bool:
-        """The caller says what is kept."""
+        """The caller sets what is kept."""
         return self.before is not None or self.keep_hours is not None
 
     def limit(self, needed: Lsn) -> PruneLimit:
@@ -86,7 +86,7 @@ class PruneLimit:
 
 @dataclass(frozen=True, slots=True)
 class _PrunePlan:
-    """The segments to drop, and what subscriptions need of the log."""
+    """The segments to drop, and the subscriptions' requirements."""
 
     change_log: ChangeLog
     requirements: tuple[LogRequirement, ...]
@@ -129,7 +129,7 @@ def prune_log(
     dry_run: bool = False,
     confirm: Confirm | None = None,
 ) -> PruneResult:
-    """Drop the segments that nobody needs, then merge small segments of the rest.
+    """Drop the segments that no subscription needs, then merge small segments of the rest.
 
     `confirm` is called with the planned result before anything is dropped; its exception ends the command.
 
@@ -148,8 +148,7 @@ def prune_log(
     if not dry_run:
         if plan.segments and confirm is not None:
             confirm(result)
-            # The answer may have taken a while. Of the segments that were shown, those that nobody needs by
-            # now are dropped.
+            # The answer may have taken a while: drop only shown segments that still no subscription needs.
             shown = set(plan.segments)
             plan = _plan_prune(request, read_requirements)
             plan = dataclasses.replace(plan, segments=tuple(s for s in plan.segments if s in shown))

@@ -30,9 +30,9 @@ def prune(
 
     Args:
         config: the configuration, which must name all subscriptions that use the log.
-        publisher: whose log; what was committed within its `keep` stays, unless the next two say otherwise.
-        before: keep what commits after this WAL position or timestamp.
-        keep_hours: keep what was committed in that many last hours.
+        publisher: the log's publisher; its `keep` applies if the next two are omitted.
+        before: keep transactions that commit after this WAL position or timestamp.
+        keep_hours: keep transactions committed within this time.
         dry_run: change nothing.
         confirm: called with the planned result before anything is dropped; its exception ends the command.
 

@@ -1,7 +1,7 @@
 """`status`: slots, change logs and subscriptions, each according to its own server.
 
-All servers are asked side by side, and together waited for for a few seconds. One that does not answer is an
-error in its own line, with its last answer if the caller keeps `Answers`.
+All servers are asked side by side, with one timeout of a few seconds. A server that does not answer is an
+error of its own line, with its last answer if the caller keeps `Answers`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`validate`: prove that the subscriber holds what the publications say, at one LSN, under live writes."""
+"""`validate`: prove that the subscriber equals the publications at one LSN, under live writes."""
 
 from __future__ import annotations
 

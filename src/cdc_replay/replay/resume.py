@@ -4,7 +4,7 @@ Replay parks before a transaction that the subscriber rejects; everything before
 (`replay.parking`). To skip the transaction is therefore to record it as applied. It is skipped whole, and
 named by its end position as in ALTER SUBSCRIPTION … SKIP, so that no other one is skipped by mistake.
 
-A subscription or table that is parked for a value that nobody has (R4.6) can continue with NULL in its place:
+A subscription or table that is parked for a value that exists nowhere (R4.6) can continue with NULL instead:
 NULL is accepted up to that transaction, for the resumed tables.
 """
 
@@ -36,7 +36,7 @@ class ResumeRequest:
     """What to resume: the subscription, or these of its tables.
 
     `skip` is the transaction that they are parked before. With `accept_null` that transaction is applied with
-    NULL for values that nobody has.
+    NULL for values that exist nowhere.
     """
 
     tables: Sequence[QualifiedName] = ()

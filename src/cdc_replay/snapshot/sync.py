@@ -3,8 +3,8 @@
 On return the subscribers equal the publisher's filtered state as of one LSN. If the publisher has rewritten a
 table without sending its rows (R11.9), all subscriptions are brought to a fence, and the values of that table
 are compared there (`replay.rewritten_values`); an obstacle to that is a warning, and changes are still
-applied. A table that lacks a value which nobody has (R4.6) is left to a snapshot: then all three steps are
-repeated.
+applied. A table that lacks a value which exists nowhere (R4.6) is left to a snapshot: then all three steps
+are repeated.
 
 A subscription whose subscriber does not answer, or whose snapshot fails, stops no other one. Its ready tables
 are still replayed, and the error is in its result.
@@ -104,7 +104,7 @@ class _Sync:
         return all(_tables_to_copy(session) <= known for session, known in pairs)
 
     def compare_rewritten(self, sessions: Sequence[SubscriptionSession]) -> None:
-        """Compare the tables marked as rewritten; all subscriptions are brought to the fence of that."""
+        """Compare the tables marked as rewritten; all subscriptions reach the fence of that."""
         began, applied = time.monotonic(), [session for session in sessions if self._is_applied(session)]
         if not applied:
             return

@@ -4,8 +4,8 @@
 |--------------------------------|-------------------------------------------------------------------|
 | ready, or parked               | its applied LSN                                                   |
 | being copied                   | the consistent point of its snapshot                              |
-| waiting for its snapshot       | that snapshot, which is taken at the log's end or later. A running |
-|                                | job may have taken it already: then the requirement is unknown    |
+| waiting for its snapshot       | that snapshot, taken at the log's end or later; unknown if a      |
+|                                | running job may have taken it already                             |
 | before the log's start         | its next snapshot                                                 |
 """
 
