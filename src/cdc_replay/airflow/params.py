@@ -77,8 +77,8 @@ def refresh_params() -> ParamsDict:
                 default=False,
                 type="boolean",
                 title="Reconcile",
-                description="Also make every table equal what is published: insert and update rows, and delete"
-                " all rows of the subscriber that the publisher does not have or that the row filter excludes.",
+                description="Also make every table equal what is published: insert and update rows, and"
+                " delete all rows of the subscriber that the publisher lacks or that the row filter excludes.",
             ),
             "dry_run": Param(
                 default=False,
