@@ -186,7 +186,7 @@ def test_changes_captured_while_replay_is_paused_are_replayed_later(
 ) -> None:
     """The event of the capture is lost: Airflow makes no run of a paused DAG for it.
 
-    The publisher is gone meanwhile: what is in the log does not need it.
+    The publisher is unavailable meanwhile: replay of the log does not need it.
     """
     client = pipeline.client
     known = pipeline.settle("replay__shop")

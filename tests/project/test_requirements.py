@@ -5,7 +5,7 @@
 | `pyproject.toml`          | what the package and its `airflow` extra need, as ranges                   |
 | `requirements.in`         | the same with versions, and two that must agree with others                |
 | `requirements.lock`       | that with all it needs: what the image has                                 |
-| `requirements-dev.lock`   | what development needs besides                                             |
+| `requirements-dev.lock`   | what development needs in addition                                         |
 | `requirements-build.lock` | what builds packages from sources                                          |
 """
 

@@ -66,7 +66,7 @@ def test_subscription_sets_failure_policy_and_lock_timeout(tmp_path: Path) -> No
 
 
 def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:
-    """`setup` is then told so."""
+    """`setup` is given that."""
     config = load_config(write(tmp_path, MINIMAL.replace("./log", "./log\n    event_trigger: false")))
 
     assert not config.publisher("shop").event_trigger

@@ -78,7 +78,7 @@ def refresh_params() -> ParamsDict:
                 type="boolean",
                 title="Reconcile",
                 description="Also make every table equal what is published: insert and update rows, and"
-                " delete all rows of the subscriber that the publisher lacks or that the row filter excludes.",
+                " delete all rows that the publisher lacks or that the row filter excludes.",
             ),
             "dry_run": Param(
                 default=False,

@@ -46,7 +46,7 @@ def applied(twin: Twin, name: str, table: str) -> Lsn:
 
 
 def test_failed_subscription_stops_no_other(twin: Twin) -> None:
-    """A row that is there already is a conflict for one of three; its window is applied once that is gone."""
+    """An existing row is a conflict for one of three; its window is applied once the row is deleted."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     for name in ("first", "second", "third"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -428,7 +428,7 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     twin.publish("insert into t select n, n from generate_series(1, 200) n")
     twin.sync_ours()
     twin.publish("insert into t values (0, 0);\ninsert into u values (1, 1)")
-    # The fence is behind this commit: validate captures and replays up to it.
+    # The fence is after this commit: validate captures and replays up to it.
     sound = validate(twin.config, "s")
     assert (sound.success, sound.error) == (True, None)
     assert {table["table"]: table["subscriber_rows"] for table in sound.tables} == {

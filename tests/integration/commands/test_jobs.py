@@ -45,7 +45,7 @@ def allow_connections(twin: Twin, name: str, *, allowed: bool) -> None:
 
 
 def test_replay_asks_for_a_retry_after_a_transient_error(twin: Twin) -> None:
-    """`gone` does not answer for a while, `stuck` refuses a row for good; `good` gets everything at once."""
+    """`gone` does not answer at first, `stuck` has a permanent conflict; `good` gets everything at once."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("good", "gone", "stuck"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
