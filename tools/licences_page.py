@@ -66,7 +66,7 @@ class LicenceNotAllowed(Exception):
     """A distribution has a licence that is not in `ALLOWED`, or none."""
 
 
-def locked(lock: Path) -> Iterator[Requirement]:
+def read_lock(lock: Path) -> Iterator[Requirement]:
     """The distributions of a lock file, with their versions."""
     for line in lock.read_text(encoding="utf-8").splitlines():
         if re.match(r"[A-Za-z0-9]", line):
@@ -76,7 +76,7 @@ def locked(lock: Path) -> Iterator[Requirement]:
 def versions(lock: Path) -> dict[str, str]:
     """The version by name; several if it depends on the Python."""
     pinned: dict[str, list[str]] = {}
-    for requirement in locked(lock):
+    for requirement in read_lock(lock):
         pinned.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
     return {name: ", ".join(several) for name, several in pinned.items()}
 

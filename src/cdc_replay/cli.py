@@ -108,7 +108,7 @@ def _setup(
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""
-    from cdc_replay.commands.setup import script_of, setup, subscriber_script
+    from cdc_replay.commands.setup import to_script, setup, subscriber_script
 
     if subscription is not None and not dry_run:
         raise InvalidConfiguration(
@@ -120,7 +120,7 @@ def _setup(
     else:
         result = setup(loaded, publisher, dry_run=dry_run)
     outcome = outcome_of(result, as_json=as_json)
-    return dataclasses.replace(outcome, text=script_of(result)) if dry_run else outcome
+    return dataclasses.replace(outcome, text=to_script(result)) if dry_run else outcome
 
 
 @app.command("capture")

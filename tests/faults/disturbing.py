@@ -165,7 +165,7 @@ def restart_server(database: Database) -> None:
 
 
 def wait_until_it_accepts(database: Database, *, without: list[int]) -> None:
-    """Until the server has recovered, and its processes of before are gone."""
+    """Until the server has recovered, and its earlier processes have ended."""
 
     def accepts() -> bool:
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(database.dsn) as connection:

@@ -204,7 +204,7 @@ def another_reader(disturbed: Disturbed) -> Iterator[None]:
 
 
 def test_slot_acquired_by_another_process_is_left_to_it(disturbed: Disturbed) -> None:
-    """R1.33, SQLSTATE 55006: the pull is in the log, the slot is behind it."""
+    """R1.33, SQLSTATE 55006: the pull is in the log, the slot is at an earlier position."""
     traffic(disturbed.database, 1)
     process = disturbed.start(f"{BEFORE_ADVANCE}=stop")
     process.wait_until_stopped()
@@ -246,7 +246,7 @@ def made_anew(disturbed: Disturbed) -> None:
 def test_changes_that_are_taken_from_the_slot_meanwhile_are_never_passed_over(
     failpoint: str, event: Callable[[Disturbed], None], error: type[CdcReplayError], disturbed: Disturbed
 ) -> None:
-    """R1.29: the next peek would begin behind them. The log ends before the gap, and stays there."""
+    """R1.29: the next peek would begin after them. The log ends before the gap, and stays there."""
     traffic(disturbed.database, 1)
     process = disturbed.start(f"{failpoint}@2=stop")
     process.wait_until_stopped()
@@ -294,7 +294,7 @@ def test_a_full_disk_stops_the_capture_and_leaves_the_log_as_it_was(
 
 
 def test_a_full_temporary_folder_stops_the_capture_with_its_name(publisher: Database, tmp_path: Path) -> None:
-    """A transaction that is larger than what is held in memory goes through a file."""
+    """A transaction that exceeds the memory limit is spooled to a file."""
     publisher.run(TABLE)
     with disturb(publisher, tmp_path) as disturbed:
         publisher.run(LARGE)

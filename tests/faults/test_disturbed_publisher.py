@@ -244,7 +244,7 @@ def test_a_publisher_that_is_disturbed_in_the_middle_of_a_copy_is_copied_by_the_
 
 
 def test_slot_dropped_meanwhile_costs_only_a_new_log(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R1.33. The reconciliation needs it no more, and is right; what comes after it is in no log."""
+    """R1.33. The reconciliation no longer needs the slot, and is right; later changes are in no log."""
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", "q", tables=TABLES)
     twin.sync()

@@ -60,7 +60,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def subscribed(twin: Twin, disk: SmallDisk) -> Iterator[Twin]:
-    """Everything of the subscriber, our state and what is staged too, is on the small disk."""
+    """The whole subscriber, with our state and staging, is on the small disk."""
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
     data = disk.folder / "data"

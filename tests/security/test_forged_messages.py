@@ -156,7 +156,7 @@ def test_messages_of_others_are_not_kept(twin: Twin, stranger: Stranger) -> None
 def test_a_message_of_the_event_triggers_counts_in_its_own_transaction_and_once(
     twin: Twin, stranger: Stranger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even who can read the stream cannot say again what was said."""
+    """Not even a role that can read the stream can replay a message."""
     subscribe(twin)
     twin.publisher.run("alter publication p set table t")
     [(content,)] = twin.publisher.rows(

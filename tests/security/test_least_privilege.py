@@ -14,7 +14,7 @@ import pytest
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.setup import script_of, setup, subscriber_script
+from cdc_replay.commands.setup import to_script, setup, subscriber_script
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
@@ -111,8 +111,8 @@ def roles(twin: Twin) -> Iterator[Roles]:
 def scripts(roles: Roles) -> None:
     """What `setup --dry-run` prints for both sides, run by their administrators."""
     config = roles.twin.config
-    run_as_administrator(roles.twin.publisher, script_of(setup(config, "pub", dry_run=True)))
-    run_as_administrator(roles.apply.database, script_of(subscriber_script(config, "pub", "s")))
+    run_as_administrator(roles.twin.publisher, to_script(setup(config, "pub", dry_run=True)))
+    run_as_administrator(roles.apply.database, to_script(subscriber_script(config, "pub", "s")))
 
 
 @pytest.mark.parametrize("run_as_owner", [False, True])
@@ -150,7 +150,7 @@ def test_roles_without_rights_do_everything_after_two_scripts(roles: Roles, run_
 def test_without_the_scripts_each_step_says_what_it_lacks(roles: Roles) -> None:
     with pytest.raises(MissingPrivilege, match="lacks the attribute REPLICATION"):
         setup(roles.twin.config, "pub")
-    run_as_administrator(roles.twin.publisher, script_of(setup(roles.twin.config, "pub", dry_run=True)))
+    run_as_administrator(roles.twin.publisher, to_script(setup(roles.twin.config, "pub", dry_run=True)))
     setup(roles.twin.config, "pub")
 
     with pytest.raises(MissingPrivilege, match='cannot create schema "cdc_replay"'):

@@ -129,7 +129,7 @@ def replay(twin: Twin) -> str | None:
 
 
 def traces(twin: Twin) -> list[tuple[Any, ...]]:
-    """What hostile texts leave behind where they are executed."""
+    """The traces of hostile texts that were executed."""
     return twin.publisher.rows(TRACES)
 
 
@@ -172,7 +172,7 @@ def test_nothing_of_a_hostile_tree_is_executed(twin: Twin) -> None:
 
 @dataclass(frozen=True)
 class FilterQuestion:
-    """The table `t` of a database, a filter of it, and what is asked about a row."""
+    """The table `t` of a database, a filter of it, and the columns whose values are available."""
 
     database: Database
     table: Table
@@ -275,7 +275,7 @@ def test_the_tree_decides_and_not_the_text(publisher: Database) -> None:
 
 
 def test_a_function_of_the_tables_owner_does_not_run_with_our_rights(publisher: Database) -> None:
-    """The owner of a table may write what it likes into a generation expression, without forging anything."""
+    """The owner of a table may write anything into a generation expression, without forging anything."""
     publisher.run(EVIL)
     own = ask_about(publisher, "g = 'ours'", "tenant text, g text generated always as (evil(tenant)) stored")
 

@@ -125,7 +125,7 @@ VALUES: Final = {"domain in a composite type": ("(a)", "(b)", "(c)")}
 
 @pytest.fixture
 def owner(twin: Twin) -> Iterator[Stranger]:
-    """A stranger at the subscriber, who may make whatever he likes in the databases."""
+    """A stranger at the subscriber, who may create objects in the databases."""
     made = Stranger(twin.database(), f"owner_of_{twin.publisher.name}")
     made.enter()
     yield made
@@ -238,7 +238,7 @@ def test_code_runs_as_its_owner_where_tables_are_compared(twin: Twin, owner: Str
 
 
 def test_code_that_refuses_a_change_runs_as_its_owner_again(twin: Twin, owner: Stranger) -> None:
-    """The change parks; `resume`, and `backfill` of what was there before, fire the trigger as the owner."""
+    """The change parks; `resume`, and `backfill` of earlier rows, fire the trigger as the owner."""
     twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
     twin.subscribe("s", "p", tables=own(owner, CODE_IN["trigger"]), native=False)
     twin.sync_ours()

@@ -255,7 +255,7 @@ def test_a_domain_in_a_key_checks_nothing_on_the_publisher(twin: Twin, owner: Ow
 
 
 def test_a_copy_of_a_whole_table_calls_no_function_of_its_indexes(twin: Twin, owner: Owner) -> None:
-    """A query would: the planner evaluates what is constant in them. Native reads by COPY, too (R7.6)."""
+    """A query would: the planner evaluates their constants. Native reads by COPY, too (R7.6)."""
     owner.stranger.run(
         "set search_path = public; create table w (id int primary key, a int);"
         "insert into w values (1, 1), (2, 2);"

@@ -196,7 +196,7 @@ def test_type_with_a_reused_name_gets_no_values(owner: Stranger, worker: Connect
 
 
 def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:
-    """The lock of our session does not keep out what runs in it."""
+    """The lock of our session does not stop code that runs in it."""
     make(
         owner,
         f"{CODE} create table own.u (id int, v text); alter table own.u owner to {owner.name};"

@@ -83,7 +83,7 @@ def subscriber_script(config: Config, publisher: str, name: str) -> SetupResult:
     )
 
 
-def script_of(result: SetupResult) -> str:
+def to_script(result: SetupResult) -> str:
     """The statements of a dry run as a script for psql, which a superuser runs in that database."""
     warnings = (f"-- {' '.join(warning.split())}\n" for warning in result.warnings)
     if not result.statements:
