@@ -108,7 +108,7 @@ def _setup(
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""
-    from cdc_replay.commands.setup import to_script, setup, subscriber_script
+    from cdc_replay.commands.setup import setup, subscriber_script, to_script
 
     if subscription is not None and not dry_run:
         raise InvalidConfiguration(

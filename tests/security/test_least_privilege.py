@@ -14,7 +14,7 @@ import pytest
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.setup import to_script, setup, subscriber_script
+from cdc_replay.commands.setup import setup, subscriber_script, to_script
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
