@@ -1,14 +1,14 @@
 """`backfill__<subscription>`: apply a past range of the change log again.
 
-Into the subscriber it repairs: the rows that the range touches end as of the subscriber's applied LSN. Into
-another database the range is applied as it was.
+In the subscriber it repairs rows: those that the range has changed get their state of the applied LSN. In
+another database the range is applied unchanged.
 """
 
 from __future__ import annotations
 
 from airflow.sdk import DAG
 
-from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, dag_arguments
 from cdc_replay.airflow.params import backfill_params, backfill_request
 from cdc_replay.config import load_config
 
@@ -19,10 +19,8 @@ for member in config.subscriptions.values():
         description=f"A past range of the log, again, for {member.name}",
         doc_md=__doc__,
         schedule=None,
-        max_active_runs=1,
-        **limited(config, DEFAULT_ARGS),
+        **dag_arguments(config, member.subscription.publisher, DEFAULT_ARGS),
         params=backfill_params(),
-        tags=["cdc-replay", member.subscription.publisher],
     ):
         backfill = SparkJobOperator(
             task_id="backfill",

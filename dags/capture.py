@@ -1,7 +1,7 @@
-"""`capture__<publisher>`: make sure of the slot, then pull its changes into the change log.
+"""`capture__<publisher>`: set up the slot if it is missing, then pull its changes into the change log.
 
-One run at a time for a slot. `CDC_REPLAY_CAPTURE_SCHEDULE` says how often: a number of seconds (default
-60), a cron expression or preset, or `none` for runs that a person or another system starts.
+One run at a time per slot. `CDC_REPLAY_CAPTURE_SCHEDULE` is a number of seconds (default 60), a cron
+expression or preset, or `none` for runs that a person or another system starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.airflow.dag_ids import capture_dag
-from cdc_replay.airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator, limited
+from cdc_replay.airflow.operators import FOLLOWING_ARGS, CaptureOperator, SetupOperator, dag_arguments
 from cdc_replay.airflow.params import capture_params
 from cdc_replay.airflow.schedules import START, capture_schedule
 from cdc_replay.config import load_config
@@ -22,11 +22,8 @@ for publisher in config.publishers:
         doc_md=__doc__,
         schedule=capture_schedule(),
         start_date=START,
-        catchup=False,
-        max_active_runs=1,
-        **limited(config, FOLLOWING_ARGS),
+        **dag_arguments(config, publisher, FOLLOWING_ARGS),
         params=capture_params(),
-        tags=["cdc-replay", publisher],
     ):
         setup = SetupOperator(task_id="setup", publisher=publisher)
         capture = CaptureOperator(task_id="capture", publisher=publisher, to_lsn="{{ params.to_lsn or '' }}")

@@ -1,16 +1,16 @@
 """`refresh__<subscription>`: read the publications again, as REFRESH PUBLICATION does.
 
-New tables are copied, dropped ones forgotten. With the Param `reconcile` the subscriber then holds exactly
-what the publications say: rows are brought and updated, and all rows are deleted that the publisher does not
-have or the row filter shuts out, without a question. With `dry_run` nothing is changed: the result in the
-task's log counts what would be.
+New tables are copied, dropped ones are removed from the subscription. With the Param `reconcile` the
+subscriber then equals the publications: rows are inserted and updated, and rows that the publisher does not
+have or that the row filter excludes are deleted without confirmation. With `dry_run` nothing is changed, and
+the result in the task's log has the counts.
 """
 
 from __future__ import annotations
 
 from airflow.sdk import DAG
 
-from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, EmitAssetEventOperator, SparkJobOperator, dag_arguments
 from cdc_replay.airflow.params import refresh_params, refresh_request
 from cdc_replay.config import load_config
 
@@ -21,10 +21,8 @@ for member in config.subscriptions.values():
         description=f"Publications of {member.name}, read again",
         doc_md=__doc__,
         schedule=None,
-        max_active_runs=1,
-        **limited(config, DEFAULT_ARGS),
+        **dag_arguments(config, member.subscription.publisher, DEFAULT_ARGS),
         params=refresh_params(),
-        tags=["cdc-replay", member.subscription.publisher],
     ):
         refresh = SparkJobOperator(
             task_id="refresh",

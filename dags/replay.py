@@ -1,9 +1,8 @@
 """`replay__<group>`: one Spark application applies the change log to all subscriptions of the group.
 
-Runs when the change log has new transactions, and when `watch__<publisher>` finds a subscription behind it;
-or else on the group's schedule. Changes that arrive while a run is active are applied by the next one,
-together. Every subscription has a task that reports its result: it is red while its subscription is failed
-or parked, whatever the others do.
+Runs when the change log has new transactions, and when `watch__<publisher>` finds a lagging subscription; or
+else on the group's schedule. The next run applies all changes that arrive while one is active. Every
+subscription has its own report task, which fails while the subscription is failed or parked.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from airflow.sdk import DAG, TriggerRule
 
 from cdc_replay.airflow.assets import change_log
 from cdc_replay.airflow.dag_ids import replay_dag
-from cdc_replay.airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator, limited
+from cdc_replay.airflow.operators import FOLLOWING_ARGS, ReplayOperator, ReportOperator, dag_arguments
 from cdc_replay.airflow.params import replay_params
 from cdc_replay.airflow.schedules import START
 from cdc_replay.config import load_config
@@ -25,11 +24,8 @@ for group in config.groups.values():
         doc_md=__doc__,
         schedule=group.schedule or [change_log(group.publisher)],
         start_date=START,
-        catchup=False,
-        max_active_runs=1,
-        **limited(config, FOLLOWING_ARGS),
+        **dag_arguments(config, group.publisher, FOLLOWING_ARGS),
         params=replay_params(),
-        tags=["cdc-replay", group.publisher],
     ):
         replay = ReplayOperator(
             task_id="replay",

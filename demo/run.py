@@ -2,9 +2,9 @@
 
     PostgreSQL (publisher, subscriber, Airflow's own)  →  Airflow: capture → snapshot → replay → validate
 
-The DAGs do the work, through Airflow's own scheduler: this program starts the servers, lets the airports
-live, watches, and prints what came of it. All files are below `.runtime/demo`; whatever happens, all that was
-started is stopped.
+The DAGs do the work, through Airflow's own scheduler: this program starts the servers, plays the traffic and
+prints the results. All files are below `.runtime/demo`. The servers are stopped at the end, also after an
+error.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from cdc_replay.private_files import set_private_umask
 from embedded.airflow import USER, Airflow, Client, Run, Settings, wait_for
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
-from traffic import Period, Played, load_history, play
+from traffic import DateRange, TrafficStats, load_history, play
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / ".runtime" / "demo"
 PUBLISHER: Final = "airports"
 CAPTURE: Final = "capture"
 APPLY: Final = "apply"
-"""The roles of publisher and subscribers: they may log in, and what `setup --dry-run` gives them."""
+"""The roles of publisher and subscribers: LOGIN, and the grants that `setup --dry-run` prints."""
 SUBSCRIPTIONS: Final[dict[str, list[str]]] = {
     "jfk_board": ["jfk_open"],
     "operations": ["late_flights", "one_airline"],
@@ -75,8 +75,8 @@ console = Console(highlight=False)
 
 
 @dataclass(slots=True)
-class Stages:
-    """Says what is going on, and how long each stage took."""
+class StageTimer:
+    """Prints each stage, and how long it took."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -92,13 +92,13 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Everything that runs."""
+    """The running servers."""
 
     publisher: Cluster
     subscriber: Cluster
     airflow: Airflow
     config: Config
-    stages: Stages
+    timer: StageTimer
 
     @property
     def client(self) -> Client:
@@ -107,28 +107,28 @@ class Demo:
 
 
 @contextlib.contextmanager
-def started(stages: Stages, period: Period) -> Iterator[Demo]:
+def start_demo(timer: StageTimer, period: DateRange) -> Iterator[Demo]:
     """All servers, with the publisher's history loaded."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # Where root may not make namespaces, the servers run as another user, who has to come through.
+    # Where root may not create namespaces, the servers run as another user, who must be able to enter.
     FOLDER.chmod(0o711)
     set_private_umask()
     with contextlib.ExitStack() as stack:
-        with stages.stage("PostgreSQL: publisher, subscriber and Airflow's metadata"):
+        with timer.stage("PostgreSQL: publisher, subscriber and Airflow's metadata"):
             publisher, subscriber, metadata = (
                 stack.enter_context(Cluster(FOLDER, name)) for name in ("publisher", "subscriber", "metadata")
             )
             create_databases(publisher, subscriber, metadata)
-        with stages.stage(f"history before {period.start} into the publisher"):
+        with timer.stage(f"history before {period.start} into the publisher"):
             with psycopg.connect(publisher.dsn("airports"), autocommit=True) as connection:
                 count = load_history(connection, period)
             console.print(f"  {count} departures of the week before, all airlines, airports and planes")
-        environment = environment_of(publisher, subscriber)
+        environment = write_configuration(publisher, subscriber)
         os.environ.update(environment)
-        with stages.stage("roles that own nothing: what `setup --dry-run` prints, run by an administrator"):
-            give_privileges(publisher, subscriber)
-        with stages.stage("Airflow: api-server, scheduler, dag-processor"):
+        with timer.stage("grants of `setup --dry-run`, for roles that own nothing"):
+            run_grant_scripts(publisher, subscriber)
+        with timer.stage("Airflow: api-server, scheduler, dag-processor"):
             settings = Settings(
                 dags=ROOT / "dags",
                 plugins=ROOT / "plugins",
@@ -137,7 +137,7 @@ def started(stages: Stages, period: Period) -> Iterator[Demo]:
             )
             airflow = stack.enter_context(Airflow(FOLDER / "airflow", settings))
             console.print(f"  {airflow.url}  user {USER}, password {airflow.password}")
-        yield Demo(publisher, subscriber, airflow, load_config(), stages)
+        yield Demo(publisher, subscriber, airflow, load_config(), timer)
 
 
 def create_databases(publisher: Cluster, subscriber: Cluster, metadata: Cluster) -> None:
@@ -162,19 +162,19 @@ def create_database(cluster: Cluster, name: str, *scripts: str) -> None:
             connection.execute((ROOT / "demo" / script).read_bytes())
 
 
-def give_privileges(publisher: Cluster, subscriber: Cluster) -> None:
-    """What an administrator does once: run what `setup --dry-run` prints, for each side."""
+def run_grant_scripts(publisher: Cluster, subscriber: Cluster) -> None:
+    """Run as an administrator what `setup --dry-run` prints for each side."""
     config = load_config()
-    done = {publisher.dsn(PUBLISHER): setup(config, PUBLISHER, dry_run=True)}
-    done |= {subscriber.dsn(name): subscriber_script(config, PUBLISHER, name) for name in SUBSCRIPTIONS}
-    for dsn, result in done.items():
+    scripts = {publisher.dsn(PUBLISHER): setup(config, PUBLISHER, dry_run=True)}
+    scripts |= {subscriber.dsn(name): subscriber_script(config, PUBLISHER, name) for name in SUBSCRIPTIONS}
+    for dsn, result in scripts.items():
         with psycopg.connect(dsn, autocommit=True) as connection:
             for statement in result.statements:
                 connection.execute(statement.encode())
 
 
-def environment_of(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
-    """Write the configuration; the environment in which Airflow and its tasks find it and the servers."""
+def write_configuration(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
+    """Write the configuration; returns the environment of Airflow, with the file and the connections."""
     file = FOLDER / "cdc_replay.yaml"
     content = {
         "publishers": {PUBLISHER: {"conn_id": "airports", "change_log": "./change_log"}},
@@ -198,32 +198,32 @@ def environment_of(publisher: Cluster, subscriber: Cluster) -> dict[str, str]:
     }
 
 
-def run_pipeline(demo: Demo, period: Period) -> Played:
-    """Setup and snapshots, then live traffic under the scheduled DAGs until all is applied and proved."""
+def run_pipeline(demo: Demo, period: DateRange) -> TrafficStats:
+    """Setup and snapshots, then live traffic under the scheduled DAGs until it is applied and validated."""
     client = demo.client
     validations = [f"validate__{name}" for name in SUBSCRIPTIONS]
-    with demo.stages.stage("DAG capture: publications, slot and change log"):
+    with demo.timer.stage("DAG capture: publications, slot and change log"):
         capture = f"capture__{PUBLISHER}"
         wait_for(lambda: {capture, *validations} <= client.dag_ids(), "the DAGs to be parsed", 120)
         client.unpause(capture)
-        wait_for(lambda: succeeded(client, capture), "the first capture", 120)
-    with demo.stages.stage("DAGs snapshot: three initial copies, each through its filters"):
+        wait_for(lambda: has_succeeded(client, capture), "the first capture", 120)
+    with demo.timer.stage("DAGs snapshot: three initial copies, each through its filters"):
         snapshots = [f"snapshot__{name}" for name in SUBSCRIPTIONS]
         client.unpause(*snapshots)
-        finished(client, [client.trigger(dag_id) for dag_id in snapshots])
+        wait_until_succeeded(client, [client.trigger(dag_id) for dag_id in snapshots])
     client.unpause(f"replay__{PUBLISHER}")
-    with demo.stages.stage(f"live traffic, {period.start} to {period.end}; DAGs capture and replay at work"):
-        played = live_traffic(demo, period)
-    with demo.stages.stage("the last window"):
+    with demo.timer.stage(f"live traffic, {period.start} to {period.end}; DAGs capture and replay"):
+        stats = run_traffic(demo, period)
+    with demo.timer.stage("the last window"):
         client.unpause(*validations)
-        end = last_position(demo)
-        wait_for(lambda: all_applied(demo, end), f"all subscriptions to reach {end}", 600)
-    with demo.stages.stage("DAGs validate: Great Expectations at a fence LSN"):
-        wait_for(lambda: all_validated(demo, end, client), "the validations", 240)
-    return played
+        end = make_last_change(demo)
+        wait_for(lambda: are_applied(demo, end), f"all subscriptions to reach {end}", 600)
+    with demo.timer.stage("DAGs validate: Great Expectations at a fence LSN"):
+        wait_for(lambda: are_validated(demo, end, client), "the validations", 240)
+    return stats
 
 
-def succeeded(client: Client, dag_id: str) -> bool:
+def has_succeeded(client: Client, dag_id: str) -> bool:
     """Whether a run of the DAG has succeeded.
 
     Raises:
@@ -232,11 +232,11 @@ def succeeded(client: Client, dag_id: str) -> bool:
     runs = client.runs(dag_id)
     for run in runs:
         if run.state == "failed":
-            raise RuntimeError(failure(client, run))
+            raise RuntimeError(describe_failure(client, run))
     return any(run.state == "success" for run in runs)
 
 
-def finished(client: Client, runs: list[Run]) -> None:
+def wait_until_succeeded(client: Client, runs: list[Run]) -> None:
     """Wait until all runs have succeeded.
 
     Raises:
@@ -244,99 +244,103 @@ def finished(client: Client, runs: list[Run]) -> None:
     """
     for run in runs:
         if client.wait_for_run(run).state != "success":
-            raise RuntimeError(failure(client, run))
+            raise RuntimeError(describe_failure(client, run))
 
 
-def failure(client: Client, run: Run) -> str:
-    """What the failed tasks of a run said at the end."""
+def describe_failure(client: Client, run: Run) -> str:
+    """The ends of the logs of a run's failed tasks."""
     failed = [task for task, state in client.task_states(run).items() if state == "failed"]
     tails = "\n".join(client.log(run, task)[-3000:] for task in failed)
     return f"{run.dag_id} failed in {', '.join(failed)}:\n{tails}"
 
 
-def live_traffic(demo: Demo, period: Period) -> Played:
-    """Let the days happen while the DAGs run; shows the demo's clock and the subscribers' lag."""
-    shown = Played()
+def run_traffic(demo: Demo, period: DateRange) -> TrafficStats:
+    """Play the days while the DAGs run; prints the demo's clock and the subscribers' lag."""
+    latest = TrafficStats()
     failures: list[BaseException] = []
 
-    def happen() -> None:
+    def play_traffic() -> None:
         try:
             with psycopg.connect(demo.publisher.dsn("airports"), autocommit=True) as connection:
-                play(connection, period, seconds=SECONDS_PER_DAY * period.days, progress=keep)
+                play(connection, period, seconds=SECONDS_PER_DAY * period.days, progress=copy_stats)
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             failures.append(error)
 
-    def keep(played: Played) -> None:
-        shown.transactions, shown.statements, shown.minute = (
-            played.transactions, played.statements, played.minute,
+    def copy_stats(stats: TrafficStats) -> None:
+        latest.transactions, latest.statements, latest.minute = (
+            stats.transactions, stats.statements, stats.minute,
         )  # fmt: skip
 
-    thread = threading.Thread(target=happen, daemon=True)
+    thread = threading.Thread(target=play_traffic, daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(timeout=5)
-        behind = max(lags(demo).values())
+        lag = max(read_lags(demo).values())
         console.print(
-            f"  {shown.now:%b %d %H:%M}  {shown.statements:6d} events; behind: {behind / 1e6:.1f} MB of WAL"
+            f"  {latest.now:%b %d %H:%M}  {latest.statements:6d} events; lag: {lag / 1e6:.1f} MB of WAL"
         )
     if failures:
         raise failures[0]
-    return shown
+    return latest
 
 
-def lags(demo: Demo) -> Mapping[str, int]:
-    """Bytes of WAL that each subscriber is behind the publisher."""
-    return {each.subscription: each.lag_bytes or 0 for each in status(demo.config).subscriptions}
+def read_lags(demo: Demo) -> Mapping[str, int]:
+    """The lag of each subscriber, in bytes of WAL."""
+    subscriptions = status(demo.config).subscriptions
+    return {subscription.subscription: subscription.lag_bytes or 0 for subscription in subscriptions}
 
 
-def last_position(demo: Demo) -> Lsn:
-    """The publisher's position after a last change, which makes the last window."""
+def make_last_change(demo: Demo) -> Lsn:
+    """Make one more change, for the last window; returns the publisher's position after it."""
     with psycopg.connect(demo.publisher.dsn("airports"), autocommit=True) as connection:
         connection.execute("update planes set landings = landings + 1 where tailnum = 'N10156'")
         row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
     return Lsn.parse(row[0] if row else "")
 
 
-def all_applied(demo: Demo, end: Lsn) -> bool:
+def are_applied(demo: Demo, end: Lsn) -> bool:
     """Whether every subscriber holds everything up to `end`."""
-    reached = [each.applied_lsn for each in status(demo.config).subscriptions]
-    return all(applied is not None and applied >= end for applied in reached)
+    subscriptions = status(demo.config).subscriptions
+    return all(
+        subscription.applied_lsn is not None and subscription.applied_lsn >= end
+        for subscription in subscriptions
+    )
 
 
-def validations_of(demo: Demo) -> dict[str, dict[str, Any]]:
+def read_validations(demo: Demo) -> dict[str, dict[str, Any]]:
     """The last validation of each subscription that has one."""
-    found = {}
+    validations = {}
     for name in SUBSCRIPTIONS:
         with psycopg.connect(demo.subscriber.dsn(name)) as connection:
             row = connection.execute(
                 "select result from cdc_replay.result where command = 'validate' order by number desc limit 1"
             ).fetchone()
         if row is not None:
-            found[name] = row[0]
-    return found
+            validations[name] = row[0]
+    return validations
 
 
-def all_validated(demo: Demo, end: Lsn, client: Client) -> bool:
+def are_validated(demo: Demo, end: Lsn, client: Client) -> bool:
     """Whether every subscription was validated at `end` or later."""
-    done = validations_of(demo)
-    if len(done) < len(SUBSCRIPTIONS):
+    validations = read_validations(demo)
+    if len(validations) < len(SUBSCRIPTIONS):
         for name in SUBSCRIPTIONS:
-            if name not in done:
-                succeeded(client, f"validate__{name}")
+            if name not in validations:
+                has_succeeded(client, f"validate__{name}")
         return False
-    return all(Lsn.parse(each["to_lsn"]) >= end for each in done.values())
+    return all(Lsn.parse(validation["to_lsn"]) >= end for validation in validations.values())
 
 
-def report(demo: Demo) -> bool:
-    """Print what came of it; whether every subscription is consistent."""
-    validations = validations_of(demo)
-    behind = lags(demo)
+def print_report(demo: Demo) -> bool:
+    """Print totals and verdicts; whether every subscription is consistent."""
+    validations = read_validations(demo)
+    lags = read_lags(demo)
     columns = []
     for name in SUBSCRIPTIONS:
         with psycopg.connect(demo.subscriber.dsn(name)) as connection:
             counts = [str(count) for count in connection.execute(_TOTALS).fetchone() or ()]
         verdict = "[green]consistent[/]" if validations[name]["success"] else "[red]NOT consistent[/]"
-        columns.append([*counts, f"{behind[name]} bytes", verdict, validations[name]["to_lsn"]])
+        columns.append([*counts, f"{lags[name]} bytes", verdict, validations[name]["to_lsn"]])
     table = Table("", *SUBSCRIPTIONS, box=None)
     for label, values in zip(REPORTED, zip(*columns, strict=True), strict=True):
         table.add_row(label, *values)
@@ -356,17 +360,17 @@ def main() -> int:
     if not 1 <= arguments.days <= MOST_DAYS:
         parser.error(f"--days must be from 1 to {MOST_DAYS}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # Where a shell has started this in the background, SIGINT would be ignored.
+    # A shell that starts this in the background has SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    period = Period.of_days(arguments.days)
-    stages = Stages()
+    period = DateRange.with_month_end(arguments.days)
+    timer = StageTimer()
     began = time.monotonic()
     try:
-        with started(stages, period) as demo:
+        with start_demo(timer, period) as demo:
             run_pipeline(demo, period)
-            consistent = report(demo)
+            consistent = print_report(demo)
             console.print(f"{time.monotonic() - began:.0f} s in all; files in {FOLDER}")
-            if arguments.keep:
+            if arguments.copy_stats:
                 console.print(f"Airflow: {demo.airflow.url}  user {USER}, password {demo.airflow.password}")
                 console.print("Press Ctrl-C to stop everything.")
                 signal.pause()

@@ -1,7 +1,7 @@
-"""The life of the publisher's database: days before the start at once, the following days as live traffic.
+"""The publisher's traffic: the days before the start at once, the following days live.
 
-Ten minutes of the airports are one transaction. Every fifth transaction also does something that it rolls
-back to a savepoint. At three in the morning flights of a week ago are archived; on the first day of a month
+Ten minutes of the airports are one transaction. Every fifth transaction also rolls changes back to a
+savepoint. At three in the morning flights of a week ago are archived; on the first day of a month
 the weather of the month before is truncated.
 """
 
@@ -62,18 +62,18 @@ _WEATHER_COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
-    """The days that are there at the start, and those that arrive live."""
+class DateRange:
+    """The live days; the days before `start` are loaded as history."""
 
     start: dt.date
     days: int
 
     @classmethod
-    def of_days(cls, days: int) -> Period:
-        """A period of live days that contains the turn of a month, January's where it can."""
+    def with_month_end(cls, days: int) -> DateRange:
+        """A range of live days that contains the turn of a month, preferably January's."""
         latest = LAST_DAY - dt.timedelta(days=days - 1)
-        wanted = dt.date(2013, 2, 1) - dt.timedelta(days=min(days - 1, 24))
-        return cls(min(wanted, latest), days)
+        preferred = dt.date(2013, 2, 1) - dt.timedelta(days=min(days - 1, 24))
+        return cls(min(preferred, latest), days)
 
     @property
     def end(self) -> dt.date:
@@ -82,8 +82,8 @@ class Period:
 
 
 @dataclass(slots=True)
-class Played:
-    """What has happened so far; `statements` includes those that were rolled back."""
+class TrafficStats:
+    """What was played so far; `statements` includes those that were rolled back."""
 
     transactions: int = 0
     statements: int = 0
@@ -95,14 +95,14 @@ class Played:
         return YEAR_START + dt.timedelta(minutes=self.minute)
 
 
-def load_history(connection: psycopg.Connection[Any], period: Period) -> int:
-    """Fill the database with what is there before the start; returns the number of flights."""
+def load_history(connection: psycopg.Connection[Any], period: DateRange) -> int:
+    """Load the rows from before the start; returns the number of flights."""
     with connection.transaction(), connection.cursor() as cursor:
         for name in ("airlines", "airports", "planes"):
             rows = list(read_table(name))
             columns = list(rows[0])
             _copy(cursor, name, columns, (tuple(row[column] for column in columns) for row in rows))
-        _copy(cursor, "weather", list(_WEATHER_COLUMNS), _weather(dt.date(2013, 1, 1), period.start))
+        _copy(cursor, "weather", list(_WEATHER_COLUMNS), _read_weather(dt.date(2013, 1, 1), period.start))
     first = period.start - dt.timedelta(days=HISTORY_DAYS)
     flights = list(read_flights(first, period.start - dt.timedelta(days=1)))
     until = (period.start - YEAR_START.date()).days * DAY
@@ -125,7 +125,7 @@ def _copy(
             copy.write_row(row)
 
 
-def _weather(first: dt.date, before: dt.date) -> Iterator[tuple[str | None, ...]]:
+def _read_weather(first: dt.date, before: dt.date) -> Iterator[tuple[str | None, ...]]:
     for row in read_table("weather"):
         if first.isoformat() <= str(row["time_hour"])[:10] < before.isoformat():
             yield tuple(row[column] for column in _WEATHER_COLUMNS)
@@ -133,62 +133,64 @@ def _weather(first: dt.date, before: dt.date) -> Iterator[tuple[str | None, ...]
 
 def play(
     connection: psycopg.Connection[Any],
-    period: Period,
+    period: DateRange,
     *,
     seconds: float,
-    progress: Callable[[Played], None],
-) -> Played:
-    """Let the live days happen within about `seconds`; returns what was done."""
-    played = Played()
+    progress: Callable[[TrafficStats], None],
+) -> TrafficStats:
+    """Play the live days within about `seconds`."""
+    stats = TrafficStats()
     began = time.monotonic()
     first = (period.start - YEAR_START.date()).days * DAY
     last = first + period.days * DAY
     events = _live_events(period, first, last)
-    weather = _hourly_weather(period)
-    for number, (step, happening) in enumerate(
+    weather = _weather_by_hour(period)
+    for index, (step, step_events) in enumerate(
         itertools.groupby(events, key=lambda e: e.minute // STEP_MINUTES)
     ):
-        played.minute = step * STEP_MINUTES
-        played.statements += _transaction(connection, list(happening), rolls_back=number % 5 == 0)
-        played.transactions += 1
-        _on_the_hour(connection, played, weather)
-        progress(played)
-        due = began + seconds * (played.minute - first) / (last - first)
+        stats.minute = step * STEP_MINUTES
+        stats.statements += _play_transaction(connection, list(step_events), rolls_back=index % 5 == 0)
+        stats.transactions += 1
+        _play_hourly(connection, stats, weather)
+        progress(stats)
+        due = began + seconds * (stats.minute - first) / (last - first)
         time.sleep(max(0.0, due - time.monotonic()))
-    return played
+    return stats
 
 
-def _live_events(period: Period, first: int, last: int) -> list[Event]:
+def _live_events(period: DateRange, first: int, last: int) -> list[Event]:
     flights = read_flights(period.start - dt.timedelta(days=HISTORY_DAYS), period.end)
     events = (event for flight in flights for event in events_of(flight))
     return sorted((event for event in events if first <= event.minute < last), key=lambda e: e.minute)
 
 
-def _transaction(connection: psycopg.Connection[Any], events: Sequence[Event], *, rolls_back: bool) -> int:
+def _play_transaction(
+    connection: psycopg.Connection[Any], events: Sequence[Event], *, rolls_back: bool
+) -> int:
     with connection.transaction():
         with connection.pipeline():
             for event in events:
                 play_event(connection, event)
         if rolls_back:
-            # A clerk who changes his mind: none of this may ever reach a subscriber.
+            # None of this may ever reach a subscriber.
             with connection.transaction(force_rollback=True):
                 connection.execute("update flights set status = 'lost' where status = 'scheduled'")
                 connection.execute("delete from planes where tailnum < 'N15'")
     return len(events)
 
 
-def _hourly_weather(period: Period) -> dict[str, list[tuple[str | None, ...]]]:
+def _weather_by_hour(period: DateRange) -> dict[str, list[tuple[str | None, ...]]]:
     by_hour: dict[str, list[tuple[str | None, ...]]] = {}
-    for row in _weather(period.start, period.end + dt.timedelta(days=1)):
+    for row in _read_weather(period.start, period.end + dt.timedelta(days=1)):
         by_hour.setdefault(str(row[1])[:13], []).append(row)
     return by_hour
 
 
-def _on_the_hour(
-    connection: psycopg.Connection[Any], played: Played, weather: dict[str, list[tuple[str | None, ...]]]
+def _play_hourly(
+    connection: psycopg.Connection[Any], stats: TrafficStats, weather: dict[str, list[tuple[str | None, ...]]]
 ) -> None:
-    """New weather every hour; the archive at three; a truncated month on its first day after."""
-    now = played.now
+    """New weather every hour, the archive at three, and the truncation of last month's weather."""
+    now = stats.now
     rows = weather.pop(now.isoformat()[:13], [])
     with connection.transaction(), connection.cursor() as cursor:
         if rows:
@@ -203,11 +205,10 @@ def _on_the_hour(
 def play_event(connection: psycopg.Connection[Any], event: Event) -> None:
     """One event as SQL."""
     flight = event.flight
-    key = (flight.date, flight.origin, flight.carrier, flight.number, clock(flight.scheduled))
+    key = (flight.date, flight.origin, flight.carrier, flight.flight_number, clock(flight.scheduled))
     match event.kind:
         case EventKind.SCHEDULED:
-            rest = (flight.dest, flight.tailnum, flight.distance, flight.plan)
-            connection.execute(_INSERT, (*key, *rest))
+            connection.execute(_INSERT, (*key, flight.dest, flight.tailnum, flight.distance, flight.plan))
         case EventKind.RENUMBERED:
             connection.execute(_RENUMBER, key)
         case EventKind.DELAYED:

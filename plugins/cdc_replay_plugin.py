@@ -1,4 +1,4 @@
-"""What Airflow finds when it looks for plugins: it executes every file of this folder, in every process."""
+"""The plugin in Airflow's plugins folder, whose files every Airflow process executes."""
 
 from __future__ import annotations
 

@@ -44,30 +44,30 @@ def render() -> str:
         "## Exact in Spark\n",
         f"Columns and constants of the types {types}.\n",
         _table(("expression", "when"), ((f"`{name}`", when) for name, when in STRUCTURE.items())),
-        _table(("operation", "types", "when"), _grouped(exact)),
+        _table(("operation", "types", "when"), _group(exact)),
         "## Evaluated by PostgreSQL\n",
-        _table(("operation", "types", "because"), _grouped(server)),
+        _table(("operation", "types", "because"), _group(server)),
         _REST,
         _table(("expression", "because"), ((name, because) for name, because in WITHOUT_A_RULE.items())),
     ]
     return "\n".join(parts)
 
 
-def _grouped(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str, str, str]]:
-    """Rows of (operations, argument types, what is said), those with the same types and words in one row."""
+def _group(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str, str, str]]:
+    """Rows of (operations, argument types, remark); rules with the same types and remark share a row."""
     arguments: dict[tuple[str, str], list[str]] = {}
     for signature, rule in rules.items():
-        said = (rule.remark or "always") if isinstance(rule, Exact) else rule.because
-        operation, types = _described(signature)
-        arguments.setdefault((operation, said), []).append(types)
+        remark = (rule.remark or "always") if isinstance(rule, Exact) else rule.because
+        operation, types = _describe(signature)
+        arguments.setdefault((operation, remark), []).append(types)
     operations: dict[tuple[str, str], list[str]] = {}
-    for (operation, said), types_list in arguments.items():
-        operations.setdefault(("; ".join(types_list), said), []).append(operation)
-    for (types, said), names in operations.items():
-        yield " ".join(names), types, said
+    for (operation, remark), types_list in arguments.items():
+        operations.setdefault(("; ".join(types_list), remark), []).append(operation)
+    for (types, remark), names in operations.items():
+        yield " ".join(names), types, remark
 
 
-def _described(signature: Signature) -> tuple[str, str]:
+def _describe(signature: Signature) -> tuple[str, str]:
     name, *types = signature
     if signature in FUNCTIONS.values() and name in {member.sql_name for member in Type}:
         return "cast", f"{types[0]} to {name}" + ("(n)" if len(types) > 1 else "")

@@ -1,7 +1,7 @@
-"""Writes `docs/licences.md`: what the pipeline runs with, and under which licences.
+"""Writes `docs/licences.md`: the distributions that the pipeline runs with, and their licences.
 
-The distributions are those of `requirements.lock`, their licences what they say in their metadata. A licence
-that nobody has looked at is an error: `python tools/licences_page.py`.
+The distributions are those of `requirements.lock`, the licences those of their metadata. A licence that is
+not in `ALLOWED` is an error. Run `python tools/licences_page.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ALLOWED: Final = frozenset({
     "0BSD", "Apache-2.0", "Artistic", "BSD", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC",
     "LGPL-3.0-only", "LLVM-exception", "MIT", "MIT-0", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib",
 })  # fmt: skip
-"""LGPL is psycopg's, which is used as it comes and can be replaced; no GPL or AGPL, which this project's own
-licence could not be kept with."""
+"""LGPL is psycopg's, which is used unmodified and can be replaced; no GPL or AGPL: they are incompatible with
+this project's licence."""
 
 CLASSIFIERS: Final[Mapping[str, str]] = {
     "Apache Software License": "Apache-2.0",
@@ -36,15 +36,15 @@ CLASSIFIERS: Final[Mapping[str, str]] = {
 }
 
 STATED: Final[Mapping[str, str]] = {
-    # Artistic or GPL, as its user likes.
+    # Artistic or GPL, by the user's choice.
     "text-unidecode": "Artistic",
-    # For other systems, or versions of Python, than some that run this program.
+    # Not installed on every system and Python that runs this program.
     "colorama": "BSD",
     "pyyaml-ft": "MIT",
-    # Texts in the place of a name.
+    # The metadata has a text in place of a name.
     "protobuf": "BSD-3-Clause",
 }
-"""Where the metadata does not say it, or is not there."""
+"""For distributions whose metadata does not name a licence, or is not installed."""
 
 _INTRODUCTION: Final = """\
 # Licences
@@ -66,7 +66,7 @@ class LicenceNotAllowed(Exception):
     """A distribution has a licence that is not in `ALLOWED`, or none."""
 
 
-def locked(lock: Path) -> Iterator[Requirement]:
+def read_lock(lock: Path) -> Iterator[Requirement]:
     """The distributions of a lock file, with their versions."""
     for line in lock.read_text(encoding="utf-8").splitlines():
         if re.match(r"[A-Za-z0-9]", line):
@@ -74,11 +74,11 @@ def locked(lock: Path) -> Iterator[Requirement]:
 
 
 def versions(lock: Path) -> dict[str, str]:
-    """The version by name; several where Pythons get different ones."""
-    found: dict[str, list[str]] = {}
-    for requirement in locked(lock):
-        found.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
-    return {name: ", ".join(several) for name, several in found.items()}
+    """The version by name; several if it depends on the Python."""
+    pinned: dict[str, list[str]] = {}
+    for requirement in read_lock(lock):
+        pinned.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
+    return {name: ", ".join(several) for name, several in pinned.items()}
 
 
 def licence(name: str) -> str:
@@ -87,24 +87,24 @@ def licence(name: str) -> str:
     Raises:
         LicenceNotAllowed: if it is not one of `ALLOWED`.
     """
-    found = STATED.get(name) or _in_metadata(metadata.metadata(name))
-    check(name, found)
-    return found
+    expression = STATED.get(name) or _in_metadata(metadata.metadata(name))
+    check(name, expression)
+    return expression
 
 
-def check(name: str, found: str) -> None:
+def check(name: str, expression: str) -> None:
     """Check that all parts of a licence are allowed.
 
     Raises:
         LicenceNotAllowed: if one is not, or there is none.
     """
-    parts = set(re.findall(r"[\w.+-]+", found)) - {"AND", "OR", "WITH"}
+    parts = set(re.findall(r"[\w.+-]+", expression)) - {"AND", "OR", "WITH"}
     if not parts or parts - ALLOWED:
-        raise LicenceNotAllowed(f"{name}: {found or 'no licence'}")
+        raise LicenceNotAllowed(f"{name}: {expression or 'no licence'}")
 
 
 def _in_metadata(content: metadata.PackageMetadata) -> str:
-    """The SPDX expression, or what the classifiers say, or the field that may hold anything."""
+    """The SPDX expression, else the classifiers, else the free text of the field `License`."""
     if expressions := content.get_all("License-Expression"):
         return str(expressions[0])
     classifiers = [text for text in content.get_all("Classifier") or () if text.startswith("License :: ")]

@@ -1,8 +1,8 @@
 """The errors that users see: what happened, to which object, and what to do about it.
 
-Every error that this package raises on purpose is a `CdcReplayError`. It speaks as the server does: a
-message (lower case, object quoted, no full stop), an optional detail, an optional hint with the remedy, and
-the rule of `docs/semantics.md` that it enforces. Whether trying again can help is said by the class.
+Every error that this package raises on purpose is a `CdcReplayError`. As in PostgreSQL it has a message
+(lower case, object quoted, no full stop), an optional detail, and an optional hint with the remedy; in
+addition, the rule of `docs/semantics.md` that it enforces. The class determines whether a retry can help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Retry(enum.Enum):
     NEVER = "never"
     """Something has to be changed first."""
     LATER = "later"
-    """The cause may pass by itself: a server that restarts, a lock, a busy slot."""
+    """The cause is transient: a server that restarts, a lock, a busy slot."""
 
 
 class CdcReplayError(Exception):
@@ -40,7 +40,7 @@ class CdcReplayError(Exception):
         self.hint = hint
         self.rule = rule
         self.table = table
-        """Schema and name of the subscriber's table that it is about, where it is about one."""
+        """Schema and name of the subscriber's table, if the error concerns one."""
 
     def __str__(self) -> str:
         parts = [self.message if self.rule is None else f"{self.message} [{self.rule}]"]
@@ -52,7 +52,7 @@ class CdcReplayError(Exception):
 
 
 def retry_of(error: Exception) -> Retry:
-    """What the class says; an error that is not ours is worth another try."""
+    """The retry policy of the error's class; errors of other packages can be retried."""
     return error.retry if isinstance(error, CdcReplayError) else Retry.LATER
 
 
@@ -105,7 +105,7 @@ class SlotDroppedOverLimit(SlotLost):
 
 
 class DecodingFailed(CdcReplayError):
-    """The server cannot decode what comes next in the replication slot."""
+    """The server cannot decode the next changes of the replication slot."""
 
 
 class InvalidMessage(CdcReplayError):
@@ -113,7 +113,7 @@ class InvalidMessage(CdcReplayError):
 
 
 class ChangeLogMissing(CdcReplayError):
-    """There is no change log where the configuration says that it is."""
+    """There is no change log at the configured location."""
 
 
 class ChangeLogConflict(CdcReplayError):
@@ -123,27 +123,27 @@ class ChangeLogConflict(CdcReplayError):
 
 
 class ChangeLogNotWritable(CdcReplayError):
-    """A file of the change log, or one that a capture needs meanwhile, cannot be written."""
+    """A file of the change log, or a temporary file of a capture, cannot be written."""
 
     retry = Retry.LATER
 
 
 class ChangeLogUnavailable(CdcReplayError):
-    """The folder or the object store of the change log cannot be reached, or refuses to be read."""
+    """The folder or the object store of the change log cannot be reached, or reading it is denied."""
 
     retry = Retry.LATER
 
 
 class ChangeLogDamaged(CdcReplayError):
-    """The change log does not hold what was written to it."""
+    """The change log is missing data that was written to it, or holds other data."""
 
 
 class ChangeLogPruned(CdcReplayError):
-    """What is asked for was in the change log and has been pruned."""
+    """The requested changes were in the change log and have been pruned."""
 
 
 class PruneLimitUnknown(CdcReplayError):
-    """What a subscription still needs of the change log cannot be found out."""
+    """It cannot be determined what a subscription still needs of the change log."""
 
     retry = Retry.LATER
 
@@ -161,17 +161,17 @@ class AnotherPublisher(SubscriberNotReady):
 
 
 class TargetMismatch(SubscriberNotReady):
-    """What is published has no place in the subscriber's tables: a table or a column is missing, or unfit."""
+    """Published changes do not fit the subscriber's tables: a table or column is missing or unsuitable."""
 
 
 class SubscriberNotWritable(CdcReplayError):
-    """The subscriber answers, and takes no changes now: it is read-only, or has no room."""
+    """The subscriber answers but accepts no changes now: it is read-only, or its disk is full."""
 
     retry = Retry.LATER
 
 
 class SubscriberLocked(CdcReplayError):
-    """Other sessions of the subscriber hold what the changes need, or were preferred to them."""
+    """Other sessions of the subscriber hold the locks, or won a deadlock or serialization conflict."""
 
     retry = Retry.LATER
 
@@ -183,18 +183,18 @@ class SubscriptionInUse(CdcReplayError):
 
 
 class SubscriptionParked(CdcReplayError):
-    """The subscription is parked until its reason is dealt with."""
+    """The subscription is parked (PostgreSQL: disabled) until its cause is resolved."""
 
 
 class ReplayFailed(CdcReplayError):
     """The last replay of a subscription failed, and the subscription is not parked.
 
-    Reading its result again helps nobody: only another replay makes another one.
+    Not retried: only another replay changes the recorded result.
     """
 
 
 class NotParked(CdcReplayError):
-    """What is to be resumed is not parked, or not before the transaction that is to be skipped."""
+    """The subscription or table to resume is not parked, or not before the transaction to skip."""
 
 
 class ApplyConflict(CdcReplayError):
@@ -202,9 +202,9 @@ class ApplyConflict(CdcReplayError):
 
 
 class UnchangedToastLost(CdcReplayError):
-    """A row enters the subscription with a value that was not sent, and nobody has it any more.
+    """A row enters the subscription with a value that was not sent, and that no longer exists anywhere.
 
-    `commit_lsn` is where the first such transaction was committed, where that is known.
+    `commit_lsn` is the commit LSN of the first such transaction, if it is known.
     """
 
     commit_lsn: int | None = None
@@ -215,12 +215,12 @@ class InvalidFilter(CdcReplayError):
 
 
 class ReconcileRefused(CdcReplayError):
-    """A reconciliation could change rows that the subscription did not bring."""
+    """A reconciliation could change rows that are not the subscription's."""
 
 
 class NotConfirmed(CdcReplayError):
-    """A person was asked whether to go on, and said no."""
+    """The user did not confirm."""
 
 
 class NotConsistent(CdcReplayError):
-    """The subscriber does not hold what the publications say that it should."""
+    """The subscriber's rows are not those that the publications define."""

@@ -1,15 +1,16 @@
-"""Files for the user of the operating system who runs this software, and for nobody else: 0700, and 0600.
+"""Files that only the user who runs this software can read: modes 0700 and 0600.
 
-The change log holds all rows of the captured tables, and reports hold keys of rows that differ. So nothing
-here depends on the umask of whoever starts a command:
+The change log holds all rows of the captured tables, and reports hold keys of rows that differ. Their modes
+therefore do not depend on the umask of the caller:
 
-| what                                   | how                                                              |
-|----------------------------------------|------------------------------------------------------------------|
-| the change log                         | folders and files are created so (`make_folder`, `make_file`)    |
-| what libraries write: reports, Spark's | the umask of our programs and of our tasks (`private_umask`)     |
-| what was there before                  | a folder that is ours, and open to others, is closed (`close`)   |
+| files                                | protected by                                                 |
+|--------------------------------------|--------------------------------------------------------------|
+| the change log                       | the modes given at creation (`make_folder`, `make_file`)     |
+| files of libraries: reports, Spark's | the umask of our programs and of our tasks (`private_umask`) |
+| existing folders of this user        | removing the rights of others (`close_to_others`)            |
 
-A folder of another user stays as it is: a volume's root, perhaps. What is made in it is closed all the same.
+A folder of another user, such as a volume's root, keeps its mode. Files created in it are private all the
+same.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _OTHERS: Final = 0o077
 
 
 def set_private_umask() -> None:
-    """From now on this process, and what it starts, creates files for its user only."""
+    """Have this process and its children create files for their user only."""
     os.umask(UMASK)
 
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """The same in the block, for code that runs in the process of another program."""
+    """The same inside the context, for code that runs in the process of another program."""
     before = os.umask(UMASK)
     try:
         yield
@@ -44,20 +45,20 @@ def private_umask() -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder with those above it that are missing; one that is there is closed."""
+    """Create a private folder with its missing parents; an existing one becomes private."""
     for path in reversed((folder, *folder.parents)):
         if not path.exists():
             path.mkdir(FOLDER_MODE, exist_ok=True)
-    close(folder)
+    close_to_others(folder)
 
 
 def make_file(file: Path) -> None:
-    """Create an empty file, or make one empty that is there."""
+    """Create an empty file, or truncate an existing one."""
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE))
 
 
-def close(folder: Path) -> None:
-    """Take away what others may do with a folder, if it belongs to this user."""
-    found = folder.stat()
-    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+def close_to_others(folder: Path) -> None:
+    """Remove the rights of other users on a folder, if it belongs to this user."""
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & _OTHERS:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)

@@ -1,16 +1,16 @@
-"""Ending when somebody asks for it with SIGTERM: Airflow, systemd, a container's engine, a person.
+"""Ending on SIGTERM from Airflow, systemd, a container engine or a person.
 
-What is not committed is rolled back, as after any kill; what is more, no statement is left running on a
-server, and the process says that it ends. Who asks does not wait for long: Airflow kills after five seconds.
+Uncommitted work is rolled back, as after any kill. In addition no statement is left running on a server, and
+the process announces its end. There is little time: Airflow kills after five seconds.
 
-| after      | happens                                                                                     |
-|------------|---------------------------------------------------------------------------------------------|
-| at once    | `Terminated` is raised in the main thread; statements of all threads are cancelled          |
-| by itself  | contexts are left, sessions close, the JVM ends with its parent and Spark's workers with it |
-| 4 seconds  | whatever still keeps the process from ending is left as it is                               |
+| when            | happens                                                                                |
+|-----------------|----------------------------------------------------------------------------------------|
+| at once         | `Terminated` is raised in the main thread; statements of all threads are cancelled     |
+| then            | contexts exit, sessions close, the JVM ends with its parent, and Spark's workers end   |
+| after 4 seconds | the process exits, also if something still blocks it                                   |
 
-`Terminated` is a `SystemExit`: nothing takes it for a failure that is to be told, or tried again. What fails
-while contexts are left can take its place; `is_asked_to_end` tells.
+`Terminated` is a `SystemExit`, so that nothing reports or retries it as a failure. An error raised while
+contexts exit can replace it; `is_asked_to_end` is true then too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Final, NoReturn
 EXIT_CODE: Final = 128 + signal.SIGTERM
 GRACE_SECONDS: Final = 4.0
 
-_CANCEL_EVERY_SECONDS: Final = 0.5
-_LOOK_EVERY_SECONDS: Final = 1.0
+_CANCEL_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 1.0
 
-_LINE: Final = b"cdc-replay: terminated by SIGTERM; what is not committed is rolled back\n"
+_MESSAGE: Final = b"cdc-replay: terminated by SIGTERM; what is not committed is rolled back\n"
 
 _cancellations: list[Callable[[], None]] = []
-_told = threading.Event()
+_was_announced = threading.Event()
 
 
 class Terminated(SystemExit):
@@ -44,31 +44,31 @@ class Terminated(SystemExit):
 
 
 def cancel_on_termination(cancel: Callable[[], None]) -> None:
-    """Have a function called, by another thread and more than once, when the process is to end."""
+    """Register a function that another thread calls, more than once, when the process is asked to end."""
     _cancellations.append(cancel)
 
 
 def end_on_sigterm() -> None:
-    """Have SIGTERM end this process, as told above; for programs, which own their process."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    # Not in the handler: that waits until the main thread is back from whatever library it is in.
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_end_in_time, args=(reading,), name="termination", daemon=True).start()
+    """Install the handler of SIGTERM; for programs that own their process."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    # Another thread reads this pipe: a handler runs only when the main thread returns from a library call.
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_end_after_grace, args=(read_end,), name="termination", daemon=True).start()
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def end_with_parent() -> None:
-    """End this process as SIGTERM does once its parent is gone; for drivers, which `spark-submit` starts.
+    """End this process as SIGTERM does once its parent has exited; for drivers, which `spark-submit` starts.
 
-    Whoever kills `spark-submit` kills its JVM only. The driver would go on with what it does on the servers.
+    Killing `spark-submit` kills its JVM only. The driver would continue its work on the servers.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), name="parent", daemon=True).start()
 
 
 def end_now() -> NoReturn:
-    """What SIGTERM does, called by another program's handler of it, in the main thread.
+    """End as on SIGTERM; for the handler of another program, in the main thread.
 
     Raises:
         Terminated: always.
@@ -78,43 +78,43 @@ def end_now() -> NoReturn:
 
 
 def is_asked_to_end() -> bool:
-    """Whether SIGTERM has come; what fails after that, such as a cancelled statement, is no failure."""
-    return _told.is_set()
+    """Whether SIGTERM was received; later errors, such as a cancelled statement, are no failures."""
+    return _was_announced.is_set()
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    # Asking again does not end it sooner, and would break off what tidies up.
+def _terminate(_signal_number: int, _frame: FrameType | None) -> None:
+    # A second signal would not end the process sooner, and would interrupt the clean-up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _tell()
+    _announce()
     raise Terminated
 
 
-def _end_in_time(reading: int) -> None:
-    while os.read(reading, 1)[0] != signal.SIGTERM:
+def _end_after_grace(read_end: int) -> None:
+    while os.read(read_end, 1)[0] != signal.SIGTERM:
         pass
-    # Beside this: a server that does not answer must not hold it up.
+    # In a thread of its own: a server that does not answer must not delay the exit.
     threading.Thread(target=_cancel_statements, name="cancel", daemon=True).start()
     time.sleep(GRACE_SECONDS)
-    if not _told.is_set():
-        _tell()
+    if not _was_announced.is_set():
+        _announce()
     os._exit(EXIT_CODE)
 
 
 def _cancel_statements() -> None:
-    for _ in range(int(GRACE_SECONDS / _CANCEL_EVERY_SECONDS)):
+    for _ in range(int(GRACE_SECONDS / _CANCEL_SECONDS)):
         for cancel in _cancellations:
             cancel()
-        time.sleep(_CANCEL_EVERY_SECONDS)
+        time.sleep(_CANCEL_SECONDS)
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_SECONDS)
+def _watch_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell() -> None:
-    _told.set()
-    # Not by `sys.stderr`, which the main thread may be in the middle of. Who reads it may be gone.
+def _announce() -> None:
+    _was_announced.set()
+    # Not by `sys.stderr`, which the main thread may be using. The pipe may be closed.
     with contextlib.suppress(OSError):
-        os.write(2, _LINE)
+        os.write(2, _MESSAGE)

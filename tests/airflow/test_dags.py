@@ -70,7 +70,7 @@ def test_parsing_is_quick_and_loads_nothing_heavy(parsed: dict[str, Any]) -> Non
     assert not [module for module in loaded if module.startswith("cdc_replay.commands.")]
 
 
-def test_the_configuration_says_which_dags_there_are(parsed: dict[str, Any]) -> None:
+def test_configuration_determines_the_dags(parsed: dict[str, Any]) -> None:
     expected = {"capture__shop", "capture__depot", "watch__shop", "watch__depot"}
     expected |= {"replay__shop", "replay__depot", "replay__nightly"}
     for verb in ("snapshot", "validate", "backfill", "refresh"):
@@ -113,7 +113,7 @@ def test_a_group_has_its_own_spark_connection_and_settings(parsed: dict[str, Any
 
 
 @pytest.mark.parametrize("name", SUBSCRIPTIONS)
-def test_what_is_written_to_a_subscriber_is_validated(parsed: dict[str, Any], name: str) -> None:
+def test_writes_to_a_subscriber_trigger_its_validation(parsed: dict[str, Any], name: str) -> None:
     asset = f"cdc-replay://subscription/{name}"
     assert parsed["dags"][f"validate__{name}"]["assets"] == [asset]
     for verb, task in (("snapshot", "snapshot"), ("refresh", "announce"), ("backfill", "announce")):
@@ -137,7 +137,7 @@ def test_every_task_is_tried_again_with_growing_delays(parsed: dict[str, Any]) -
             assert (task["retries"], task["backoff"]) == ((0, 0) if is_watch else (3, 3))
 
 
-def test_a_server_that_is_back_is_not_kept_waiting_for_a_retry(parsed: dict[str, Any]) -> None:
+def test_retries_follow_soon_after_a_server_is_back(parsed: dict[str, Any]) -> None:
     """A run of replay ends before the next one, which has what was missed, can start."""
     pauses = {
         f"{dag_id}.{task_id}": task["max_retry_delay"]
@@ -160,7 +160,7 @@ def seconds(parsed: dict[str, Any]) -> set[tuple[float | None, float | None]]:
     }
 
 
-def test_no_task_and_no_run_lasts_for_ever(parsed: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
+def test_tasks_and_runs_have_timeouts(parsed: dict[str, Any], run_in_airflow: RunInAirflow) -> None:
     assert seconds(parsed) == {(4 * 86400, 86400)}
     assert parsed["dags"]["watch__shop"]["tasks"]["watch"]["seconds"] == 600
     assert seconds(run_in_airflow(PARSE, config=f"{EXAMPLE}timeouts: {{task: 2h, run: 5h}}")) == {
@@ -169,7 +169,7 @@ def test_no_task_and_no_run_lasts_for_ever(parsed: dict[str, Any], run_in_airflo
     assert seconds(run_in_airflow(PARSE, config=f"{EXAMPLE}timeouts: {{task: 0, run: 0}}")) == {(None, None)}
 
 
-def test_the_watch_of_a_publisher_is_on_its_guard_as_soon_as_it_is_new(parsed: dict[str, Any]) -> None:
+def test_new_watch_dag_is_not_paused(parsed: dict[str, Any]) -> None:
     """Nobody has to unpause it. A group that has a schedule of its own is left to that."""
     for name in ("shop", "depot"):
         dag = parsed["dags"][f"watch__{name}"]
@@ -198,7 +198,7 @@ def test_every_spark_job_is_a_file_of_the_project(parsed: dict[str, Any]) -> Non
     ("setting", "schedule"),
     [("", "0:01:00"), ("15", "0:00:15"), ("*/5 * * * *", "*/5 * * * *"), ("none", "None")],
 )
-def test_the_environment_says_how_often_slots_and_subscriptions_are_asked(
+def test_environment_sets_the_schedules_of_capture_and_watch(
     run_in_airflow: RunInAirflow, setting: str, schedule: str
 ) -> None:
     answer = run_in_airflow(PARSE, CDC_REPLAY_CAPTURE_SCHEDULE=setting, CDC_REPLAY_WATCH_SCHEDULE=setting)

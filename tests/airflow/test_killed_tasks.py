@@ -68,7 +68,7 @@ except Exception as error:
 
 
 def test_command_ends_where_it_is(run_in_airflow: RunInAirflow) -> None:
-    """Airflow itself only calls `on_kill`, and goes on until it kills."""
+    """Airflow only calls `on_kill`, and waits until it kills."""
     assert run_in_airflow(COMMAND, **CONNECTIONS) == 143
 
 

@@ -1,4 +1,4 @@
-"""The Params of the manual DAGs: what is accepted, what is refused, what the job is told."""
+"""The Params of the manual DAGs: valid and invalid values, and the arguments of the job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def resolve(kind, given):
     except ParamValidationError as error:
         return {"refused": str(error)}
     request = getattr(params, f"{kind}_request", None)
-    found = request(declared.dump()) if request else None
-    return {"arguments": found and list(found.arguments), "conn_ids": found and sorted(found.conn_ids)}
+    job = request(declared.dump()) if request else None
+    return {"arguments": job and list(job.arguments), "conn_ids": job and sorted(job.conn_ids)}
 
 answer = [resolve(kind, given) for kind, given in cases]
 """
@@ -91,7 +91,7 @@ def test_bad_params_are_refused_with_the_reason(run_in_airflow: RunInAirflow) ->
         assert reason in answer.get("refused", "accepted"), (kind, given, answer)
 
 
-def test_names_that_no_param_has_are_found(run_in_airflow: RunInAirflow) -> None:
+def test_unknown_params_are_detected(run_in_airflow: RunInAirflow) -> None:
     """Airflow ignores them: `dry-run` instead of `dry_run` would write."""
     answer = run_in_airflow(
         """
@@ -187,7 +187,7 @@ def test_a_connection_that_airflow_does_not_have_is_refused_by_name(run_in_airfl
         AIRFLOW_CONN_DWH="postgres://me:secret@127.0.0.1:1/x",
         AIRFLOW__DATABASE__SQL_ALCHEMY_CONN="sqlite://",
     )
-    errors = {each["subscription"]: each["error"] for each in answer["subscriptions"]}
+    errors = {entry["subscription"]: entry["error"] for entry in answer["subscriptions"]}
     assert "cannot connect" in errors["nsw"]
-    (publisher,) = (each for each in answer["publishers"] if each["publisher"] == "shop")
+    (publisher,) = (entry for entry in answer["publishers"] if entry["publisher"] == "shop")
     assert 'connection "shop_publisher" is not known' in publisher["error"]

@@ -88,17 +88,17 @@ def test_a_capture_that_finds_nothing_new_starts_no_replay(pipeline: Pipeline) -
     assert all("to_lsn" in extra for extra in before)
 
 
-@pytest.mark.parametrize("said", [{"to_lsn": "FFFFFFFF/0"}, {"to_lsn": "all of it"}, {}])
+@pytest.mark.parametrize("extra", [{"to_lsn": "FFFFFFFF/0"}, {"to_lsn": "all of it"}, {}])
 def test_an_event_that_somebody_made_by_hand_hides_no_changes(
-    pipeline: Pipeline, said: dict[str, str]
+    pipeline: Pipeline, extra: dict[str, str]
 ) -> None:
     """What counts is the log: an event may be of another one, or say nothing."""
     client = pipeline.client
-    client.make_asset_event("cdc-replay://change-log/shop", said)
+    client.make_asset_event("cdc-replay://change-log/shop", extra)
     pipeline.publisher.run("update orders set note = note || '.' where id = 2")
     run = pipeline.succeed("capture__shop")
     assert client.task_states(run)["capture"] == "success"
-    assert client.asset_events("cdc-replay://change-log/shop")[-1] not in (said, {})
+    assert client.asset_events("cdc-replay://change-log/shop")[-1] not in (extra, {})
 
 
 def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipeline) -> None:
@@ -115,7 +115,7 @@ def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipel
     assert pipeline.big.rows(ORDERS) == nsw_or_big_of(rows)
 
 
-def test_a_subscriber_that_is_gone_for_a_while_is_tried_again_and_stops_nobody(pipeline: Pipeline) -> None:
+def test_unavailable_subscriber_is_retried_and_stops_no_other(pipeline: Pipeline) -> None:
     client = pipeline.client
     known = pipeline.settle("replay__shop")
     pipeline.publisher.run("insert into orders values (40, 'nsw', 1, 'patience')")
@@ -147,7 +147,7 @@ def no_validation(pipeline: Pipeline) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_validation")
-def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
+def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
     pipeline: Pipeline, subscriber_cluster: Cluster
 ) -> None:
     """No retry is left, the publisher is idle, and nobody triggers anything."""
@@ -160,10 +160,10 @@ def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
         (run,) = runs_besides(pipeline, known)
         pipeline.client.fail(run)
         status = pipeline.client.request("GET", "/cdc-replay/data")
-        for each in status["subscriptions"]:
-            assert each["behind_reason"].startswith("the subscriber does not answer: "), each
-            assert each["error"] is not None
-        states = {each["group"]: each["state"] for each in status["replay_runs"]}
+        for entry in status["subscriptions"]:
+            assert entry["behind_reason"].startswith("the subscriber does not answer: "), entry
+            assert entry["error"] is not None
+        states = {entry["group"]: entry["state"] for entry in status["replay_runs"]}
         assert states["shop"] == "failed"
         watched = pipeline.succeed("watch__shop")
         assert pipeline.client.task_states(watched) == {
@@ -181,12 +181,12 @@ def test_what_a_gone_subscriber_missed_is_replayed_once_it_is_back(
 
 
 @pytest.mark.usefixtures("no_validation")
-def test_what_was_captured_while_replay_was_paused_is_replayed_afterwards(
+def test_changes_captured_while_replay_is_paused_are_replayed_later(
     pipeline: Pipeline, publisher_cluster: Cluster
 ) -> None:
     """The event of the capture is lost: Airflow makes no run of a paused DAG for it.
 
-    The publisher is gone meanwhile: what is in the log does not need it.
+    The publisher is unavailable meanwhile: replay of the log does not need it.
     """
     client = pipeline.client
     known = pipeline.settle("replay__shop")
@@ -206,7 +206,7 @@ def test_what_was_captured_while_replay_was_paused_is_replayed_afterwards(
 
 def runs_besides(pipeline: Pipeline, known: tuple[Run, ...]) -> list[Run]:
     """The replays that are not `known`."""
-    ids = {each.run_id for each in known}
+    ids = {entry.run_id for entry in known}
     return [run for run in pipeline.client.runs("replay__shop") if run.run_id not in ids]
 
 
@@ -351,9 +351,9 @@ def test_the_status_page_wants_a_token(pipeline: Pipeline) -> None:
     assert httpx.get(f"{url}/data_docs/index.html").status_code == 404
     assert httpx.get(f"{url}/data", headers={"Authorization": "Bearer nonsense"}).status_code == 403
     status = pipeline.client.request("GET", "/cdc-replay/data")
-    assert {each["subscription"] for each in status["subscriptions"]} == {"nsw", "big", "far"}
-    assert [each["error"] for each in status["publishers"]] == [None]
-    assert [each["error"] for each in status["subscriptions"] if each["subscription"] != "far"] == [
+    assert {entry["subscription"] for entry in status["subscriptions"]} == {"nsw", "big", "far"}
+    assert [entry["error"] for entry in status["publishers"]] == [None]
+    assert [entry["error"] for entry in status["subscriptions"] if entry["subscription"] != "far"] == [
         None,
         None,
     ]

@@ -32,7 +32,7 @@ except Exception as error:
         (137, "AirflowException"),
     ],
 )
-def test_only_what_waiting_cannot_help_fails_at_once(
+def test_only_permanent_errors_fail_at_once(
     run_in_airflow: RunInAirflow, tmp_path: Path, code: int, raised: str | None
 ) -> None:
     """Airflow tries every exception again but AirflowFailException. The hook is the provider's own."""

@@ -105,7 +105,7 @@ class Flights:
 
     def prepare(self, connection: Connection, changes: int) -> None:
         del changes
-        traffic.load_history(connection, traffic.Period(self.warm_up_first, 1))
+        traffic.load_history(connection, traffic.DateRange(self.warm_up_first, 1))
 
     def warm_up(self, connection: Connection, changes: int) -> None:
         del changes
@@ -117,7 +117,7 @@ class Flights:
 
     @staticmethod
     def _play(connection: Connection, first: dt.date, days: int) -> None:
-        traffic.play(connection, traffic.Period(first, days), seconds=0, progress=lambda _: None)
+        traffic.play(connection, traffic.DateRange(first, days), seconds=0, progress=lambda _: None)
 
 
 SIX_COLUMNS: Final = "create table t (id int primary key, a int, b text, c numeric, d timestamptz, e bool)"

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc_replay.commands.setup import script_of, setup, subscriber_script
+from cdc_replay.commands.setup import setup, subscriber_script, to_script
 from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError
 from conformance.product_side import PUBLISHER, Product, slot_name
@@ -71,14 +71,14 @@ class LeastPrivileged(Product):
     def _prepare(self, config: Config) -> None:
         """What an administrator does; what cannot be prepared is told by the command that follows."""
         with suppress(CdcReplayError, psycopg.Error):
-            run_as_administrator(self.publisher, script_of(setup(config, PUBLISHER, dry_run=True)))
+            run_as_administrator(self.publisher, to_script(setup(config, PUBLISHER, dry_run=True)))
             for name, subscription in config.subscriptions.items():
                 (database,) = (
                     database
                     for database in self.databases.values()
                     if self._role(database).dsn == subscription.dsn_text
                 )
-                run_as_administrator(database, script_of(subscriber_script(config, PUBLISHER, name)))
+                run_as_administrator(database, to_script(subscriber_script(config, PUBLISHER, name)))
 
 
 @pytest.mark.slow

@@ -48,17 +48,17 @@ class Program:
     in_workers: str = "none"
     """A failpoint for the Spark workers, each of which serves one task."""
     _process: subprocess.Popen[str] | None = None
-    _said: Path = field(init=False)
+    _log_file: Path = field(init=False)
 
     def __enter__(self) -> Self:
-        self._said = self.folder / "disturbed_batch.log"
+        self._log_file = self.folder / "disturbed_batch.log"
         conf = {
             "spark.python.worker.reuse": "false",
             "spark.driver.memory": "512m",
             f"spark.executorEnv.{VARIABLE}": self.in_workers,
         }
         submitted = " ".join(f"--conf {name}={value}" for name, value in conf.items())
-        with self._said.open("ab") as log:
+        with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("disturbed_batch.py"))],
                 env=os.environ
@@ -103,9 +103,9 @@ class Program:
 
     def answer(self) -> dict[str, Any]:
         """Let everything that stands still go on until the command has ended; what `batch` says of it."""
-        found = self.answer_if_alive()
-        assert found is not None, self._said.read_text(encoding="utf-8", errors="replace")[-5000:]
-        return found
+        answer = self.answer_if_alive()
+        assert answer is not None, self._log_file.read_text(encoding="utf-8", errors="replace")[-5000:]
+        return answer
 
     def answer_if_alive(self) -> dict[str, Any] | None:
         """The same; None if the process has died."""
@@ -122,8 +122,8 @@ class Program:
             return not reader.is_alive()
 
         wait_for(has_answered, "an answer", SECONDS)
-        found: dict[str, Any] | None = json.loads(lines[0]) if lines[0] else None
-        return found
+        answer: dict[str, Any] | None = json.loads(lines[0]) if lines[0] else None
+        return answer
 
     def begin(self, failpoint: str, *command: str) -> None:
         """Start a command with a failpoint in this process."""
@@ -165,7 +165,7 @@ def restart_server(database: Database) -> None:
 
 
 def wait_until_it_accepts(database: Database, *, without: list[int]) -> None:
-    """Until the server has recovered, and its processes of before are gone."""
+    """Until the server has recovered, and its earlier processes have ended."""
 
     def accepts() -> bool:
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(database.dsn) as connection:

@@ -37,10 +37,10 @@ def state(pid: int) -> str:
     return ""
 
 
-def send(pids: tuple[int, ...], number: signal.Signals) -> None:
+def send(pids: tuple[int, ...], signal_number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
 
 
 def start(twin: Twin, failpoint: str, *arguments: str) -> subprocess.Popen[str]:
@@ -51,7 +51,7 @@ def start(twin: Twin, failpoint: str, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def ended(twin: Twin, number: signal.Signals, failpoint: str, *arguments: str) -> None:
+def run_and_end(twin: Twin, signal_number: signal.Signals, failpoint: str, *arguments: str) -> None:
     """Let a command stand still at the failpoint, in whatever process; end it by a signal to itself."""
     process = start(twin, f"{failpoint}=stop", *arguments)
 
@@ -60,22 +60,22 @@ def ended(twin: Twin, number: signal.Signals, failpoint: str, *arguments: str) -
         return any(state(pid) == "T" for pid in descendants(process.pid))
 
     wait_for(stands_still, f"{arguments} to reach {failpoint}", 300)
-    end(twin, process, number)
+    end(twin, process, signal_number)
 
 
-def end(twin: Twin, process: subprocess.Popen[str], number: signal.Signals) -> None:
+def end(twin: Twin, process: subprocess.Popen[str], signal_number: signal.Signals) -> None:
     """Send the signal; check how it ends, and that nothing is left of it."""
     family = descendants(process.pid)
-    os.kill(process.pid, number)
+    os.kill(process.pid, signal_number)
     # A worker that stands still would not see either that its parent is gone.
     send(family, signal.SIGCONT)
-    _, said = process.communicate(timeout=LIMIT_SECONDS)
-    if number == signal.SIGTERM:
-        assert process.returncode == TERMINATED, said
-        assert said.splitlines().count(LINE) == 1
-        assert "Traceback" not in said
+    _, error_text = process.communicate(timeout=LIMIT_SECONDS)
+    if signal_number == signal.SIGTERM:
+        assert process.returncode == TERMINATED, error_text
+        assert error_text.splitlines().count(LINE) == 1
+        assert "Traceback" not in error_text
     else:
-        assert process.returncode == -number, said
+        assert process.returncode == -signal_number, error_text
     check_nothing_is_left(twin, family)
 
 
@@ -87,4 +87,6 @@ def check_nothing_is_left(twin: Twin, family: tuple[int, ...]) -> None:
         LIMIT_SECONDS,
     )
     databases = [twin.publisher, *(pair.ours for pair in twin.pairs.values())]
-    wait_for(lambda: not any(each.rows(SESSIONS) for each in databases), "sessions to end", LIMIT_SECONDS)
+    wait_for(
+        lambda: not any(database.rows(SESSIONS) for database in databases), "sessions to end", LIMIT_SECONDS
+    )

@@ -66,10 +66,10 @@ SMALL = "insert into t select g, repeat('x', 100) from generate_series(1, 1000) 
 LARGE = "insert into t select g, repeat('x', 100) from generate_series(1, 150000) g"
 
 
-def traffic(database: Database, number: int) -> None:
+def traffic(database: Database, n: int) -> None:
     """Transactions of all kinds."""
     for script in TRAFFIC:
-        database.run(script.format(n=number, database=database.name))
+        database.run(script.format(n=n, database=database.name))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def crash(disturbed: Disturbed) -> None:
 
 @pytest.mark.parametrize("event", [terminate_backends, restart, crash], ids=lambda event: event.__name__)
 @pytest.mark.parametrize("failpoint", [IN_PEEK, BEFORE_COMMIT, BEFORE_ADVANCE])
-def test_a_capture_whose_session_ends_says_so_and_the_next_one_goes_on(
+def test_capture_reports_a_lost_session_and_the_next_one_continues(
     failpoint: str, event: Callable[[Disturbed], None], on_faulty: Disturbed
 ) -> None:
     """R1.30: a commit of the log stays, whatever becomes of the slot; before it there is nothing."""
@@ -140,16 +140,16 @@ def test_a_capture_whose_session_ends_says_so_and_the_next_one_goes_on(
     process = disturbed.start(f"{failpoint}=stop")
     process.wait_until_stopped()
     event(disturbed)
-    said = process.error()
-    assert said.startswith("ServerUnavailable: cannot ")
-    assert "HINT: " in said
+    message = process.error()
+    assert message.startswith("ServerUnavailable: cannot ")
+    assert "HINT: " in message
     assert (disturbed.captured.log.end_lsn > before) is (failpoint == BEFORE_ADVANCE)
     disturbed.database.run("insert into t values (0, 'later')")
     disturbed.check()
 
 
 @pytest.mark.parametrize("failpoint", [IN_PEEK, BEFORE_COMMIT, BEFORE_ADVANCE])
-def test_a_cut_connection_is_an_error_and_the_next_capture_goes_on(
+def test_cut_connection_is_an_error_and_the_next_capture_continues(
     failpoint: str, publisher: Database, tmp_path: Path
 ) -> None:
     publisher.run(TABLE)
@@ -159,9 +159,9 @@ def test_a_cut_connection_is_an_error_and_the_next_capture_goes_on(
         process = disturbed.start(f"{failpoint}=stop", dsn=publisher.dsn.replace(port, str(line.port)))
         process.wait_until_stopped()
         line.cut()
-        said = process.error()
-        assert said.startswith("ServerUnavailable: cannot ")
-        assert "HINT: " in said
+        message = process.error()
+        assert message.startswith("ServerUnavailable: cannot ")
+        assert "HINT: " in message
         # The server must learn of it too, before it gives the slot and the lock to another session.
         wait_for(lambda: sessions(publisher) == 0, "the server to see that the client is gone")
         disturbed.check()
@@ -203,15 +203,17 @@ def another_reader(disturbed: Disturbed) -> Iterator[None]:
     wait_for(lambda: disturbed.captured.slot("active") == "false", "the walsender to leave the slot")
 
 
-def test_a_slot_that_another_process_takes_in_between_is_left_to_it(disturbed: Disturbed) -> None:
-    """R1.33, SQLSTATE 55006: the pull is in the log, the slot is behind it."""
+def test_slot_acquired_by_another_process_is_left_to_it(disturbed: Disturbed) -> None:
+    """R1.33, SQLSTATE 55006: the pull is in the log, the slot is at an earlier position."""
     traffic(disturbed.database, 1)
     process = disturbed.start(f"{BEFORE_ADVANCE}=stop")
     process.wait_until_stopped()
     with another_reader(disturbed):
-        said = process.error()
-    assert said.startswith(f'SlotActive: cannot advance replication slot "{disturbed.captured.source.slot}"')
-    assert "HINT: Stop the other process" in said
+        message = process.error()
+    assert message.startswith(
+        f'SlotActive: cannot advance replication slot "{disturbed.captured.source.slot}"'
+    )
+    assert "HINT: Stop the other process" in message
     assert disturbed.captured.position < disturbed.captured.log.end_lsn
     disturbed.check()
 
@@ -244,17 +246,17 @@ def made_anew(disturbed: Disturbed) -> None:
 def test_changes_that_are_taken_from_the_slot_meanwhile_are_never_passed_over(
     failpoint: str, event: Callable[[Disturbed], None], error: type[CdcReplayError], disturbed: Disturbed
 ) -> None:
-    """R1.29: the next peek would begin behind them. The log ends before the gap, and stays there."""
+    """R1.29: the next peek would begin after them. The log ends before the gap, and stays there."""
     traffic(disturbed.database, 1)
     process = disturbed.start(f"{failpoint}@2=stop")
     process.wait_until_stopped()
     end, rows = disturbed.captured.log.end_lsn, disturbed.captured.rows()
     event(disturbed)
-    said = process.error()
-    assert said.startswith(f"{error.__name__}: ")
-    assert f'"{disturbed.captured.source.slot}"' in said.partition("\n")[0]
-    assert "cdc-replay snapshot" in said
-    assert "[R1." in said
+    message = process.error()
+    assert message.startswith(f"{error.__name__}: ")
+    assert f'"{disturbed.captured.source.slot}"' in message.partition("\n")[0]
+    assert "cdc-replay snapshot" in message
+    assert "[R1." in message
     for _ in range(2):
         with pytest.raises(error, match=disturbed.captured.source.slot) as refused:
             disturbed.captured.capture()
@@ -282,24 +284,24 @@ def test_a_full_disk_stops_the_capture_and_leaves_the_log_as_it_was(
     log = Path(disturbed.captured.source.change_log)
     end, before = disturbed.captured.log.end_lsn, files(log)
     disturbed.database.run(script)
-    said = disturbed.start(file_bytes=file_bytes).error()
-    assert said.startswith(f'ChangeLogNotWritable: change log "{log}')
-    assert "File too large" in said
-    assert "HINT: Free space" in said
+    message = disturbed.start(file_bytes=file_bytes).error()
+    assert message.startswith(f'ChangeLogNotWritable: change log "{log}')
+    assert "File too large" in message
+    assert "HINT: Make room" in message
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()
 
 
 def test_a_full_temporary_folder_stops_the_capture_with_its_name(publisher: Database, tmp_path: Path) -> None:
-    """A transaction that is larger than what is held in memory goes through a file."""
+    """A transaction that exceeds the memory limit is spooled to a file."""
     publisher.run(TABLE)
     with disturb(publisher, tmp_path) as disturbed:
         publisher.run(LARGE)
         end = disturbed.captured.log.end_lsn
-        said = disturbed.start(file_bytes=1 << 20).error()
-        assert said.startswith("ChangeLogNotWritable: temporary folder ")
-        assert "TMPDIR" in said
+        message = disturbed.start(file_bytes=1 << 20).error()
+        assert message.startswith("ChangeLogNotWritable: temporary folder ")
+        assert "TMPDIR" in message
         assert disturbed.captured.log.end_lsn == end
         disturbed.check()
 
@@ -314,20 +316,20 @@ def test_a_folder_that_is_not_writable_stops_the_capture_and_leaves_the_log_as_i
     for folder in folders:
         folder.chmod(0o555)
     try:
-        said = disturbed.start(without_privileges=True).error()
+        message = disturbed.start(without_privileges=True).error()
     finally:
         for folder in folders:
             folder.chmod(0o755)
-    assert said.startswith(f'ChangeLogNotWritable: change log "{log}')
-    assert "Permission denied" in said
-    assert "HINT: Free space, or make the folder writable" in said
+    assert message.startswith(f'ChangeLogNotWritable: change log "{log}')
+    assert "Permission denied" in message
+    assert "HINT: Make room, or make the folder writable" in message
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()
 
 
 @pytest.mark.parametrize("failpoint", ["", BEFORE_COMMIT])
-def test_a_log_whose_folder_is_gone_is_missed_not_begun_anew(failpoint: str, disturbed: Disturbed) -> None:
+def test_missing_log_folder_is_an_error_and_not_created_again(failpoint: str, disturbed: Disturbed) -> None:
     """A file system that is not mounted: the folder comes back as it was."""
     traffic(disturbed.database, 1)
     log = Path(disturbed.captured.source.change_log)
@@ -339,10 +341,10 @@ def test_a_log_whose_folder_is_gone_is_missed_not_begun_anew(failpoint: str, dis
     else:
         log.rename(elsewhere)
         process = disturbed.start()
-    said = process.error()
-    assert said.startswith("ChangeLogMissing: there is no change log ")
-    assert str(log) in said
-    assert "HINT: " in said
+    message = process.error()
+    assert message.startswith("ChangeLogMissing: there is no change log ")
+    assert str(log) in message
+    assert "HINT: " in message
     assert not ChangeLog.exists(str(log))
     assert not log.exists()
     elsewhere.rename(log)

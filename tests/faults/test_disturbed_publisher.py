@@ -70,7 +70,7 @@ PATIENCE = (
 )
 """What an operator sets who wants to know sooner that a line is dead; two minutes are the default."""
 
-SAID: Final = re.compile(r"(s: )?(cannot |subscription \"s\" |snapshot \")")
+EXPECTED_ERROR: Final = re.compile(r"(s: )?(cannot |subscription \"s\" |snapshot \")")
 """How errors of ours begin; those of the server or of libpq say something else first."""
 
 COMMANDS: Final = {
@@ -96,7 +96,7 @@ ORDINARY = {
     ("reconcile.after_digests", SILENCE),
 }
 
-_numbers = itertools.count(1)
+_keys = itertools.count(1)
 
 
 def cells(steps: Iterable[str], disturbances: Iterable[str]) -> list[Any]:
@@ -128,9 +128,9 @@ class Reading:
 
     def prepare(self, command: str) -> dict[str, Counter[str]]:
         """There is something to do for the command; returns what the subscriber has."""
-        number = next(_numbers)
+        key = next(_keys)
         self.twin.publish(
-            f"update long set id = id + 1000 where id = {number};\ninsert into t values ({number}00, 50)"
+            f"update long set id = id + 1000 where id = {key};\ninsert into t values ({key}00, 50)"
         )
         if command == "fill":
             capture(self.twin.config, "pub")
@@ -143,16 +143,16 @@ class Reading:
 
     def check(self, command: str, before: dict[str, Counter[str]], answer: dict[str, Any]) -> None:
         """No table is half done, what is said is ours, and the next run ends equal to native."""
-        found = content(self.ours)
-        said = answer.get("error") or ""
-        assert answer["ok"] or SAID.match(said), said
-        assert "Traceback" not in said, said
+        rows_now = content(self.ours)
+        error_text = answer.get("error") or ""
+        assert answer["ok"] or EXPECTED_ERROR.match(error_text), error_text
+        assert "Traceback" not in error_text, error_text
         after = self.run_again(command)
         for name in NAMES:
-            assert found[name] in (before[name], after[name]), f"half of {name} is there, after {answer}"
+            assert rows_now[name] in (before[name], after[name]), f"half of {name} is there, after {answer}"
         if command != "snapshot":  # which completes one table after the other
-            assert found in (before, after), answer
-        assert not answer["ok"] or found == after, answer
+            assert rows_now in (before, after), answer
+        assert not answer["ok"] or rows_now == after, answer
 
     def run_again(self, command: str) -> dict[str, Counter[str]]:
         """The command ends well now, as the subscriber equals native; nothing is left behind."""
@@ -204,7 +204,7 @@ def worker_reading(
 
 
 @pytest.mark.parametrize(("step", "disturbance"), cells(STEPS, DISTURBANCES))
-def test_a_disturbed_publisher_leaves_no_table_half_done_and_the_next_run_goes_on(
+def test_disturbed_publisher_leaves_no_partial_table_and_the_next_run_continues(
     reading: Reading, step: str, disturbance: str
 ) -> None:
     command = step.partition(".")[0]
@@ -243,10 +243,8 @@ def test_a_publisher_that_is_disturbed_in_the_middle_of_a_copy_is_copied_by_the_
     worker_reading.check("snapshot", before, worker_reading.program.answer())
 
 
-def test_a_slot_that_is_dropped_meanwhile_costs_a_new_log_and_nothing_else(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R1.33. The reconciliation needs it no more, and is right; what comes after it is in no log."""
+def test_slot_dropped_meanwhile_costs_only_a_new_log(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1.33. The reconciliation no longer needs the slot, and is right; later changes are in no log."""
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", "q", tables=TABLES)
     twin.sync()

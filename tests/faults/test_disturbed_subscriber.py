@@ -55,7 +55,7 @@ def is_ordinary(step: str, disturbance: str) -> bool:
     return step == LAST or disturbance == HARDEST
 
 
-_numbers = itertools.count(1)
+_ordinals = itertools.count(1)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Matrix:
     def new_window(self) -> None:
         """Changes are in the log, and not applied."""
         # It uses the keys of `n` and, behind an UPDATE, those of `n + 10`.
-        tens, ones = divmod(next(_numbers), 10)
+        tens, ones = divmod(next(_ordinals), 10)
         self.twin.publish(TRAFFIC.format(n=20 * tens + ones))
         capture(self.twin.config, "pub")
 
@@ -90,10 +90,10 @@ class Matrix:
         answer = self.program.answer()
         if recover is not None:
             recover()
-        found = content(self.ours)
+        rows_now = content(self.ours)
         after = self.run_again()
-        assert found in (before, after), f"half a window is there, after {answer}"
-        assert not answer["ok"] or found == after, answer
+        assert rows_now in (before, after), f"half a window is there, after {answer}"
+        assert not answer["ok"] or rows_now == after, answer
         assert "Traceback" not in answer.get("error", ""), answer["error"]
 
     def run_again(self) -> dict[str, Counter[str]]:
@@ -148,7 +148,7 @@ def worker_matrix(
 
 
 @pytest.mark.parametrize(("step", "disturbance"), cells(STEPS, DISTURBANCES))
-def test_a_disturbed_subscriber_has_the_whole_window_or_nothing_and_the_next_run_goes_on(
+def test_disturbed_subscriber_has_the_whole_window_or_nothing_and_the_next_run_continues(
     matrix: Matrix, step: str, disturbance: str
 ) -> None:
     disturb = DISTURBANCES[disturbance]
@@ -156,9 +156,7 @@ def test_a_disturbed_subscriber_has_the_whole_window_or_nothing_and_the_next_run
 
 
 @pytest.mark.parametrize(("step", "_disturbance"), cells(STEPS, ["away"]))
-def test_a_subscriber_that_is_away_costs_one_run_and_nothing_else(
-    matrix: Matrix, step: str, _disturbance: str
-) -> None:
+def test_unavailable_subscriber_costs_only_the_run(matrix: Matrix, step: str, _disturbance: str) -> None:
     cluster = matrix.ours.cluster
     matrix.disturbed(
         lambda: matrix.program.stop_at(step, "replay", "s"), lambda: cluster.stop("immediate"), cluster.start
@@ -183,7 +181,7 @@ def test_a_spark_worker_that_is_killed_in_the_middle_of_a_copy_leaves_nothing(wo
     )
 
 
-def test_a_server_that_crashes_between_runs_has_what_was_committed(matrix: Matrix) -> None:
+def test_server_that_crashes_between_runs_keeps_commits(matrix: Matrix) -> None:
     """The applied LSN and the rows are of one commit, so both survive or neither does."""
     matrix.new_window()
     assert matrix.program.run("replay", "s")["ok"]

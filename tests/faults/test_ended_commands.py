@@ -39,7 +39,7 @@ from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.commands.verify_log import verify_log
 from cdc_replay.failpoints import FAILPOINTS
-from faults.ending import LIMIT_SECONDS, SESSIONS, end, ended, send, start, state
+from faults.ending import LIMIT_SECONDS, SESSIONS, end, run_and_end, send, start, state
 from fixtures.native import wait_for
 from fixtures.postgres import Database, our_origins
 from fixtures.twin import Twin
@@ -101,11 +101,13 @@ def set_up(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
+    "signal_number",
     [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
     ids=["SIGTERM", "SIGKILL"],
 )
-def test_capture_that_is_ended_loses_and_doubles_nothing(on_storage: Twin, number: signal.Signals) -> None:
+def test_capture_that_is_ended_loses_and_doubles_nothing(
+    on_storage: Twin, signal_number: signal.Signals
+) -> None:
     twin = on_storage
     twin.publisher.run(PUBLISHED)
     twin.subscribe("s", "p", tables=TABLES, native=False)
@@ -114,7 +116,7 @@ def test_capture_that_is_ended_loses_and_doubles_nothing(on_storage: Twin, numbe
         twin.publish(f"insert into t values ({6000 + turn}, 20)")
         if failpoint == "capture.after_roots":
             continue  # only with a TRUNCATE of a partitioned table; tests of captures go there
-        ended(twin, number, failpoint, "capture", "pub")
+        run_and_end(twin, signal_number, failpoint, "capture", "pub")
     capture(twin.config, "pub")
     verify_log(twin.config, "pub")
     (result,) = replay(twin.config, ["s"])
@@ -154,7 +156,7 @@ def test_statement_of_a_killed_command_does_not_go_on(synced: Twin) -> None:
 
 
 @pytest.mark.parametrize("failpoint", ["replay.mid_staging", "replay.after_staging"])
-def test_jvm_that_is_killed_is_told_as_that(synced: Twin, failpoint: str) -> None:
+def test_killed_jvm_is_reported(synced: Twin, failpoint: str) -> None:
     """While a worker stages, and between staging and merge; as the kernel does where memory runs out."""
     process = start(synced, f"{failpoint}=stop", "replay", "s")
     wait_for(lambda: any(state(pid) == "T" for pid in descendants(process.pid)), f"{failpoint}", 300)
@@ -162,11 +164,11 @@ def test_jvm_that_is_killed_is_told_as_that(synced: Twin, failpoint: str) -> Non
     (jvm, *_) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8") == "java\n"]
     os.kill(jvm, signal.SIGKILL)
     send(family, signal.SIGCONT)
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     # What is staged already needs no JVM any more.
-    assert process.returncode == int(failpoint == "replay.mid_staging"), said
-    assert ("cdc-replay: s: Spark ended: replay of" in said) is (failpoint == "replay.mid_staging"), said
-    assert "Errno" not in said
+    assert process.returncode == int(failpoint == "replay.mid_staging"), output
+    assert ("cdc-replay: s: Spark ended: replay of" in output) is (failpoint == "replay.mid_staging"), output
+    assert "Errno" not in output
     wait_for(lambda: not any(state(pid) not in {"", "Z"} for pid in family), "the workers to end", 60)
     (result,) = replay(synced.config, ["s"])
     assert result.error is None
@@ -180,31 +182,34 @@ SOON: Final = ("replay.mid_merge", signal.SIGTERM)
 def of_points(*prefixes: str) -> list[object]:
     return [
         pytest.param(
-            name, number, marks=() if (name, number) == SOON else pytest.mark.slow, id=f"{name}-{number.name}"
+            name,
+            signal_number,
+            marks=() if (name, signal_number) == SOON else pytest.mark.slow,
+            id=f"{name}-{signal_number.name}",
         )
         for name in points(*prefixes)
-        for number in SIGNALS
+        for signal_number in SIGNALS
     ]
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("replay."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("replay."))
 def test_replay_that_is_ended_is_applied_exactly_once(
-    synced_on_storage: Twin, failpoint: str, number: signal.Signals
+    synced_on_storage: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     synced = synced_on_storage
-    ended(synced, number, failpoint, "replay", "s")
+    run_and_end(synced, signal_number, failpoint, "replay", "s")
     (result,) = replay(synced.config, ["s"])
     assert result.error is None
-    if number is signal.SIGKILL:
+    if signal_number is signal.SIGKILL:
         # Asked to end, a thread that is about to commit may do so.
         assert (sum(result.applied.values()) == 0) is (failpoint == "replay.after_commit")
     check_equal(synced, synced.pairs["s"].ours)
     assert synced.pairs["s"].ours.rows("select from pg_class where relname ~ '^stage'") == []
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("fill."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("fill."))
 def test_replay_that_is_ended_while_it_reads_unsent_values_has_them_in_the_end(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     """R4.6: a row moves into the filter, and its long value did not come with the change."""
     synced.publisher.run(LONG + "; alter table long alter body set storage external")
@@ -214,55 +219,61 @@ def test_replay_that_is_ended_while_it_reads_unsent_values_has_them_in_the_end(
     synced.sync_ours("l")
     synced.publish("update long set id = id + 1000 where id < 11")
     capture(synced.config, "pub")
-    ended(synced, number, failpoint, "replay", "l")
+    run_and_end(synced, signal_number, failpoint, "replay", "l")
     (result,) = replay(synced.config, ["l"])
     assert result.error is None
     moved = "select * from long where id > 1000 order by id"
     assert synced.pairs["l"].ours.rows(moved) == synced.publisher.rows(moved)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("snapshot."))
-def test_snapshot_that_is_ended_is_completed(synced: Twin, failpoint: str, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("snapshot."))
+def test_snapshot_that_is_ended_is_completed(
+    synced: Twin, failpoint: str, signal_number: signal.Signals
+) -> None:
     synced.subscribe("new", "p", tables=TABLES, native=False, snapshot_chunk="64kB")
     if failpoint == "snapshot.after_late":  # a copy that goes on, with rows that have changed meanwhile
-        ended(synced, number, "snapshot.before_swap", "snapshot", "new")
+        run_and_end(synced, signal_number, "snapshot.before_swap", "snapshot", "new")
         synced.publish("update t set a = a + 1 where id = 30")
-    ended(synced, number, failpoint, "snapshot", "new")
+    run_and_end(synced, signal_number, failpoint, "snapshot", "new")
     snapshot(synced.config, "new")
     for result in synced.sync_ours():
         assert result.replay.error is None
     check_equal(synced, synced.pairs["new"].ours)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("reconcile."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("reconcile."))
 def test_reconciliation_that_is_ended_is_completed(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     synced.pairs["s"].ours.run("delete from t where id < 30")
-    ended(synced, number, failpoint, "refresh", "s", "--reconcile", "--yes")
+    run_and_end(synced, signal_number, failpoint, "refresh", "s", "--reconcile", "--yes")
     refresh(synced.config, "s", reconcile=True)
     check_equal(synced, synced.pairs["s"].ours)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("validate."))
-def test_validation_that_is_ended_is_done_again(synced: Twin, failpoint: str, number: signal.Signals) -> None:
-    ended(synced, number, failpoint, "validate", "s")
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("validate."))
+def test_validation_that_is_ended_is_done_again(
+    synced: Twin, failpoint: str, signal_number: signal.Signals
+) -> None:
+    run_and_end(synced, signal_number, failpoint, "validate", "s")
     result = validate(synced.config, "s")
     assert (result.success, result.error) == (True, None)
 
 
 @pytest.mark.parametrize(
-    ("failpoint", "number"),
+    ("failpoint", "signal_number"),
     of_points(
         "backfill.", "replay.mid_staging", "replay.after_staging", "replay.before", "replay.after_commit"
     ),
 )
-def test_backfill_that_is_ended_is_done_again(synced: Twin, failpoint: str, number: signal.Signals) -> None:
+def test_backfill_that_is_ended_is_done_again(
+    synced: Twin, failpoint: str, signal_number: signal.Signals
+) -> None:
     """Into another database, which keeps no state of it."""
     window = ChangeLog.open(str(synced.change_log))
     into = synced.database(TABLES)
     range_ = ("--from", str(window.start_lsn), "--to", str(window.end_lsn))
-    ended(synced, number, failpoint, "backfill", "s", *range_, "--into", into.dsn)
+    run_and_end(synced, signal_number, failpoint, "backfill", "s", *range_, "--into", into.dsn)
     wait_for(lambda: not into.rows(SESSIONS), "sessions to end", LIMIT_SECONDS)
     backfill(synced.config, "s", str(window.start_lsn), str(window.end_lsn), into=into.dsn)
     changed = "select * from t where a > 10 and (id between 5 and 20 or id > 5000) order by id"
@@ -270,13 +281,13 @@ def test_backfill_that_is_ended_is_done_again(synced: Twin, failpoint: str, numb
     assert into.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("parking."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("parking."))
 def test_replay_that_is_ended_while_it_parks_has_parked(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     ours = synced.pairs["s"].ours
     ours.run("alter table t add constraint small check (id < 5000)")
-    ended(synced, number, failpoint, "replay", "s")
+    run_and_end(synced, signal_number, failpoint, "replay", "s")
     (result,) = replay(synced.config, ["s"])
     assert "is parked before the transaction" in (result.error or "")
     ours.run("alter table t drop constraint small")
@@ -285,15 +296,15 @@ def test_replay_that_is_ended_while_it_parks_has_parked(
     check_equal(synced, ours)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("resume."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("resume."))
 def test_resume_that_is_ended_has_resumed_or_not(
-    synced: Twin, failpoint: str, number: signal.Signals
+    synced: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     ours = synced.pairs["s"].ours
     ours.run("alter table t add constraint small check (id < 5000)")
     replay(synced.config, ["s"])
     ours.run("alter table t drop constraint small")
-    ended(synced, number, failpoint, "resume", "s")
+    run_and_end(synced, signal_number, failpoint, "resume", "s")
     parked = "select from cdc_replay.subscription where parked_at is not null"
     assert bool(ours.rows(parked)) is (failpoint == "resume.before_commit")
     if ours.rows(parked):
@@ -303,20 +314,20 @@ def test_resume_that_is_ended_has_resumed_or_not(
     check_equal(synced, ours)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("compaction.", "prune."))
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("compaction.", "prune."))
 def test_maintenance_that_is_ended_leaves_a_whole_log(
-    synced_on_storage: Twin, failpoint: str, number: signal.Signals
+    synced_on_storage: Twin, failpoint: str, signal_number: signal.Signals
 ) -> None:
     """A pull for each of two hundred transactions, so that there is something to compact."""
     synced = synced_on_storage
     synced.options["max_changes_per_pull"] = 1
     synced.publish(";\n".join(f"insert into t values ({n}, {n})" for n in range(7000, 7210)))
     if failpoint.startswith("compaction."):
-        ended(synced, number, failpoint, "capture", "pub")
+        run_and_end(synced, signal_number, failpoint, "capture", "pub")
     else:
         capture(synced.config, "pub")
         replay(synced.config, ["s"])
-        ended(synced, number, failpoint, "prune", "pub", "--keep-hours", "0", "--yes")
+        run_and_end(synced, signal_number, failpoint, "prune", "pub", "--keep-hours", "0", "--yes")
         prune(synced.config, "pub", keep_hours=0)
     synced.publish("update t set a = 12 where id = 7000")
     capture(synced.config, "pub")
@@ -326,11 +337,13 @@ def test_maintenance_that_is_ended_leaves_a_whole_log(
     check_equal(synced, synced.pairs["s"].ours)
 
 
-@pytest.mark.parametrize(("failpoint", "number"), of_points("teardown."))
-def test_teardown_that_is_ended_is_completed(synced: Twin, failpoint: str, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("failpoint", "signal_number"), of_points("teardown."))
+def test_teardown_that_is_ended_is_completed(
+    synced: Twin, failpoint: str, signal_number: signal.Signals
+) -> None:
     name = "pub" if failpoint in {"teardown.after_slot", "teardown.after_publications"} else "s"
     replay(synced.config, ["s"])
-    ended(synced, number, failpoint, "teardown", name)
+    run_and_end(synced, signal_number, failpoint, "teardown", name)
     teardown(synced.config, "pub")
     teardown(synced.config, "s")
     ours = synced.pairs["s"].ours

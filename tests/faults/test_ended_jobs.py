@@ -30,7 +30,7 @@ WAITING: Final = (
 
 @pytest.mark.parametrize("how", ["as Airflow does", "its JVM is killed"])
 def test_application_that_is_ended_leaves_nothing_behind(twin: Twin, how: str) -> None:
-    """While the subscriber's server works for it, on a lock that nobody gives it."""
+    """While a statement of it waits on the subscriber for a lock that is never released."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLES, native=False, lock_timeout=0)
     twin.sync_ours()

@@ -60,7 +60,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def subscribed(twin: Twin, disk: SmallDisk) -> Iterator[Twin]:
-    """Everything of the subscriber, our state and what is staged too, is on the small disk."""
+    """The whole subscriber, with our state and staging, is on the small disk."""
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
     data = disk.folder / "data"
@@ -82,7 +82,7 @@ def grow(twin: Twin) -> None:
     twin.publish("update t set pad = (select string_agg(md5(n::text), '') from generate_series(1, 2500) n)")
 
 
-def test_a_replay_onto_a_full_disk_applies_nothing_and_goes_on_when_there_is_room(
+def test_replay_onto_a_full_disk_applies_nothing_and_continues_when_there_is_room(
     subscribed: Twin, disk: SmallDisk
 ) -> None:
     twin, ours = subscribed, subscribed.pairs["s"].ours

@@ -132,14 +132,14 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     twin.sync()
     capture(twin.config, "pub")
     begin = ChangeLog.open(str(twin.change_log)).end_lsn
-    for number, failpoint in enumerate(points("capture"), start=1):
-        twin.publish(TRAFFIC.format(n=number))
+    for ordinal, failpoint in enumerate(points("capture"), start=1):
+        twin.publish(TRAFFIC.format(n=ordinal))
         killed(twin, failpoint, "capture", "pub")
         capture(twin.config, "pub")
         log = ChangeLog.open(str(twin.change_log))
-        commits = Counter(each.xid for each in log.commits(Window(begin, log.end_lsn)))
+        commits = Counter(commit.xid for commit in log.commits(Window(begin, log.end_lsn)))
         # Four transactions of traffic each.
-        assert (len(commits), set(commits.values())) == (4 * number, {1}), failpoint
+        assert (len(commits), set(commits.values())) == (4 * ordinal, {1}), failpoint
     twin.sync()
     for name in NAMES:
         twin.rows("s", name)
@@ -147,7 +147,7 @@ def test_a_killed_capture_loses_and_doubles_nothing(twin: Twin) -> None:
     check_nothing_is_left(twin)
 
 
-def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) -> None:
+def test_killed_snapshot_is_repeated_and_replay_continues_from_it(twin: Twin) -> None:
     """A subscription per point; changes arrive between the kill and the next run."""
     twin.publisher.run(PUBLISHED)
     twin.subscribe("native", "p", "q", tables=TABLES)
@@ -157,7 +157,7 @@ def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) 
         for failpoint in points("snapshot")
         if failpoint != OF_RESUMED_COPIES
     }
-    for number, (failpoint, name) in enumerate(names.items(), start=1):
+    for ordinal, (failpoint, name) in enumerate(names.items(), start=1):
         twin.subscribe(name, "p", "q", tables=TABLES, native=False, snapshot_chunk="64kB")
         killed(twin, failpoint, "snapshot", name)
         states = twin.states(name)
@@ -166,7 +166,7 @@ def test_a_killed_snapshot_is_done_again_and_replay_goes_on_from_it(twin: Twin) 
             for table, state in states.items():
                 rows = twin.pairs[name].ours.rows(f"select count(*) from {table}")
                 assert (rows == [(0,)]) is not isinstance(state, Ready), (failpoint, table)
-        twin.publish(TRAFFIC.format(n=number))
+        twin.publish(TRAFFIC.format(n=ordinal))
         snapshot(twin.config, name)
         assert {type(state) for state in twin.states(name).values()} == {Ready}, failpoint
     twin.publish(TRAFFIC.format(n=9))
@@ -186,8 +186,8 @@ def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
     for failpoint, name in names.items():
         twin.subscribe(name, "p", "q", tables=TABLES, native=failpoint == "replay.after_staging")
     twin.sync_ours()
-    for number in (1, 2):
-        twin.publish(TRAFFIC.format(n=number))
+    for ordinal in (1, 2):
+        twin.publish(TRAFFIC.format(n=ordinal))
     capture(twin.config, "pub")
     end = ChangeLog.open(str(twin.change_log)).end_lsn
     before = content(twin.pairs[names["replay.after_staging"]].ours)
@@ -199,8 +199,8 @@ def test_a_killed_replay_is_applied_exactly_once(twin: Twin) -> None:
         assert all((state == Ready(end)) is is_applied for state in twin.states(name).values()), failpoint
 
     results = replay(twin.config, list(names.values()))
-    assert [each.error for each in results] == [None] * len(names)
-    again = {each.subscription: sum(each.applied.values()) for each in results}
+    assert [result.error for result in results] == [None] * len(names)
+    again = {result.subscription: sum(result.applied.values()) for result in results}
     assert [name for name, count in again.items() if count == 0] == [names["replay.after_commit"]]
     # What the window that was committed left behind goes with the next one.
     twin.publish(TRAFFIC.format(n=3))
@@ -232,7 +232,10 @@ def test_a_replay_that_is_killed_while_it_reads_unsent_values_is_done_again(twin
     for failpoint, name in names.items():
         killed(twin, failpoint, "replay", name)
         assert twin.pairs[name].ours.rows("table t") == [], failpoint
-        assert all(isinstance(each, Ready) and each.applied_lsn < end for each in twin.states(name).values())
+        assert all(
+            isinstance(table_state, Ready) and table_state.applied_lsn < end
+            for table_state in twin.states(name).values()
+        )
 
     results = replay(twin.config, list(names.values()), to_lsn=end)
     for result, name in zip(results, names.values(), strict=True):

@@ -41,7 +41,7 @@ STUCK: Final = """
 
 
 @pytest.mark.parametrize(
-    ("before", "wait", "said"),
+    ("before", "wait", "lines"),
     [
         ("", WAIT, ["left"]),
         (CANCELLED, WAIT, ["left"]),
@@ -55,7 +55,7 @@ STUCK: Final = """
         "library goes on",
     ],
 )
-def test_program_ends_with_its_code_and_one_line(before: str, wait: str, said: list[str]) -> None:
+def test_program_ends_with_its_code_and_one_line(before: str, wait: str, lines: list[str]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(before=before, wait=wait)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -65,10 +65,10 @@ def test_program_ends_with_its_code_and_one_line(before: str, wait: str, said: l
     wait_for(lambda: state(process.pid) == "S", "the main thread to wait", LIMIT_SECONDS)
     process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=LIMIT_SECONDS)
-    assert (process.returncode, out.splitlines(), error.splitlines()) == (TERMINATED, said, [LINE])
+    assert (process.returncode, out.splitlines(), error.splitlines()) == (TERMINATED, lines, [LINE])
 
 
-def test_signal_that_comes_again_breaks_nothing_off() -> None:
+def test_second_signal_interrupts_no_clean_up() -> None:
     tidying = f"{WAIT}\nfinally:\n    time.sleep(2)\n    print('tidied', flush=True)\ntry:\n    pass"
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(before="", wait=tidying)],

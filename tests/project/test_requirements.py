@@ -53,7 +53,7 @@ def locked_versions(name: str) -> dict[str, str]:
     """What a lock has for this Python on this system: version by name."""
     return {
         requirement.name: str(requirement.specifier).removeprefix("==")
-        for requirement in licences_page.locked(lock(name))
+        for requirement in licences_page.read_lock(lock(name))
         if requirement.marker is None or requirement.marker.evaluate()
     }
 
@@ -88,7 +88,7 @@ def test_requirements_are_those_of_the_package() -> None:
 def test_locks_hold_what_is_wanted_by_version_and_hash(name: str) -> None:
     text = lock(name).read_text(encoding="utf-8")
     blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
-    assert len(blocks) == len(list(licences_page.locked(lock(name))))
+    assert len(blocks) == len(list(licences_page.read_lock(lock(name))))
     for block in blocks:
         assert re.match(r"[\w.-]+==[\w.]+( ; [^\n]*)? \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+$", block), (
             block

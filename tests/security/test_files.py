@@ -130,7 +130,7 @@ def test_change_log_in_a_folder_of_somebody_else_is_closed_below_it(folder: Path
 
 
 @pytest.mark.spark
-def test_whole_run_leaves_nothing_that_others_can_read(
+def test_whole_run_leaves_no_file_readable_by_others(
     folder: Path, publisher: Database, subscriber: Database
 ) -> None:
     """Setup, capture, snapshot, replay, validate, compared while Spark is at work, and afterwards."""
@@ -151,7 +151,7 @@ def test_whole_run_leaves_nothing_that_others_can_read(
         process.stdin.close()
         assert process.wait(120) == 0
     assert session == ([], [])
-    assert [each.get("error") for each in answers] == [None] * 5
+    assert [answer.get("error") for answer in answers] == [None] * 5
     assert subscriber.rows("select count(*) from t") == [(2,)]
     assert list(folder.rglob("latest.html"))
     assert open_to_others(folder) == []
@@ -168,12 +168,12 @@ def batch(folder: Path, publisher: Database, subscriber: Database) -> subprocess
     }
     configuration.write_text(yaml.safe_dump(content), encoding="utf-8")
     configuration.chmod(0o600)
-    places = {name: str(folder) for name in ("TMPDIR", "SPARK_LOCAL_DIRS")}
+    folders = {name: str(folder) for name in ("TMPDIR", "SPARK_LOCAL_DIRS")}
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("cdc-replay")), "batch"],
         env=os.environ
         | spark_environment()
-        | places
+        | folders
         | {
             VARIABLE: "replay.after_staging=stop",
             "CDC_REPLAY_CONFIG": str(configuration),
@@ -196,8 +196,8 @@ def begin(process: subprocess.Popen[str], line: str) -> None:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
-    found: dict[str, Any] = json.loads(process.stdout.readline())
-    return found
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
 
 
 def state(pid: int) -> str:

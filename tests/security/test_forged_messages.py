@@ -106,9 +106,9 @@ def test_a_forged_filter_lets_no_row_of_another_tenant_in(
     write(stranger, restored)
 
     with caplog.at_level(logging.WARNING):
-        found = rows(twin)
+        rows_now = rows(twin)
 
-    assert found == [(1, "ours"), (4, "ours"), (5, "ours")]
+    assert rows_now == [(1, "ours"), (4, "ours"), (5, "ours")]
     assert "ignored 4 logical messages" in caplog.text
     assert str(first) in caplog.text
 
@@ -156,7 +156,7 @@ def test_messages_of_others_are_not_kept(twin: Twin, stranger: Stranger) -> None
 def test_a_message_of_the_event_triggers_counts_in_its_own_transaction_and_once(
     twin: Twin, stranger: Stranger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even who can read the stream cannot say again what was said."""
+    """Not even a role that can read the stream can replay a message."""
     subscribe(twin)
     twin.publisher.run("alter publication p set table t")
     [(content,)] = twin.publisher.rows(
@@ -188,9 +188,7 @@ def test_the_functions_and_the_secret_are_out_of_reach(twin: Twin, stranger: Str
             stranger.run(statement)
 
 
-def test_messages_that_come_while_the_event_triggers_are_gone_are_not_heard(
-    twin: Twin, stranger: Stranger
-) -> None:
+def test_messages_are_ignored_while_event_triggers_are_missing(twin: Twin, stranger: Stranger) -> None:
     subscribe(twin)
     twin.publisher.run("; ".join(f"drop event trigger {name}" for name in EVENT_TRIGGERS))
     publication, table = memberships(twin)

@@ -43,20 +43,20 @@ def bench(publisher: Database, subscriber: Database, tmp_path: Path) -> Bench:
 
 def heard(page: Page, pages: list[Path]) -> list[str]:
     """What the scripts of these pages say, opened from disk as a person does."""
-    said: list[str] = []
+    dialogs: list[str] = []
 
     def listen(dialog: Dialog) -> None:
-        said.append(f"{page.url}: {dialog.message}")
+        dialogs.append(f"{page.url}: {dialog.message}")
         dialog.dismiss()
 
     page.on("dialog", listen)
     for file in pages:
         page.goto(file.as_uri())
         page.wait_for_timeout(200)
-    return said
+    return dialogs
 
 
-def test_no_page_runs_what_the_databases_say(bench: Bench, browser_page: Page) -> None:
+def test_pages_run_no_script_from_the_databases(bench: Bench, browser_page: Page) -> None:
     verdict = bench.validate(note=f"not mirrored because of {script('note')}")
     failed = bench.validate()
     bench.subscriber.run(f'drop table "{script("schema")}"."{script("table")}"')
@@ -69,7 +69,7 @@ def test_no_page_runs_what_the_databases_say(bench: Bench, browser_page: Page) -
     assert heard(browser_page, pages) == []
 
 
-def test_pages_show_what_the_databases_say(bench: Bench, browser_page: Page) -> None:
+def test_pages_show_texts_of_the_databases(bench: Bench, browser_page: Page) -> None:
     verdict = bench.validate()
 
     documents = [page for page in verdict.data_docs.parent.rglob("*.html") if "validations" in page.parts]

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_replay.commands.backfill import backfill
 from cdc_replay.commands.refresh import refresh
-from cdc_replay.commands.setup import script_of, setup, subscriber_script
+from cdc_replay.commands.setup import setup, subscriber_script, to_script
 from cdc_replay.commands.teardown import teardown
 from cdc_replay.commands.validate import validate
 from cdc_replay.errors import MissingPrivilege
@@ -73,17 +73,19 @@ def roles(twin: Twin) -> Iterator[Roles]:
     ours, native = twin.database(), twin.database(SUBSCRIBED)
     publisher_owner = Stranger(twin.publisher, f"owner_{twin.publisher.name}")
     capture = Stranger(twin.publisher, f"capture_{twin.publisher.name}")
-    found = Roles(twin, capture, Stranger(ours, f"apply_{ours.name}"), Stranger(ours, f"owner_{ours.name}"))
-    everybody = (publisher_owner, found.capture, found.apply, found.owner)
+    prepared = Roles(
+        twin, capture, Stranger(ours, f"apply_{ours.name}"), Stranger(ours, f"owner_{ours.name}")
+    )
+    everybody = (publisher_owner, prepared.capture, prepared.apply, prepared.owner)
     for role in everybody:
         role.enter()
-    for owner, tables in ((publisher_owner, PUBLISHED), (found.owner, SUBSCRIBED)):
+    for owner, tables in ((publisher_owner, PUBLISHED), (prepared.owner, SUBSCRIBED)):
         owner.database.run(f"grant create on database {owner.database.name} to {owner.name}")
         owner.run(tables)
     twin.publisher.run(PUBLICATIONS)
     twin.options["dsn"] = capture.dsn
-    twin.pairs["s"] = Pair(ours, native, ("p", "q"), {"dsn": found.apply.dsn})
-    yield found
+    twin.pairs["s"] = Pair(ours, native, ("p", "q"), {"dsn": prepared.apply.dsn})
+    yield prepared
     with suppress(MissingPrivilege):
         teardown(twin.config, "s")
     twin.options["dsn"] = twin.publisher.dsn
@@ -95,8 +97,8 @@ def roles(twin: Twin) -> Iterator[Roles]:
 def scripts(roles: Roles) -> None:
     """What `setup --dry-run` prints for both sides, run by their administrators."""
     config = roles.twin.config
-    run_as_administrator(roles.twin.publisher, script_of(setup(config, "pub", dry_run=True)))
-    run_as_administrator(roles.apply.database, script_of(subscriber_script(config, "pub", "s")))
+    run_as_administrator(roles.twin.publisher, to_script(setup(config, "pub", dry_run=True)))
+    run_as_administrator(roles.apply.database, to_script(subscriber_script(config, "pub", "s")))
 
 
 @pytest.mark.parametrize("run_as_owner", [False, True])
@@ -134,22 +136,22 @@ def test_roles_without_rights_do_everything_after_two_scripts(roles: Roles, run_
 def test_without_the_scripts_each_step_says_what_it_lacks(roles: Roles) -> None:
     with pytest.raises(MissingPrivilege, match="lacks the attribute REPLICATION"):
         setup(roles.twin.config, "pub")
-    run_as_administrator(roles.twin.publisher, script_of(setup(roles.twin.config, "pub", dry_run=True)))
+    run_as_administrator(roles.twin.publisher, to_script(setup(roles.twin.config, "pub", dry_run=True)))
     setup(roles.twin.config, "pub")
 
     with pytest.raises(MissingPrivilege, match='cannot create schema "cdc_replay"'):
         roles.twin.sync_ours("s")
 
 
-def test_superusers_are_told_to_use_roles(twin: Twin) -> None:
+def test_superuser_roles_are_warned_of(twin: Twin) -> None:
     twin.publisher.run("create table t (id int primary key); create publication p for table t")
     twin.subscribe("s", "p", tables="create table t (id int primary key)", native=False)
 
-    told = setup(twin.config, "pub").warnings
+    warnings = setup(twin.config, "pub").warnings
 
     assert [
-        'publisher pub: role "postgres" is a superuser' in told[0],
-        "subscription s: role" in told[1],
+        'publisher pub: role "postgres" is a superuser' in warnings[0],
+        "subscription s: role" in warnings[1],
     ] == [True, True]
     [of_subscriber] = subscriber_script(twin.config, "pub", "s").warnings
     assert "is a superuser" in of_subscriber

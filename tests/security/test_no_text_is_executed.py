@@ -92,7 +92,7 @@ def subscribe(twin: Twin) -> None:
 
 def definitions(twin: Twin) -> dict[str, list[list[Any]]]:
     """What the event triggers would tell of the table and the publication."""
-    found = {}
+    rows_by_kind = {}
     kinds: dict[str, tuple[CatalogRows, LiteralString]] = {
         "tables": (TABLES, "c.oid = 't'::regclass"),
         "columns": (COLUMNS, "a.attrelid = 't'::regclass"),
@@ -101,19 +101,19 @@ def definitions(twin: Twin) -> dict[str, list[list[Any]]]:
     }
     with twin.publisher.connect() as connection:
         for kind, (rows, only) in kinds.items():
-            ((found[kind],),) = connection.execute(rows.select_json(sql.SQL(only))).fetchall()
-    return found
+            ((rows_by_kind[kind],),) = connection.execute(rows.select_json(sql.SQL(only))).fetchall()
+    return rows_by_kind
 
 
-def forge(twin: Twin, told: dict[str, list[list[Any]]]) -> None:
-    table, publication = told["tables"][0][0], told["publications"][0][0]
-    written = [[table, row[1]] for row in told["columns"]]
+def forge(twin: Twin, rows_by_kind: dict[str, list[list[Any]]]) -> None:
+    table, publication = rows_by_kind["tables"][0][0], rows_by_kind["publications"][0][0]
+    written = [[table, row[1]] for row in rows_by_kind["columns"]]
     content = {
         "format": 1,
         "touched_tables": [table],
         "written_columns": written,
         "touched_publications": [publication],
-        **told,
+        **rows_by_kind,
     }
     with twin.publisher.connect() as connection:
         connection.execute(
@@ -129,18 +129,20 @@ def replay(twin: Twin) -> str | None:
 
 
 def traces(twin: Twin) -> list[tuple[Any, ...]]:
-    """What hostile texts leave behind where they are executed."""
+    """The traces of hostile texts that were executed."""
     return twin.publisher.rows(TRACES)
 
 
-@pytest.mark.parametrize(("kind", "place", "text"), HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
-def test_hostile_text_in_a_definition_is_not_executed(twin: Twin, kind: str, place: int, text: str) -> None:
+@pytest.mark.parametrize(("kind", "position", "text"), HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_hostile_text_in_a_definition_is_not_executed(
+    twin: Twin, kind: str, position: int, text: str
+) -> None:
     subscribe(twin)
-    told = definitions(twin)
-    for row in told[kind]:
-        if row[place] is not None or place == _COLLATION_SQL:
-            row[place] = text
-    forge(twin, told)
+    content = definitions(twin)
+    for row in content[kind]:
+        if row[position] is not None or position == _COLLATION_SQL:
+            row[position] = text
+    forge(twin, content)
 
     assert replay(twin) is None
 
@@ -152,11 +154,11 @@ def test_nothing_of_a_hostile_tree_is_executed(twin: Twin) -> None:
     """End to end: the row of a forged definition parks the subscription, as a filter does that fails."""
     twin.publisher.run(EVIL)
     subscribe(twin)
-    told = definitions(twin)
+    content = definitions(twin)
     [(evil,)] = twin.publisher.rows("select 'public.evil'::regproc::oid::bigint")
-    for row in told["memberships"]:
+    for row in content["memberships"]:
         row[_TREE] = row[_TREE] and row[_TREE].replace(f":funcid {LOWER} ", f":funcid {evil} ")
-    forge(twin, told)
+    forge(twin, content)
 
     error = replay(twin)
 
@@ -169,23 +171,23 @@ def test_nothing_of_a_hostile_tree_is_executed(twin: Twin) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The table `t` of a database, a filter of it, and what is asked about a row."""
+class FilterQuestion:
+    """The table `t` of a database, a filter of it, and the columns whose values are available."""
 
     database: Database
     table: Table
     row_filter: RowFilter
-    held: tuple[str, ...]
+    available_columns: tuple[str, ...]
     """Columns whose values are there; the others are computed."""
 
     def answer(self) -> bool | None:
         compiled = compile_filter(self.row_filter, self.table)
-        columns = [each for each in self.table.columns if each.name in self.held]
+        columns = [column for column in self.table.columns if column.name in self.available_columns]
         if not isinstance(compiled, ServerFilter):
             compiled = ServerFilter((self.row_filter,), tuple(columns), "asked for", self.table.name)
-        check = ServerCheck.of(compiled, self.held, number=0, routes=[0])
+        check = ServerCheck.of(compiled, self.available_columns, number=0, routes=[0])
         values = [pa.nulls(1, pa.int64())]
-        values += [pa.array(["ours"]) for each, _ in check.columns if each.generated is Generated.NO]
+        values += [pa.array(["ours"]) for column, _ in check.columns if column.generated is Generated.NO]
         with contextlib.closing(FilterSession(self.database.dsn)) as session:
             (answer,) = session.answers(
                 check.question, pa.Table.from_arrays(values, names=[str(n) for n in range(len(values))])
@@ -196,19 +198,22 @@ class Asked:
         return self.database.rows(TRACES)
 
 
-def asked(
-    database: Database, filter_sql: str, columns: str = "tenant text", held: tuple[str, ...] = ("tenant",)
-) -> Asked:
+def ask_about(
+    database: Database,
+    filter_sql: str,
+    columns: str = "tenant text",
+    available_columns: tuple[str, ...] = ("tenant",),
+) -> FilterQuestion:
     database.run(f"create table t ({columns})")
     stored = FilteredTable(database)
     (row_filter,) = stored.store([filter_sql])
     table = dataclasses.replace(stored.table(), primary_key=())
-    return Asked(database, table, row_filter, held)
+    return FilterQuestion(database, table, row_filter, available_columns)
 
 
 def oid(database: Database, expression: str) -> int:
-    [(found,)] = database.rows(f"select {expression}::oid::bigint")
-    return int(found)
+    [(oid,)] = database.rows(f"select {expression}::oid::bigint")
+    return int(oid)
 
 
 HOSTILE_FUNCTIONS: Final = {
@@ -225,7 +230,7 @@ def test_only_built_in_immutable_functions_are_called(
     publisher: Database, function: str, reason: str
 ) -> None:
     publisher.run(EVIL)
-    hostile = asked(publisher, "lower(tenant) = 'ours'")
+    hostile = ask_about(publisher, "lower(tenant) = 'ours'")
     tree = hostile.row_filter.node_tree.replace(f":funcid {LOWER} ", f":funcid {oid(publisher, function)} ")
     hostile = dataclasses.replace(hostile, row_filter=RowFilter(tree, hostile.row_filter.sql))
 
@@ -241,7 +246,7 @@ def test_only_built_in_operators_are_called(publisher: Database) -> None:
         " $$ begin perform pg_catalog.lo_from_bytea(0, ''); return true; end $$;"
         "create operator public.=== (function = evil, leftarg = text, rightarg = text)"
     )
-    hostile = asked(publisher, "lower(tenant) = 'ours'")
+    hostile = ask_about(publisher, "lower(tenant) = 'ours'")
     user = oid(publisher, "'public.===(text,text)'::regoperator")
     tree = hostile.row_filter.node_tree.replace(":opno 98 ", f":opno {user} ")
     hostile = dataclasses.replace(hostile, row_filter=RowFilter(tree, hostile.row_filter.sql))
@@ -254,7 +259,7 @@ def test_only_built_in_operators_are_called(publisher: Database) -> None:
 
 def test_the_tree_decides_and_not_the_text(publisher: Database) -> None:
     """Where a value can only come from the text, the server says whether it is that of the tree."""
-    honest = asked(publisher, "lower(tenant) = 'ours' and '[1]'::jsonb <> '2'")
+    honest = ask_about(publisher, "lower(tenant) = 'ours' and '[1]'::jsonb <> '2'")
     assert honest.answer() is True
     stored = honest.row_filter
     for text in (
@@ -270,9 +275,9 @@ def test_the_tree_decides_and_not_the_text(publisher: Database) -> None:
 
 
 def test_a_function_of_the_tables_owner_does_not_run_with_our_rights(publisher: Database) -> None:
-    """The owner of a table may write what it likes into a generation expression, without forging anything."""
+    """The owner of a table may write anything into a generation expression, without forging anything."""
     publisher.run(EVIL)
-    own = asked(publisher, "g = 'ours'", "tenant text, g text generated always as (evil(tenant)) stored")
+    own = ask_about(publisher, "g = 'ours'", "tenant text, g text generated always as (evil(tenant)) stored")
 
     with pytest.raises(InvalidFilter) as refused:
         own.answer()
@@ -280,12 +285,16 @@ def test_a_function_of_the_tables_owner_does_not_run_with_our_rights(publisher: 
     assert own.traces() == []
     assert 'column "g" of table "public.t": function public.evil is not built-in' in str(refused.value)
     assert "publish_generated_columns = stored" in str(refused.value)
-    assert dataclasses.replace(own, held=("tenant", "g")).answer() is True, "a value that was sent is taken"
+    assert dataclasses.replace(own, available_columns=("tenant", "g")).answer() is True, (
+        "a value that was sent is taken"
+    )
 
 
 def test_the_checks_of_a_domain_do_not_run_with_our_rights(publisher: Database) -> None:
     publisher.run(f"{EVIL}; create domain named as text check (evil(value) is not null)")
-    own = asked(publisher, "g = 'OURS'", "tenant named, g text generated always as (upper(tenant)) stored")
+    own = ask_about(
+        publisher, "g = 'OURS'", "tenant named, g text generated always as (upper(tenant)) stored"
+    )
 
     assert own.answer() is True
 
@@ -297,7 +306,7 @@ def test_a_composite_type_of_a_user_is_not_read(publisher: Database) -> None:
     publisher.run(
         f"{EVIL}; create domain named as text check (evil(value) is not null); create type two as (a named)"
     )
-    own = asked(publisher, "g", "tenant two, g boolean generated always as (tenant is not null) stored")
+    own = ask_about(publisher, "g", "tenant two, g boolean generated always as (tenant is not null) stored")
 
     with pytest.raises(InvalidFilter, match=r"type public\.two is not built-in"):
         own.answer()
@@ -309,7 +318,7 @@ def test_no_cast_of_a_user_takes_the_place_of_another(publisher: Database) -> No
     """The owner of a type may make casts of it; planning computes those of constants."""
     publisher.run("create type kind as enum ('one')")
     generated = "tenant text, g bool generated always as ('one'::kind = 'one'::kind) stored"
-    own = asked(publisher, "g", generated)
+    own = ask_about(publisher, "g", generated)
     assert own.answer() is True
     publisher.run(
         "create function public.evil(kind) returns text language plpgsql immutable as"
@@ -323,10 +332,10 @@ def test_no_cast_of_a_user_takes_the_place_of_another(publisher: Database) -> No
     tests = f"{{NULLTEST :arg {forged} :nulltesttype 1 :argisrow false :location -1}}"
     text = "'one'::public.kind"
     columns = tuple(
-        each
-        if each.generation_tree is None
-        else dataclasses.replace(each, generation_tree=tests, generation_sql=text)
-        for each in own.table.columns
+        column
+        if column.generation_tree is None
+        else dataclasses.replace(column, generation_tree=tests, generation_sql=text)
+        for column in own.table.columns
     )
     hostile = dataclasses.replace(own, table=dataclasses.replace(own.table, columns=columns))
 
@@ -339,13 +348,14 @@ def test_no_cast_of_a_user_takes_the_place_of_another(publisher: Database) -> No
 def test_an_expression_that_an_older_log_lacks_comes_from_the_server_itself(publisher: Database) -> None:
     """Only if the server prints the same; the text is compared, and nothing else."""
     generated = "tenant text, g text generated always as (upper(tenant)) stored"
-    older = without_trees(asked(publisher, "g = 'OURS'", generated))
+    older = without_trees(ask_about(publisher, "g = 'OURS'", generated))
 
     assert older.answer() is True
 
     text = "upper(tenant)) stored); create table public.pwned (x int generated always as (1"
     columns = tuple(
-        dataclasses.replace(each, generation_sql=each.generation_sql and text) for each in older.table.columns
+        dataclasses.replace(column, generation_sql=column.generation_sql and text)
+        for column in older.table.columns
     )
     forged = dataclasses.replace(older, table=dataclasses.replace(older.table, columns=columns))
     with pytest.raises(InvalidFilter, match="does not have its expression"):
@@ -353,8 +363,8 @@ def test_an_expression_that_an_older_log_lacks_comes_from_the_server_itself(publ
     assert forged.traces() == []
 
 
-def without_trees(question: Asked) -> Asked:
-    columns = tuple(dataclasses.replace(each, generation_tree=None) for each in question.table.columns)
+def without_trees(question: FilterQuestion) -> FilterQuestion:
+    columns = tuple(dataclasses.replace(column, generation_tree=None) for column in question.table.columns)
     return dataclasses.replace(question, table=dataclasses.replace(question.table, columns=columns))
 
 
@@ -372,7 +382,7 @@ def without_trees(question: Asked) -> Asked:
     ids=["nodes", "lists", "booleans", "words", "oid", "system column", "subquery"],
 )
 def test_a_tree_that_no_server_has_stored_is_refused(publisher: Database, tree: str) -> None:
-    hostile = asked(publisher, "tenant = 'ours'")
+    hostile = ask_about(publisher, "tenant = 'ours'")
     hostile = dataclasses.replace(hostile, row_filter=RowFilter(tree, "true"))
 
     with pytest.raises(InvalidFilter):

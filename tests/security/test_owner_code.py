@@ -88,7 +88,7 @@ ATTACK: Final = """
 
 PLAIN: Final = "create table t (id int primary key, v text)"
 TRIGGER: Final = "execute function own.fires(); alter table t enable always trigger fires"
-PLACES: Final = {
+CODE_IN: Final = {
     "default": "create table t (id int primary key, v text, more text default own.attack())",
     "run by a function of the server": "create table t (id int primary key, v text, more tsquery"
     " default ts_rewrite('a', 'select ''a''::tsquery, own.attack()::tsquery'))",
@@ -125,7 +125,7 @@ VALUES: Final = {"domain in a composite type": ("(a)", "(b)", "(c)")}
 
 @pytest.fixture
 def owner(twin: Twin) -> Iterator[Stranger]:
-    """A stranger at the subscriber, who may make whatever he likes in the databases."""
+    """A stranger at the subscriber, who may create objects in the databases."""
     made = Stranger(twin.database(), f"owner_of_{twin.publisher.name}")
     made.enter()
     yield made
@@ -173,7 +173,7 @@ class Sides:
         if self.has_native:
             self.twin.sync("s")
         else:
-            assert [each.replay.error for each in self.twin.sync_ours("s")] == [None]
+            assert [result.replay.error for result in self.twin.sync_ours("s")] == [None]
 
     def rows(self) -> list[tuple[object, ...]]:
         query = "select id, format('%s', v) as v from t"
@@ -182,17 +182,17 @@ class Sides:
         return self.twin.pairs["s"].ours.rows(f"{query} order by id")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_code_in_a_table_runs_as_its_owner(twin: Twin, owner: Stranger, place: str) -> None:
-    a, b, c = VALUES.get(place, DEFAULT_VALUES)
+@pytest.mark.parametrize("kind", CODE_IN)
+def test_code_in_a_table_runs_as_its_owner(twin: Twin, owner: Stranger, kind: str) -> None:
+    a, b, c = VALUES.get(kind, DEFAULT_VALUES)
     twin.publisher.run(
         "create table t (id int primary key, v text); create publication p for table t;"
         f" insert into t values (1, '{a}'), (2, '{b}');"
-        f" alter table t replica identity {'full' if place == 'no key' else 'default'}"
+        f" alter table t replica identity {'full' if kind == 'no key' else 'default'}"
     )
-    script = PLACES[place].replace("{A}", a).replace("{B}", b).replace("{C}", c)
-    parts = ["part"] if "partition" in place else []
-    sides = Sides(twin, place not in WITHOUT_NATIVE)
+    script = CODE_IN[kind].replace("{A}", a).replace("{B}", b).replace("{C}", c)
+    parts = ["part"] if "partition" in kind else []
+    sides = Sides(twin, kind not in WITHOUT_NATIVE)
     twin.subscribe("s", "p", tables=own(owner, script, *parts), native=sides.has_native)
 
     sides.apply()
@@ -210,17 +210,17 @@ def test_code_in_a_table_runs_as_its_owner(twin: Twin, owner: Stranger, place: s
 
     assert not owner.is_superuser()
     # No cast is made at all.
-    assert ran_as(twin) == (set() if place == "cast" else {owner.name})
+    assert ran_as(twin) == (set() if kind == "cast" else {owner.name})
 
 
-@pytest.mark.parametrize("place", ["default", "index predicate", "domain in a composite type", "no key"])
-def test_code_runs_as_its_owner_where_tables_are_compared(twin: Twin, owner: Stranger, place: str) -> None:
-    a, b, _ = VALUES.get(place, DEFAULT_VALUES)
+@pytest.mark.parametrize("kind", ["default", "index predicate", "domain in a composite type", "no key"])
+def test_code_runs_as_its_owner_where_tables_are_compared(twin: Twin, owner: Stranger, kind: str) -> None:
+    a, b, _ = VALUES.get(kind, DEFAULT_VALUES)
     twin.publisher.run(
         "create table t (id int primary key, v text); create publication p for table t;"
         f" insert into t values (1, '{a}'), (2, '{b}')"
     )
-    twin.subscribe("s", "p", tables=own(owner, PLACES[place]), native=False)
+    twin.subscribe("s", "p", tables=own(owner, CODE_IN[kind]), native=False)
     twin.sync_ours()
     ours = twin.pairs["s"].ours
     rows = "select id, format('%s', v) from t order by id"
@@ -238,9 +238,9 @@ def test_code_runs_as_its_owner_where_tables_are_compared(twin: Twin, owner: Str
 
 
 def test_code_that_refuses_a_change_runs_as_its_owner_again(twin: Twin, owner: Stranger) -> None:
-    """The change parks; `resume`, and `backfill` of what was there before, fire the trigger as the owner."""
+    """The change parks; `resume`, and `backfill` of earlier rows, fire the trigger as the owner."""
     twin.publisher.run("create table t (id int primary key, v text); create publication p for table t")
-    twin.subscribe("s", "p", tables=own(owner, PLACES["trigger"]), native=False)
+    twin.subscribe("s", "p", tables=own(owner, CODE_IN["trigger"]), native=False)
     twin.sync_ours()
     ours, begin = twin.pairs["s"].ours, twin.position()
     angry = "create function own.fires() returns trigger language plpgsql as $$ begin perform own.attack();"
@@ -251,7 +251,7 @@ def test_code_that_refuses_a_change_runs_as_its_owner_again(twin: Twin, owner: S
     assert "never" in str(parked.replay.error)
     ours.run(f"{angry} return new; end $$".replace("create", "create or replace", 1))
     resume(twin.config, "s")
-    assert [each.replay.error for each in twin.sync_ours()] == [None]
+    assert [result.replay.error for result in twin.sync_ours()] == [None]
     assert ours.rows("select id, v from t") == [(1, "a")]
     assert ran_as(twin) == {owner.name}
 

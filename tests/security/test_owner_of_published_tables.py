@@ -133,16 +133,16 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Before:
 
     def arrange(name: str, act: Callable[[], None]) -> None:
         module, _, attribute = name.rpartition(".")
-        place = importlib.import_module(module)
-        original: Callable[..., Any] = getattr(place, attribute)
+        location = importlib.import_module(module)
+        original: Callable[..., Any] = getattr(location, attribute)
 
         @functools.wraps(original)
         def changed(*arguments: object, **options: object) -> object:
-            monkeypatch.setattr(place, attribute, original)
+            monkeypatch.setattr(location, attribute, original)
             act()
             return original(*arguments, **options)
 
-        monkeypatch.setattr(place, attribute, changed)
+        monkeypatch.setattr(location, attribute, changed)
 
     return arrange
 
@@ -191,14 +191,14 @@ def test_a_table_that_is_replaced_before_it_is_read_is_not_read(
     script: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    prepare, place, command = READERS[reader]
+    prepare, location, command = READERS[reader]
     prepare(twin)
-    before(place, lambda: replace(owner, script))
+    before(location, lambda: replace(owner, script))
 
-    said = what_is_said(lambda: command(twin)) + caplog.text
+    message = what_is_said(lambda: command(twin)) + caplog.text
 
     assert not owner.has_run_code()
-    assert 'cannot read table "public.t" of the publisher' in said, said
+    assert 'cannot read table "public.t" of the publisher' in message, message
 
 
 def replace(owner: Owner, script: str) -> None:
@@ -213,7 +213,7 @@ def what_is_said(command: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("script", REPLACED.values(), ids=REPLACED)
-def test_a_table_that_is_replaced_while_its_copy_goes_on_is_not_read(
+def test_table_replaced_during_its_copy_is_not_read(
     owner: Owner, before: Before, subscriber: Database, tmp_path: Path, spark: SparkSession, script: str
 ) -> None:
     """What the log has touched is read last, by key."""
@@ -227,10 +227,10 @@ def test_a_table_that_is_replaced_while_its_copy_goes_on_is_not_read(
     before("cdc_replay.snapshot.copy_tables.stage_changed_rows", lambda: replace(owner, script))
 
     with copy.request() as request:
-        said = what_is_said(lambda: load_tables(spark, request))
+        message = what_is_said(lambda: load_tables(spark, request))
 
     assert not owner.has_run_code()
-    assert 'cannot read table "public.t" of the publisher' in said, said
+    assert 'cannot read table "public.t" of the publisher' in message, message
 
 
 def test_a_domain_in_a_key_checks_nothing_on_the_publisher(twin: Twin, owner: Owner) -> None:
@@ -255,7 +255,7 @@ def test_a_domain_in_a_key_checks_nothing_on_the_publisher(twin: Twin, owner: Ow
 
 
 def test_a_copy_of_a_whole_table_calls_no_function_of_its_indexes(twin: Twin, owner: Owner) -> None:
-    """A query would: the planner evaluates what is constant in them. Native reads by COPY, too (R7.6)."""
+    """A query would: the planner evaluates their constants. Native reads by COPY, too (R7.6)."""
     owner.stranger.run(
         "set search_path = public; create table w (id int primary key, a int);"
         "insert into w values (1, 1), (2, 2);"
@@ -288,10 +288,10 @@ def test_a_table_does_not_become_a_view(twin: Twin, owner: Owner, before: Before
 
     before("cdc_replay.snapshot.copy_tables.tasks", make_rule)
 
-    said = what_is_said(lambda: snapshot(twin.config, "s"))
+    message = what_is_said(lambda: snapshot(twin.config, "s"))
 
     assert not owner.has_run_code()
-    assert bool(refused) or 'cannot read table "public.e" of the publisher' in said, said
+    assert bool(refused) or 'cannot read table "public.e" of the publisher' in message, message
 
 
 def test_a_policy_of_the_owner_is_not_evaluated(owner: Owner) -> None:

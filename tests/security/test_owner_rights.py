@@ -114,7 +114,7 @@ def test_tables_without_code_cost_nothing(owner: Stranger, worker: Connection, s
 
 
 @pytest.mark.parametrize("script", CODED.values(), ids=CODED)
-def test_what_may_run_code_is_found(owner: Stranger, worker: Connection, script: str) -> None:
+def test_expressions_that_may_run_code_are_detected(owner: Stranger, worker: Connection, script: str) -> None:
     make(owner, script)
 
     assert target(worker).acting.rights is Rights.RESTRICTED
@@ -123,7 +123,7 @@ def test_what_may_run_code_is_found(owner: Stranger, worker: Connection, script:
     assert who == owner.name
 
 
-def test_code_that_comes_after_the_plan_is_seen(owner: Stranger, worker: Connection) -> None:
+def test_code_added_after_planning_is_detected(owner: Stranger, worker: Connection) -> None:
     make(owner, f"{CODE} create table own.t (id int, v text)")
     planned = target(worker)
     owner.database.run("alter table own.t add check (own.code(v) is not null)")
@@ -158,7 +158,7 @@ def test_code_cannot_come_while_the_table_is_written(owner: Stranger, worker: Co
             owner.run(f"set lock_timeout = '200ms'; {added}")
 
 
-def test_nobody_waits_for_a_vacuum_nor_ends_it(owner: Stranger, worker: Connection) -> None:
+def test_commands_neither_wait_for_a_vacuum_nor_cancel_it(owner: Stranger, worker: Connection) -> None:
     """Without the lock the owner could put code into the table, so that statements run as the owner."""
     make(owner, "create table own.t (id int)")
     planned = target(worker)
@@ -184,7 +184,7 @@ def test_a_table_that_has_taken_the_name_gets_nothing(owner: Stranger, worker: C
         pass
 
 
-def test_a_type_that_has_taken_the_name_takes_no_values(owner: Stranger, worker: Connection) -> None:
+def test_type_with_a_reused_name_gets_no_values(owner: Stranger, worker: Connection) -> None:
     """DDL goes by names, and reading values into a composite type can run code."""
     make(owner, "create type own.e as enum ('x'); create table own.t (id int, v own.e)")
     owner.database.run(
@@ -198,7 +198,7 @@ def test_a_type_that_has_taken_the_name_takes_no_values(owner: Stranger, worker:
 
 
 def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:
-    """The lock of our session does not keep out what runs in it."""
+    """The lock of our session does not stop code that runs in it."""
     make(
         owner,
         f"{CODE} create table own.u (id int, v text); alter table own.u owner to {owner.name};"
@@ -227,11 +227,11 @@ WAYS: Final = {
 }
 
 
-@pytest.mark.parametrize(("way", "said"), WAYS.items(), ids=WAYS)
-def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, way: str, said: str) -> None:
+@pytest.mark.parametrize(("way", "message"), WAYS.items(), ids=WAYS)
+def test_no_way_leads_back_to_our_rights(owner: Stranger, worker: Connection, way: str, message: str) -> None:
     make(owner, "create domain own.d as text; create table own.t (id int, v own.d)")
     with (
-        pytest.raises(psycopg.Error, match=said),
+        pytest.raises(psycopg.Error, match=message),
         worker.transaction(),
         act_on(worker, [target(worker)]) as sessions,
     ):

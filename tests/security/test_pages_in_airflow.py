@@ -73,8 +73,8 @@ class Pages:
     def data(self, user: str, query: str = "") -> dict[str, Any]:
         answer = self.get(user, f"/data{query}")
         assert answer.status_code == 200
-        found: dict[str, Any] = answer.json()
-        return found
+        content: dict[str, Any] = answer.json()
+        return content
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def pages(publisher_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
         drop_database(database)
 
 
-def test_a_report_is_for_who_may_read_the_dag_of_its_subscription(pages: Pages) -> None:
+def test_report_is_readable_with_the_right_to_its_subscriptions_dag(pages: Pages) -> None:
     assert "keys of nsw" in pages.get("clerk", f"/reports/nsw/{REPORT}").text
     for user in ("clerk", "loader", "nobody"):
         answer = pages.get(user, f"/reports/big/{REPORT}")
@@ -137,7 +137,7 @@ def test_a_dag_of_the_callers_choice_opens_nothing(pages: Pages, named: str) -> 
     }
 
 
-def test_a_subscription_that_is_none_looks_like_one_that_is_forbidden(pages: Pages) -> None:
+def test_unknown_and_forbidden_subscriptions_look_alike(pages: Pages) -> None:
     answers = [pages.get("clerk", f"/reports/{name}/{REPORT}") for name in ("big", "none")]
     assert [(answer.status_code, answer.text) for answer in answers] == [(403, answers[0].text)] * 2
     assert pages.get(USER, f"/reports/none/{REPORT}").status_code == 404
@@ -152,7 +152,7 @@ def test_a_subscription_that_is_none_looks_like_one_that_is_forbidden(pages: Pag
         ("nobody", set(), set()),
     ],
 )
-def test_the_status_has_what_the_user_may_read(
+def test_status_has_only_readable_objects(
     pages: Pages, user: str, publishers: set[str], subscriptions: set[str]
 ) -> None:
     status = pages.data(user)
@@ -165,14 +165,14 @@ def test_the_status_has_what_the_user_may_read(
         assert (f">{name}<" in page) == (name in publishers | subscriptions), name
 
 
-def test_a_server_that_says_nothing_is_a_line_beside_the_others(pages: Pages) -> None:
+def test_silent_server_does_not_hide_the_others(pages: Pages) -> None:
     errors = {row["subscription"]: row["error"] for row in pages.data(USER)["subscriptions"]}
     assert (errors["nsw"], errors["big"]) == (None, None)
     assert "cannot connect" in errors["lost"]
     assert re.search("timeout|no answer within 2 s", errors["mute"])
 
 
-def test_the_status_says_no_part_of_a_dsn(pages: Pages) -> None:
+def test_status_contains_no_part_of_a_dsn(pages: Pages) -> None:
     for text in (pages.get(USER, "/").text, json.dumps(pages.data(USER))):
         assert "lost" in text
         assert "s3cret-word" not in text
@@ -226,7 +226,7 @@ def test_pages_of_great_expectations_are_not_served(pages: Pages) -> None:
 def test_every_answer_has_a_strict_policy(pages: Pages, user: str | None, path: str) -> None:
     headers = pages.get(user, path).headers
     (policy,) = headers.get_list("content-security-policy")
-    directives = dict(each.strip().partition(" ")[::2] for each in policy.split(";"))
+    directives = dict(directive.strip().partition(" ")[::2] for directive in policy.split(";"))
     assert directives["default-src"] == "'none'"
     assert directives["base-uri"] == directives["form-action"] == "'none'"
     assert not {"script-src", "connect-src", "img-src"} & directives.keys()

@@ -100,7 +100,7 @@ def test_every_run_refuses_what_has_come_into_other_hands(twin: Twin, owner: Str
 
 
 def test_a_function_that_was_replaced_is_made_again(twin: Twin) -> None:
-    """Whatever a role with enough rights has done to it: `setup` brings back what it must be."""
+    """Whatever a role with enough rights has changed: `setup` restores the object."""
     publish(twin)
     twin.subscribe("s", "p", tables=TABLE, native=False)
     twin.publisher.run(EMPTY_FUNCTION)

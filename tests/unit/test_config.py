@@ -10,9 +10,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from cdc_replay.commands.opening import setup_request
-from cdc_replay.config import Timeouts, connection_from_environment, load_config
+from cdc_replay.config import Timeouts, load_config
 from cdc_replay.errors import InvalidConfiguration
 from cdc_replay.model.subscription import ConflictPolicy, FailurePolicy, OriginPolicy, UnchangedToast
+from cdc_replay.postgres.environment_connection import connection_from_environment
 
 MINIMAL = """\
 publishers:
@@ -33,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
+def test_omitted_keys_have_their_documented_defaults(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, MINIMAL))
 
     publisher = config.publisher("shop")
@@ -57,7 +58,7 @@ def test_what_is_not_said_has_the_documented_default(tmp_path: Path) -> None:
     assert group.spark_conn_id == "spark_default"
 
 
-def test_a_subscription_says_what_parks_and_how_long_it_waits_for_locks(tmp_path: Path) -> None:
+def test_subscription_sets_failure_policy_and_lock_timeout(tmp_path: Path) -> None:
     given = MINIMAL + "    on_failure: table\n    lock_timeout: 0.5\n    unchanged_toast: native\n"
     subscription = load_config(write(tmp_path, given)).subscription("nsw").subscription
     assert subscription.unchanged_toast is UnchangedToast.NATIVE
@@ -65,7 +66,7 @@ def test_a_subscription_says_what_parks_and_how_long_it_waits_for_locks(tmp_path
 
 
 def test_a_publisher_can_do_without_event_triggers(tmp_path: Path) -> None:
-    """`setup` is then told so."""
+    """`setup` is given that."""
     config = load_config(write(tmp_path, MINIMAL.replace("./log", "./log\n    event_trigger: false")))
 
     assert not config.publisher("shop").event_trigger
@@ -173,11 +174,11 @@ def test_an_error_names_file_line_and_key(
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("./log", "log/../log/"), ("./log", "{folder}/log"), ("s3://b/log", "s3://b/log/")]
+    ("first", "other"), [("./log", "log/../log/"), ("./log", "{folder}/log"), ("s3://b/log", "s3://b/log/")]
 )
-def test_two_publishers_with_one_change_log_are_refused(tmp_path: Path, one: str, other: str) -> None:
+def test_publishers_that_share_a_change_log_are_refused(tmp_path: Path, first: str, other: str) -> None:
     second = f"  mall:\n    dsn: postgresql://mall\n    change_log: {other.format(folder=tmp_path)}\n"
-    given = MINIMAL.replace("./log\n", f"{one}\n{second}")
+    given = MINIMAL.replace("./log\n", f"{first}\n{second}")
     with pytest.raises(
         InvalidConfiguration, match=r'line 7: publishers\.mall\.change_log: publisher "shop" has the same'
     ):
@@ -205,7 +206,7 @@ def test_a_group_without_subscriptions_is_refused(tmp_path: Path) -> None:
         load_config(write(tmp_path, MINIMAL + "groups:\n  other: {}\n"))
 
 
-def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_file_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="does not exist") as caught:
         load_config(tmp_path / "nothing.yaml")
 
@@ -254,7 +255,9 @@ EXTRA = json.dumps({"cursor": "dictcursor", "options": "-c x=1"})
         "postgresql:///ware%20house?host=/run/pg&options=-c%20x=1",
     ],
 )
-def test_a_connection_reaches_libpq_with_what_it_knows(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_connection_reaches_libpq_with_the_options_of_libpq(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_A", text)
 
     assert conninfo_to_dict(connection_from_environment("a")) == {
@@ -283,7 +286,7 @@ def test_a_size_is_read_as_postgresql_writes_it(text: str, size_bytes: int, tmp_
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "50gb", "1.5GB", "much", "GB"])
-def test_what_is_no_size_is_refused_with_its_line(text: str, tmp_path: Path) -> None:
+def test_invalid_size_is_refused_with_its_line(text: str, tmp_path: Path) -> None:
     given = MINIMAL.replace("./log", f"./log\n    max_retained_wal: {text}")
     with pytest.raises(InvalidConfiguration, match=r"line 5: publishers\.shop\.max_retained_wal: "):
         load_config(write(tmp_path, given))
@@ -299,7 +302,7 @@ def test_keep_is_a_duration(tmp_path: Path, text: str, hours: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["7", "-1d", "1.5d", "7 days", "1w", "true", "[7d]", "'7d 3h'", "9999999d"])
-def test_what_is_no_duration_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_duration_is_refused(tmp_path: Path, text: str) -> None:
     given = MINIMAL.replace("./log", f"./log\n    keep: {text}")
     with pytest.raises(InvalidConfiguration, match=r"line 5: publishers\.shop\.keep: not a duration"):
         load_config(write(tmp_path, given))

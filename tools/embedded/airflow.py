@@ -1,8 +1,8 @@
 """A private Airflow on loopback with its own home, database, port and password, and a client of its API.
 
-The parts are started one by one: `airflow standalone` would listen on all interfaces. Each leads a session
-of its own, so that it can be stopped with everything it started: first SIGINT, on which the parts put their
-tasks away, then always SIGKILL, because now and then one of them stays.
+The parts are started one by one: `airflow standalone` would listen on all interfaces. Each is a session
+leader and is stopped with all its children: first by SIGINT, on which the parts stop their tasks, then always
+by SIGKILL, because now and then one of them does not end.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
 }
-"""What runs, and how. Nothing in the project defers, so there is no triggerer."""
+"""Part → its arguments. No operator of the project is deferrable, so there is no triggerer."""
 
 FINISHED: Final = frozenset({"success", "failed"})
 
-# SQLite refuses one of two writers at once where the second has read before. Nothing is changed then.
+# SQLite rejects one of two concurrent writers if it has read before. Its transaction has changed nothing.
 _DATABASE_ERROR: Final = "Database error"
 _SERVER_ERROR: Final = 500
 _PAUSES_SECONDS: Final = (0.5, 1.0, 2.0)
@@ -126,14 +126,14 @@ class Airflow:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": _async_url(database),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.port),
-            # Tasks report to base_url: without it they call the default port and are killed.
+            # Without it, tasks report to the default port and are killed.
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
             **self.settings.environment,
         }
 
     def start(self) -> None:
-        """Bring the database up to date, start the parts and wait until they are healthy.
+        """Migrate the database, start the parts and wait until they are healthy.
 
         Raises:
             RuntimeError: with the end of its log, if a part ends or does not become healthy.
@@ -150,7 +150,7 @@ class Airflow:
         self._wait_until_healthy(120)
 
     def stop(self, grace_seconds: float = 15) -> None:
-        """Stop every part and all that it started."""
+        """Stop every part and its children."""
         for part in self._parts.values():
             _signal_group(part.pid, signal.SIGINT)
         deadline = time.monotonic() + grace_seconds
@@ -201,7 +201,7 @@ class Airflow:
         return (self.home / f"{part}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def _stragglers(self) -> Iterator[int]:
-        """Processes of this home that left their session, found by their environment (Linux only)."""
+        """Processes of this home that left their session, by their environment (Linux only)."""
         mark = f"AIRFLOW_HOME={self.home}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ class Airflow:
 
 
 class Client:
-    """The few calls of the REST API that the demo and the tests need."""
+    """The calls of the REST API that the demo and the tests need."""
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=60)
@@ -226,7 +226,7 @@ class Client:
         self._http.close()
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One call; the JSON object that it answers.
+        """Make one call; returns the JSON object of the answer.
 
         Raises:
             Refused: for every status of 400 and above.
@@ -242,12 +242,12 @@ class Client:
                 answer.json().get("detail", answer.text) if "json" in answer.headers["content-type"] else ""
             )
             raise Refused(answer.status_code, str(reason or answer.text))
-        found: dict[str, Any] = answer.json() if answer.content else {}
-        return found
+        content: dict[str, Any] = answer.json() if answer.content else {}
+        return content
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header that says who is calling, for pages beside the API."""
+        """The header that authenticates requests of pages outside the API."""
         return {"Authorization": self._http.headers["Authorization"]}
 
     def dag_ids(self) -> frozenset[str]:
@@ -255,7 +255,7 @@ class Client:
         return frozenset(dag["dag_id"] for dag in self.request("GET", "/api/v2/dags?limit=500")["dags"])
 
     def import_errors(self) -> tuple[str, ...]:
-        """What could not be parsed, with the reason."""
+        """The DAG files that could not be parsed, with the reason."""
         errors = self.request("GET", "/api/v2/importErrors")["import_errors"]
         return tuple(f"{error['filename']}: {error['stack_trace']}" for error in errors)
 
@@ -269,7 +269,7 @@ class Client:
         self.request("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": True})
 
     def fail(self, run: Run) -> None:
-        """Give up a run, as Airflow does when no retry is left."""
+        """Set a run to failed, as Airflow does after the last retry."""
         self.request("PATCH", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}", {"state": "failed"})
 
     def trigger(self, dag_id: str, **params: object) -> Run:
@@ -284,7 +284,7 @@ class Client:
     def runs(self, dag_id: str) -> tuple[Run, ...]:
         """All runs, the oldest first."""
         path = f"/api/v2/dags/{dag_id}/dagRuns?order_by=run_after&limit=100"
-        return tuple(_run(each) for each in self.request("GET", path)["dag_runs"])
+        return tuple(_run(answer) for answer in self.request("GET", path)["dag_runs"])
 
     def run(self, dag_id: str, run_id: str) -> Run:
         """One run as it is now."""
@@ -322,13 +322,13 @@ class Client:
     def links(self, run: Run, task_id: str) -> dict[str, str | None]:
         """The extra links of a task, by name."""
         path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task_id}/links"
-        found: dict[str, str | None] = self.request("GET", path)["extra_links"]
-        return found
+        links: dict[str, str | None] = self.request("GET", path)["extra_links"]
+        return links
 
     def asset_events(self, uri: str) -> tuple[dict[str, Any], ...]:
         """The extras of an asset's events, the oldest first.
 
-        Waits until the runs that events have made have started: Airflow fails to list their events before.
+        Waits until the runs that they have triggered are started: Airflow fails to list their events before.
         """
 
         def answer() -> dict[str, Any] | None:
@@ -343,13 +343,13 @@ class Client:
         return tuple(event["extra"] for event in events if event["uri"] == uri)
 
     def make_asset_event(self, uri: str, extra: Mapping[str, Any]) -> None:
-        """An event of an asset, as somebody makes it by hand."""
+        """Create an event of an asset, as the UI does."""
         assets = self.request("GET", "/api/v2/assets?limit=500")["assets"]
         (asset_id,) = (asset["id"] for asset in assets if asset["uri"] == uri)
         self.request("POST", "/api/v2/assets/events", {"asset_id": asset_id, "extra": dict(extra)})
 
     def has_queued_events(self, dag_id: str) -> bool:
-        """Whether events of assets still wait for the scheduler to make a run of this DAG."""
+        """Whether events of assets wait for the scheduler to create a run of this DAG."""
         path = f"/api/v2/dags/{dag_id}/assets/queuedEvents"
         return bool(self.request("GET", path)["queued_events"])
 
@@ -359,16 +359,16 @@ class Client:
         self.request("POST", path, {"dag_run_id": run.run_id, "dry_run": False, "only_failed": True})
 
 
-def wait_for(condition: Callable[[], _T | None], what: str, seconds: float) -> _T:
+def wait_for(condition: Callable[[], _T | None], subject: str, seconds: float) -> _T:
     """The first truthy value of `condition`.
 
     Raises:
-        TimeoutError: naming what was waited for.
+        TimeoutError: naming the subject.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+            raise TimeoutError(f"waited {seconds:.0f} s for {subject}")
         time.sleep(0.3)
     return value
 
@@ -386,6 +386,6 @@ def _async_url(database: str) -> str:
     return database.replace("sqlite://", "sqlite+aiosqlite://")
 
 
-def _signal_group(leader: int, number: signal.Signals) -> None:
+def _signal_group(leader: int, signal_number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, number)
+        os.killpg(leader, signal_number)

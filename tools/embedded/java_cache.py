@@ -1,7 +1,7 @@
 """Make the ahead-of-time cache of the packaged Java: `python -m embedded.java_cache`.
 
-Spark runs once, doing a little of what the jobs do; what its JVM has loaded, linked and found hot goes into
-the cache. That takes half a minute and 200 MB, once per environment.
+Spark runs once, with jobs like ours; the classes that its JVM loads and links, and its profile, go into the
+cache. That takes half a minute and 200 MB, once per environment.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _SCHEMA: Final = "id bigint, name string, at timestamp"
 def exercise() -> None:
     """Spark jobs like those of a window: rows from and to Python, a shuffle, filters of several types."""
     session = spark_session("training")
-    _pass_on(session)
+    _exchange_pieces(session)
     for rows in (SMALL_WINDOW_ROWS - 1, SMALL_WINDOW_ROWS):
         tune_for(session, rows)
         rows_in = session.range(rows).selectExpr("id", "cast(id as string) name", "timestamp_micros(id) at")
-        passed = rows_in.mapInArrow(_same, _SCHEMA).where(
+        filtered = rows_in.mapInArrow(_same, _SCHEMA).where(
             "id % 3 = 0 and name rlike '[0-9]+' or at < timestamp'2020-01-01' and length(name) > 2"
         )
-        passed.repartition(2, "id").mapInArrow(_same, _SCHEMA).limit(10).collect()
+        filtered.repartition(2, "id").mapInArrow(_same, _SCHEMA).limit(10).collect()
     session.stop()
 
 
-def _pass_on(session: SparkSession) -> None:
-    """As windows do: bytes from Python to Python, by their number."""
+def _exchange_pieces(session: SparkSession) -> None:
+    """Send bytes from Python to Python by partition id, as windows do."""
     pieces = session.range(0, 6, numPartitions=6).mapInArrow(_pieces, _PIECES)
     pieces.repartitionById(2, F.col("part")).mapInArrow(_same, _PIECES).collect()
 
@@ -58,7 +58,7 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def make_cache() -> None:
-    """Make it, in the place of an older one; nothing is made if Java is not the packaged one.
+    """Make the cache, replacing an older one; nothing is made if Java is not the packaged one.
 
     Raises:
         CalledProcessError, TimeoutExpired: if Spark does not run.

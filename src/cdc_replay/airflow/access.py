@@ -1,6 +1,6 @@
-"""Who may read what: as Airflow's auth manager says of the DAG that works on the object (`dag_ids`).
+"""Read access: a user may read an object if Airflow's auth manager lets them read its DAG (`dag_ids`).
 
-The id of the DAG is made from the object that is asked for, never taken from the request.
+The id of the DAG is made from the requested object, never taken from the request.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException
 
 User: TypeAlias = Annotated[BaseUser, Depends(get_user)]
-"""Who asks; nobody is answered with 401."""
+"""The authenticated user; a request without one is answered with 401."""
 
 
 def readable_dags(user: BaseUser, dag_ids: Iterable[str]) -> frozenset[str]:
-    """Those of these DAGs that the user may read, whether or not they exist."""
-    asked = list(dict.fromkeys(dag_ids))
-    teams = DagModel.get_dag_id_to_team_name_mapping(asked)
+    """The ids, of `dag_ids`, that the user may read, whether or not the DAGs exist."""
+    unique_ids = list(dict.fromkeys(dag_ids))
+    teams = DagModel.get_dag_id_to_team_name_mapping(unique_ids)
     auth_manager = get_auth_manager()
     return frozenset(
         dag_id
-        for dag_id in asked
+        for dag_id in unique_ids
         if auth_manager.is_authorized_dag(
             method="GET", details=DagDetails(id=dag_id, team_name=teams.get(dag_id)), user=user
         )

@@ -1,11 +1,10 @@
-"""The assets that connect the DAGs, and what their events say.
+"""The assets that connect the DAGs, and the content of their events.
 
     capture__<publisher>  ──▶  change log of the publisher  ──▶  replay__<group>
     replay__<group>, snapshot__…, refresh__…, backfill__…  ──▶  subscription  ──▶  validate__<subscription>
 
-An event's extra is `{"to_lsn": "16/B374D848"}`: how far the log, or the subscription, is now. It is a
-mirror for display, and tells `capture` what it has announced; the truth is in the change log and on the
-subscriber.
+An event's extra is `{"to_lsn": "16/B374D848"}`: the position that the log or the subscription has reached. It
+is for display, and tells `capture` what is announced; the change log and the subscriber are authoritative.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ def subscription(name: str) -> Asset:
 
 
 def announce(context: Context, asset: Asset, lsn: Lsn) -> None:
-    """Give the event that `asset` gets when the task succeeds its extra."""
+    """Set the extra of the event that `asset` gets when the task succeeds."""
     context["outlet_events"][asset].extra = {TO_LSN: str(lsn)}
 
 
 def announced_lsn(context: Context, asset: Asset) -> Lsn | None:
     """The position that the last event of `asset` announced; the task must have it among its inlets.
 
-    None if there is no event, or if the last one says no position: whoever may make one by hand can say
-    anything.
+    None if there is no event, or if its extra is no position: events can be created by hand, with any extra.
     """
     for event in context["inlet_events"][asset].ascending(ascending=False).limit(1):
         with contextlib.suppress(InvalidLsn):

@@ -1,9 +1,9 @@
-"""Airflow connections as libpq URIs, for the task that needs them and for the Spark driver it starts.
+"""Airflow connections as libpq URIs, for a task and for the Spark driver that it starts.
 
 A secret reaches a Spark job only through the environment of its driver, as `AIRFLOW_CONN_<ID>`: never as an
 argument, which the process list and the task log show, and never through XCom. The variables are set in the
-task's own process while it submits, not through the operator's `env_vars`: those are a template field,
-which Airflow stores, and on YARN and Kubernetes the hook turns them into arguments.
+task's own process while it submits. They are not the operator's `env_vars`: Airflow stores these, as they are
+a template field, and on YARN and Kubernetes the hook turns them into arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def libpq_uri(connection: Connection) -> str:
 
 @contextlib.contextmanager
 def connections_in_environment(conn_ids: Iterable[str]) -> Iterator[None]:
-    """While open, this process and those it starts find the connections in their environment."""
+    """Inside the context, this process and its children have the connections in their environment."""
     before = dict(os.environ)
     os.environ.update({f"AIRFLOW_CONN_{conn_id.upper()}": dsn(conn_id) for conn_id in conn_ids})
     try:

@@ -1,4 +1,4 @@
-"""Which DAG works on which object; who may read the DAG may read what we know of the object."""
+"""The DAG of each object; a user who may read the DAG may read the object's state."""
 
 from __future__ import annotations
 

@@ -12,15 +12,14 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 PREFIX: Final = "/cdc-replay"
-"""Where the plugin's pages are, below Airflow's base URL."""
-
+"""The path of the plugin's pages below Airflow's base URL."""
 
 REPORT: Final = "report"
-"""The XCom by which a validate task says which report it wrote, whether or not it then fails."""
+"""The XCom with the report of a validate task, also of one that fails after it wrote the report."""
 
 
 class ValidationReportLink(BaseOperatorLink):
-    """From a validate task to the report that it wrote; no link where it wrote none."""
+    """From a validate task to the report that it wrote; no link if it wrote none."""
 
     name = "Validation report"
 

@@ -3,23 +3,22 @@
 Light commands (setup, capture, watch, report, validate) run in the task's process. Spark commands run through
 `jobs/*.py` on the group's Spark connection.
 
-Retries. An error whose class says that nothing will change by itself (`Retry.NEVER`) fails the task at
-once; the others, and whatever is not ours, are tried again with growing delays (`DEFAULT_ARGS`). A Spark
-application says by its exit code which of them it was (`cdc_replay.spark.exit_codes`); only in deploy-mode
-client does it arrive, and without it every failure is tried again. Every command may be killed and run again
-at any point: what was durable is found, what was not is done again.
+Retries. A permanent error (`Retry.NEVER`) fails the task at once; other errors, also those of other packages,
+are retried with growing delays (`DEFAULT_ARGS`). A Spark application reports the kind by its exit code
+(`cdc_replay.spark.exit_codes`). The code arrives only in deploy-mode client; without it every failure is
+retried. Every command may be killed and run again at any point: it continues from what is durable.
 
-A replay run is a position: the end of the log when it starts. With a group of two subscriptions:
+A replay run has one position: the end of the log when it starts. With a group of two subscriptions:
 
     replay (one Spark application) ──▶ report.nsw  ──▶ asset of nsw
                                    └─▶ report.act  ──▶ asset of act
 
-A subscription that fails does not stop the others. If what stopped it may pass, the application fails once
-they are applied, and is tried again, up to the end that the log has by then. If not, that is for its report
-to tell: trying again would start Spark for nothing. Reports run when the application is not tried again any
-more, also if it failed, because most subscriptions may be applied. Each reads what its subscription recorded
-on its own subscriber, and compares it with the position: a result that falls short of it is from an earlier
-run.
+A subscription that fails does not stop the others. After a transient error the application applies the other
+subscriptions, then fails, so that Airflow retries it, up to the end of the log by then. A permanent error is
+reported by the subscription's own report task: a retry would start Spark in vain. Reports run after the last
+try of the application, also if it failed, because most subscriptions may be applied. Each reads the result
+that its subscription recorded on its own subscriber. A result that ends before the run's position is from an
+earlier run.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 
 JOBS: Final = Path(__file__).resolve().parents[1] / "jobs"
 SPARK_CONF: Final = {"spark.log.level": "WARN", "spark.driver.extraJavaOptions": JVM_OPTIONS}
-"""What only the submission can set, unless the group's configuration says otherwise."""
+"""Defaults, below the group's `spark_conf`, of settings that only the submission can make."""
 
 DEFAULT_ARGS: Final[dict[str, Any]] = {
     "owner": "cdc-replay",
@@ -76,34 +75,40 @@ DEFAULT_ARGS: Final[dict[str, Any]] = {
 """For the DAGs that a person starts: tries after 10, 30 and 90 seconds, or up to twice that."""
 
 FOLLOWING_ARGS: Final[dict[str, Any]] = DEFAULT_ARGS | {"max_retry_delay": timedelta(seconds=30)}
-"""For the DAGs that follow the publisher: a server that is back is not kept waiting for a retry."""
+"""For the DAGs that follow the publisher: retries follow soon after a server is back."""
 
 WATCH_ARGS: Final[dict[str, Any]] = {
     "owner": DEFAULT_ARGS["owner"],
     "retries": 0,
     "execution_timeout": timedelta(minutes=10),
 }
-"""For the DAG that runs again soon, whatever becomes of a run."""
+"""For the DAG that runs again soon in any case."""
 
 SETTLE_SECONDS: Final = 5
-"""How long a capture that has just ended may take to get its replay run."""
+"""How long Airflow may take to create the replay run of a capture that has just ended."""
 
 END_SECONDS: Final = 3
-"""How long a Spark application that is asked to end may take."""
+"""How long a Spark application may take to end after SIGTERM."""
 
 EXIT_CODE: Final = re.compile(r"Error code is: (\d+)\.")
-"""Where the hook of the Spark provider tells how `spark-submit` ended; it has no other place for it."""
+"""In the error of the Spark provider's hook, which has the exit code of `spark-submit` nowhere else."""
 
 Json = dict[str, Any]
 
 
-def limited(config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a DAG whose tasks have these, with the timeouts of the configuration.
+def dag_arguments(config: Config, publisher: str, task_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that all DAGs have: one run at a time, the configured timeouts, and tags.
 
-    A try that takes longer is stopped as a killed one is: what was durable is found by the next.
+    A try that exceeds its timeout is like one that is killed: the next continues from what is durable.
     """
     timeouts = {"execution_timeout": config.timeouts.task} if config.timeouts.task else {}
-    return {"default_args": timeouts | dict(arguments), "dagrun_timeout": config.timeouts.run or None}
+    return {
+        "catchup": False,
+        "dagrun_timeout": config.timeouts.run or None,
+        "default_args": timeouts | dict(task_arguments),
+        "max_active_runs": 1,
+        "tags": ["cdc-replay", publisher],
+    }
 
 
 class ResultOutdated(CdcReplayError):
@@ -112,7 +117,7 @@ class ResultOutdated(CdcReplayError):
 
 @contextlib.contextmanager
 def fail_fast_on_permanent_error() -> Iterator[None]:
-    """Spare the task its retries where the error's class says that they cannot help."""
+    """Fail the task without retries on a permanent error."""
     try:
         yield
     except CdcReplayError as error:
@@ -123,12 +128,12 @@ def fail_fast_on_permanent_error() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fail_fast_on_permanent_exit() -> Iterator[None]:
-    """Spare the task its retries where the exit code of its Spark application says that they cannot help."""
+    """Fail the task without retries if its Spark application exits with the code of a permanent error."""
     try:
         yield
     except AirflowException as error:
-        found = EXIT_CODE.search(str(error))
-        if found and int(found[1]) == ExitCode.NEVER:
+        matched = EXIT_CODE.search(str(error))
+        if matched and int(matched[1]) == ExitCode.NEVER:
             raise AirflowFailException(str(error)) from error
         raise
 
@@ -145,14 +150,14 @@ class CommandOperator(BaseOperator):
             return self.run_command(airflow_config(), context)
 
     def on_kill(self) -> None:
-        # Airflow calls it when SIGTERM comes, upon which it does not act by itself; and after its own
-        # timeout, when there is nothing left to end.
+        # Airflow calls this on SIGTERM, and does not end the task itself; and after its own timeout, when
+        # there is nothing left to end.
         if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
             end_now()
 
 
 class SetupOperator(CommandOperator):
-    """Check the publisher; create its capture publications and slot where they are missing.
+    """Check the publisher; create missing capture publications and slot.
 
     :param publisher: name of the publisher in the configuration (templated)
     """
@@ -172,9 +177,9 @@ class SetupOperator(CommandOperator):
 class CaptureOperator(CommandOperator):
     """Pull the publisher's changes into its change log, and announce them.
 
-    The task is skipped, and no event of the asset is made, if the log holds no transaction that was not
-    announced before. What counts is the log, not this pull: changes that a killed task or a person at the
-    command line captured are announced by the next run.
+    The task is skipped, and the asset gets no event, if all transactions of the log are announced already.
+    The log decides, not this pull: changes captured by a killed task, or by a person at the command line, are
+    announced by the next run.
 
     :param publisher: name of the publisher in the configuration (templated)
     :param to_lsn: capture up to this LSN; default: the publisher's WAL position at the start (templated)
@@ -196,7 +201,7 @@ class CaptureOperator(CommandOperator):
         captured = capture(config, self.publisher, to_lsn=Lsn.parse(self.to_lsn) if self.to_lsn else None)
         change_log = _change_log(config, self.publisher)
         announced = assets.announced_lsn(context, self.asset)
-        # Airflow may know of no event, or of one of a log that is pruned since, or of another log.
+        # Airflow may have no event, or one of another log, or one from before the log was pruned.
         after = change_log.start_lsn
         if announced is not None and after <= announced <= captured.to_lsn:
             after = announced
@@ -208,14 +213,14 @@ class CaptureOperator(CommandOperator):
 
 
 class WatchOperator(BaseBranchOperator):
-    """Have those groups replayed of which a subscription is behind the log, and can be replayed now.
+    """Trigger the replay of groups that have a lagging subscription which can be replayed now.
 
-    Of the tasks downstream, `replay.<group>` runs for these groups; the others are skipped. A group whose
-    replay DAG is paused, or has a run already, is left out. Events of the change log are not enough: one that
-    a run could not deal with does not come again.
+    Of the downstream tasks, `replay.<group>` runs for these groups; the others are skipped. A group whose
+    replay DAG is paused, or has a run already, is skipped too. Events of the change log are not enough: the
+    event of a failed run is not repeated.
 
     :param publisher: name of the publisher in the configuration
-    :param groups: those of its groups whose replay DAG follows the change log
+    :param groups: its groups whose replay DAG follows the change log
     """
 
     def __init__(self, *, publisher: str, groups: Sequence[GroupConfig], **kwargs: Any) -> None:
@@ -242,7 +247,7 @@ class WatchOperator(BaseBranchOperator):
 
     @staticmethod
     def _is_idle(group: str, context: Context) -> bool:
-        """Whether the group's replay DAG is not paused, and has no run that will replay it anyway."""
+        """Whether the group's replay DAG is not paused, and has no queued or running run."""
         dag_id = replay_dag(group)
         task: Any = context["ti"]
         if task.get_dag(dag_id).is_paused:
@@ -251,10 +256,10 @@ class WatchOperator(BaseBranchOperator):
 
 
 class ReportOperator(CommandOperator):
-    """Report what the replay of this run did for one subscription, and announce its new position.
+    """Report the result of this run's replay for one subscription, and announce its new position.
 
-    Fails if the subscription failed or is parked, or if it has no result of this run. Where the subscriber is
-    gone the run ends soon: the next one cannot start before that.
+    Fails if the subscription failed or is parked, or if it has no result of this run. Retries are short: the
+    next run cannot start before this one has ended.
 
     :param subscription: name of the subscription in the configuration
     :param replay_task_id: the run's `ReplayOperator`
@@ -271,23 +276,23 @@ class ReportOperator(CommandOperator):
         from cdc_replay.commands.status import subscription_result
 
         result = subscription_result(config, self.subscription)
-        reached = Lsn.parse(str(result["to_lsn"]))
-        self._refuse_older(reached, context)
-        assets.announce(context, self.asset, reached)
+        applied = Lsn.parse(str(result["to_lsn"]))
+        self._refuse_older(applied, context)
+        assets.announce(context, self.asset, applied)
         return result
 
-    def _refuse_older(self, reached: Lsn, context: Context) -> None:
-        wanted = context["ti"].xcom_pull(task_ids=self.replay_task_id, key=assets.TO_LSN)
-        if wanted is None or reached < Lsn.parse(wanted):
+    def _refuse_older(self, applied: Lsn, context: Context) -> None:
+        target = context["ti"].xcom_pull(task_ids=self.replay_task_id, key=assets.TO_LSN)
+        if target is None or applied < Lsn.parse(target):
             raise ResultOutdated(
                 f'subscription "{self.subscription}" has no result of this run',
-                detail=f"Its last result ends at {reached}, the run was to reach {wanted or 'a later LSN'}.",
-                hint=f'See the log of task "{self.replay_task_id}"; the next run goes on from {reached}.',
+                detail=f"Its last result ends at {applied}, the run was to reach {target or 'a later LSN'}.",
+                hint=f'See the log of task "{self.replay_task_id}"; the next run continues from {applied}.',
             )
 
 
 class ValidateOperator(CommandOperator):
-    """Prove with Great Expectations that the subscriber holds what the publications say; fail if it does not.
+    """Prove with Great Expectations that the subscriber is consistent; fail if it is not.
 
     :param subscription: name of the subscription in the configuration (templated)
     """
@@ -314,10 +319,10 @@ class ValidateOperator(CommandOperator):
 
 
 class EmitAssetEventOperator(BaseOperator):
-    """Make an event of a subscription's asset, unless the run left the subscriber as it was.
+    """Emit an event of a subscription's asset, unless the run did not write to the subscriber.
 
     :param subscription: name of the subscription in the configuration
-    :param unless: Params any of which, when set, says that the subscriber was not written
+    :param unless: Params any of which, when set, means that the run did not write to the subscriber
     """
 
     def __init__(self, *, subscription: str, unless: Sequence[str] = (), **kwargs: Any) -> None:
@@ -326,19 +331,19 @@ class EmitAssetEventOperator(BaseOperator):
         self.unless = tuple(unless)
 
     def execute(self, context: Context) -> None:
-        if given := [name for name in self.unless if context["params"][name]]:
-            raise AirflowSkipException(f"the subscriber was not written: {', '.join(given)} is set")
+        if set_params := [name for name in self.unless if context["params"][name]]:
+            raise AirflowSkipException(f"the subscriber was not written: {', '.join(set_params)} is set")
 
 
 class SparkJobOperator(SparkSubmitOperator):
     """A command as a Spark application: `jobs/<job>.py` on the group's Spark connection.
 
-    The driver finds the connections of the configuration in its environment
-    (`cdc_replay.airflow.connections`). With `deploy-mode` cluster it is started elsewhere, and the cluster
-    has to give it `AIRFLOW_CONN_<ID>` and the configuration file.
+    The driver gets the connections of the configuration in its environment
+    (`cdc_replay.airflow.connections`). With `deploy-mode` cluster it runs elsewhere, and the cluster must
+    provide `AIRFLOW_CONN_<ID>` and the configuration file.
 
     :param job: name of the script in `jobs/`
-    :param subscriptions: the subscriptions that it works on, all of one group
+    :param subscriptions: its subscriptions, all of one group
     :param config: the configuration at parse time, for the group's Spark connection and settings
     :param request: turns the run's Params into further arguments
     """
@@ -382,7 +387,7 @@ class SparkJobOperator(SparkSubmitOperator):
                 super().execute(context)
 
     def on_kill(self) -> None:
-        # Killed at once, a JVM leaves the rows that it has on disk; Airflow waits for five seconds.
+        # SIGTERM first: a killed JVM leaves its rows on disk. Airflow waits for five seconds.
         process = None if self._hook is None else self._hook._submit_sp  # noqa: SLF001
         if process is not None:
             process.terminate()
@@ -392,15 +397,15 @@ class SparkJobOperator(SparkSubmitOperator):
 
     def _conn_ids(self, config: Config) -> frozenset[str]:
         members = [config.subscription(name) for name in self.subscriptions]
-        wanted = {config.publisher(member.subscription.publisher).conn_id for member in members}
-        wanted.update(member.conn_id for member in members)
-        return frozenset(conn_id for conn_id in wanted if conn_id is not None)
+        target = {config.publisher(member.subscription.publisher).conn_id for member in members}
+        target.update(member.conn_id for member in members)
+        return frozenset(conn_id for conn_id in target if conn_id is not None)
 
 
 class ReplayOperator(SparkJobOperator):
     """Replay of a whole group, up to one position: `to_lsn` of the run's Params, or the end of the log now.
 
-    The position goes to the reports, as XCom `to_lsn`.
+    The report tasks get the position as XCom `to_lsn`.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -1,11 +1,11 @@
-"""The Params of the DAGs that a person starts, and what they become on the command line of a Spark job.
+"""The Params of the DAGs that a person starts, and their options on the command line of a Spark job.
 
 Airflow checks a Param against its JSON schema before it creates the run, in the form as well as in the REST
-API: a bad value is answered with 400 and the reason, and no run exists. What a schema cannot say (an end
-before its beginning, a table that no publication has) the command says, before it writes anything.
+API: an invalid value is answered with 400 and the reason, and no run is created. The command checks what a
+schema cannot express (an end before its start, a table that no publication has) before it writes anything.
 
-A database to backfill into is given by the id of an Airflow connection, never by a DSN: Airflow stores and
-shows Params.
+The target database of a backfill is given by the id of an Airflow connection, never by a DSN: Airflow stores
+and shows Params.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONN_ID: Final = r"^[\w.-]{1,200}$"
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a run's Params ask of a Spark job: further arguments, and connections it needs besides its own."""
+    """A run's further arguments for its Spark job, and the connections that these need."""
 
     arguments: tuple[str, ...] = ()
     conn_ids: frozenset[str] = frozenset()
@@ -77,8 +77,8 @@ def refresh_params() -> ParamsDict:
                 default=False,
                 type="boolean",
                 title="Reconcile",
-                description="Also make every table what is published: insert and update rows, and delete all"
-                " rows of the subscriber that the publisher does not have or the row filter shuts out.",
+                description="Also make every table equal what is published: insert and update rows, and"
+                " delete all rows that the publisher lacks or that the row filter excludes.",
             ),
             "dry_run": Param(
                 default=False,
@@ -92,8 +92,8 @@ def refresh_params() -> ParamsDict:
 
 def refresh_request(params: Mapping[str, Any]) -> JobRequest:
     """Arguments of `jobs/refresh.py`."""
-    wanted = {"--reconcile": params["reconcile"], "--dry-run": params["dry_run"]}
-    return JobRequest(tuple(option for option, is_wanted in wanted.items() if is_wanted))
+    options = {"--reconcile": params["reconcile"], "--dry-run": params["dry_run"]}
+    return JobRequest(tuple(option for option, is_set in options.items() if is_set))
 
 
 def backfill_params() -> ParamsDict:
@@ -120,7 +120,7 @@ def backfill_params() -> ParamsDict:
 
 
 def backfill_request(params: Mapping[str, Any]) -> JobRequest:
-    """Arguments of `jobs/backfill.py`; the other database goes by the id of its connection."""
+    """Arguments of `jobs/backfill.py`; another database is named by its connection id."""
     into: str | None = params["into_conn_id"]
     return JobRequest(
         (
@@ -134,9 +134,9 @@ def backfill_request(params: Mapping[str, Any]) -> JobRequest:
 
 
 def unknown_params(given: Mapping[str, Any] | None, known: Mapping[str, Any]) -> str:
-    """The names in a run's configuration that no Param has, as a JSON array; empty if there are none.
+    """The names in a run's configuration that are no Param, as a JSON array; empty if there are none.
 
-    Airflow accepts and ignores them. A `dry-run` that should have been `dry_run` must not write.
+    Airflow accepts and ignores them, but a run with `dry-run` in place of `dry_run` must not write.
     """
     unknown = sorted((given or {}).keys() - known.keys())
     return json.dumps(unknown) if unknown else ""

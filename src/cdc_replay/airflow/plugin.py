@@ -1,7 +1,7 @@
 """The one plugin: a status page in Airflow's menu, and a link from validate tasks to their report.
 
 Airflow executes this file in every process that loads plugins, so it imports nothing heavy: the page's
-application is made when the API server gets the first request for it.
+application is created on its first request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Application = Callable[
 
 
 class StatusPages:
-    """An ASGI application that loads the real one when it is first called."""
+    """An ASGI application that creates the real one on its first call."""
 
     def __init__(self) -> None:
         self._application: Application | None = None
@@ -54,7 +54,7 @@ LINKS: Final = [ValidationReportLink()]
 
 
 class CdcReplayPlugin(AirflowPlugin):
-    """What the project adds to Airflow's UI."""
+    """The project's part of Airflow's UI."""
 
     name = "cdc_replay"
     fastapi_apps = APPLICATIONS

@@ -1,8 +1,8 @@
-"""What browsers may do with our answers: nothing that they do not need.
+"""Response headers that restrict what browsers may do with our pages.
 
-Reports hold names and values of whoever may write to the databases, so they are sandboxed: even markup that
-slipped through has another origin than Airflow and runs no script. The status page is in a frame of Airflow's
-UI and loads itself again, which a sandbox forbids; it has no script, and no style but its own.
+Reports hold names and values that anybody who can write to the databases chooses. So they are sandboxed: even
+unescaped markup would have another origin than Airflow and would run no script. The status page is in a frame
+of Airflow's UI and reloads itself, which a sandbox forbids; it has no script, and only its own style.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer, unless it says otherwise."""
+"""Defaults for every response."""
 
 REPORT_HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": f"{_NOTHING}; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox",
 }
-"""Of reports: earlier versions wrote them with other styles."""
+"""For reports; earlier versions wrote them with other styles, so any inline style is allowed."""
 
 
 def framed_headers(style: str) -> Mapping[str, str]:
-    """Of a page of ours with exactly this style, in a frame of Airflow's UI."""
+    """For our page with exactly this style, in a frame of Airflow's UI."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return {
         "Content-Security-Policy": f"{_NOTHING}; style-src 'sha256-{digest}'; frame-ancestors 'self'",

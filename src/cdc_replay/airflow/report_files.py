@@ -1,7 +1,7 @@
-"""The reports of validations, as files: only pages of the subscription that is asked for.
+"""The report files of a subscription's validations.
 
-Neither a name nor a symbolic link leads out of its folder, where others' reports and the configuration of
-Great Expectations are. The folder of all reports may itself be behind a link, as a mounted volume is.
+Neither a name nor a symbolic link can leave the subscription's folder: reports of other subscriptions and the
+configuration of Great Expectations are outside. The folder of all reports may be a link to a mounted volume.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAGE_NAME: Final = re.compile(r"latest\.html|[0-9A-F]+-[0-9A-F]+-[0-9]{8}T[0-9]{
 
 
 def read_report(expectations: Path, subscription: str, page: str) -> bytes | None:
-    """The page, or None if the subscription has none of that name."""
+    """The content of the page; None if the subscription has no such page."""
     if PAGE_NAME.fullmatch(page) is None:
         return None
     reports = expectations / "gx" / "uncommitted" / "reports"
@@ -27,6 +27,6 @@ def read_report(expectations: Path, subscription: str, page: str) -> bytes | Non
             file = os.open(page, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         finally:
             os.close(folder)
-        with os.fdopen(file, "rb") as opened:
-            return opened.read()
+        with os.fdopen(file, "rb") as report:
+            return report.read()
     return None

@@ -10,10 +10,10 @@ CAPTURE_SCHEDULE: Final = "CDC_REPLAY_CAPTURE_SCHEDULE"
 CAPTURE_SECONDS: Final = 60
 WATCH_SCHEDULE: Final = "CDC_REPLAY_WATCH_SCHEDULE"
 WATCH_SECONDS: Final = 30
-"""With a run of some seconds, what is behind is replayed within a minute."""
+"""With runs of some seconds, a lagging subscription is replayed within a minute."""
 
 START: Final = datetime(2020, 1, 1, tzinfo=UTC)
-"""Before any run; without catch-up only the latest interval counts."""
+"""Before any run; without catch-up only the latest interval matters."""
 
 
 def capture_schedule() -> str | timedelta | None:
@@ -22,14 +22,14 @@ def capture_schedule() -> str | timedelta | None:
 
 
 def watch_schedule() -> str | timedelta | None:
-    """How often subscriptions are asked whether they are behind."""
+    """How often subscriptions are checked for lag."""
     return _schedule(WATCH_SCHEDULE, WATCH_SECONDS)
 
 
 def _schedule(variable: str, default_seconds: int) -> str | timedelta | None:
-    """What the environment says: seconds, a cron expression, a preset or, for `none`, None.
+    """The variable's value: seconds, a cron expression, a preset or, for `none`, None.
 
-    A cron expression that is none is refused by Airflow, as an import error of the DAG.
+    Airflow rejects an invalid cron expression as an import error of the DAG.
     """
     text = os.environ.get(variable, "").strip() or str(default_seconds)
     if text == "none":

@@ -1,21 +1,20 @@
-"""The pages behind the plugin's entry in Airflow's menu: the state of everything, and reports.
+"""The plugin's pages in Airflow: status and reports.
 
-Airflow does not protect the applications of plugins. Every route here wants a valid token, as a header or as
-the UI's cookie, and shows what is of DAGs that the user may read (`access`):
+Airflow does not protect the applications of plugins. Every route here requires a valid token, as a header or
+as the UI's cookie, and shows only objects whose DAG the user may read (`access`):
 
-| what                           | is shown to who may read  |
+| object                         | DAG                       |
 |--------------------------------|---------------------------|
 | a publisher                    | `capture__<publisher>`    |
 | a subscription, its tables     | `validate__<subscription>`|
 | the report of a validation     | `validate__<subscription>`|
 | the last replay run of a group | `replay__<group>`         |
 
-The status is asked from the servers themselves, at most once every few seconds however many people look, and
-none is waited for longer than `timeouts.page`: where one does not answer, the page has what it said last.
-Beside it is what only Airflow knows: how the last run of each replay DAG ended, whether or not it reached its
-subscribers.
+The status is read from the servers, at most once every few seconds for all users together. A server that does
+not answer within `timeouts.page` is shown with its last answer. Airflow's database adds how the last run of
+each replay DAG ended, also of one that did not reach its subscribers.
 
-Pages of Great Expectations are not served: they are made of scripts, and of no subscription alone.
+Pages of Great Expectations are not served: they need scripts, and they cover all subscriptions.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ PAGE: Final = """<!doctype html>
 <title>CDC replay</title>
 <style>{style}</style></head><body><h1>CDC replay</h1>{sections}</body></html>"""
 
-NOTHING: Final = "<p>There is nothing that you may see: it takes the right to read a DAG.</p>"
+NOTHING: Final = "<p>There is nothing that you may see: this requires the right to read a DAG.</p>"
 
 
 def status_for(user: User, answers: ServerAnswers) -> dict[str, Any]:
-    """`StatusResult` as JSON values, and `replay_runs`: what the user may see of them."""
+    """The parts of `StatusResult` that the user may read, as JSON values, and `replay_runs`."""
     from cdc_replay.commands.status import status_of
 
     config = airflow_config()
@@ -71,11 +70,11 @@ def status_for(user: User, answers: ServerAnswers) -> dict[str, Any]:
     of_groups = {name: replay_dag(name) for name in config.groups}
     readable = readable_dags(user, [*of_publishers.values(), *of_subscriptions.values(), *of_groups.values()])
 
-    def seen(dags: Mapping[str, str]) -> list[str]:
+    def readable_names(dags: Mapping[str, str]) -> list[str]:
         return [name for name, dag_id in dags.items() if dag_id in readable]
 
-    found = status_of(config, answers, seen(of_publishers), seen(of_subscriptions))
-    return found.to_dict() | {"replay_runs": last_replay_runs(seen(of_groups))}
+    status = status_of(config, answers, readable_names(of_publishers), readable_names(of_subscriptions))
+    return status.to_dict() | {"replay_runs": last_replay_runs(readable_names(of_groups))}
 
 
 def last_replay_runs(groups: Sequence[str]) -> list[dict[str, Any]]:
@@ -137,14 +136,14 @@ def create_app() -> FastAPI:
 def render(status: Mapping[str, Any]) -> str:
     """One table for each list of the status."""
     sections = (
-        f"<h2>{_cell_text(_words(title))}</h2>{_table(rows)}" for title, rows in status.items() if rows
+        f"<h2>{_cell_text(_title(title))}</h2>{_table(rows)}" for title, rows in status.items() if rows
     )
     return PAGE.format(style=STYLE, sections="".join(sections) or NOTHING)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
-    head = "".join(f"<th>{_cell_text(_words(name))}</th>" for name in columns)
+    head = "".join(f"<th>{_cell_text(_title(name))}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(_cell(name, row.get(name)) for name in columns)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -160,5 +159,5 @@ def _cell_text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _words(name: str) -> str:
+def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()

@@ -263,7 +263,7 @@ def restrict_to_owner(location: Location) -> None:
     folder = Path(location.path)
     subfolders = (path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     for path in (folder, *subfolders):
-        private_files.close(path)
+        private_files.close_to_others(path)
 
 
 @contextlib.contextmanager

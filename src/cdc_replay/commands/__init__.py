@@ -1,4 +1,5 @@
-"""One module per verb, one public function each: what the command line, the DAGs and the tests call.
+"""One module per verb, with a function that the command line, the DAGs and the tests call.
 
-The stages know nothing of each other, of the configuration or of Airflow; here they are put in order.
+A verb opens what the configuration names (`opening`) and makes one call into a stage or the engine. Those
+depend neither on the configuration nor on Airflow, nor on the stages above them.
 """

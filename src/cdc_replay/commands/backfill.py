@@ -22,8 +22,8 @@ def backfill(
 
     Args:
         config: the configuration.
-        subscription: whose publications the range is seen through.
-        start: WAL position, or timestamp: the last transaction that was committed by then.
+        subscription: the subscription whose publications filter the range.
+        start: WAL position, or timestamp: then the last transaction committed by that time.
         end: likewise.
         into: DSN of another database; default: the subscriber.
         dry_run: read and compact the range, write nothing.
@@ -33,7 +33,7 @@ def backfill(
         CdcReplayError: as `backfill_range`.
     """
     source = capture_source(config, config.subscription(subscription).subscription.publisher)
-    wanted = parse_range(ChangeLog.open(source.change_log), start, end)
+    window = parse_range(ChangeLog.open(source.change_log), start, end)
     writes = into is None and not dry_run
     with open_subscription(config, subscription, "backfill", writes=writes) as session:
-        return backfill_range(source, session, wanted, into=into, dry_run=dry_run)
+        return backfill_range(source, session, window, into=into, dry_run=dry_run)

@@ -9,7 +9,7 @@ from typing import TextIO
 from cdc_replay.model.results import Json
 
 RunLine = Callable[[str], tuple[dict[str, Json] | None, str | None]]
-"""Runs one command line; gives its result, its error, or both."""
+"""Runs one command line; returns its result, its error, or both."""
 
 
 def batch(lines: Iterable[str], out: TextIO, run_line: RunLine) -> None:
@@ -18,7 +18,7 @@ def batch(lines: Iterable[str], out: TextIO, run_line: RunLine) -> None:
         command = line.strip()
         if not command or command.startswith("#"):
             continue
-        result, error = _guarded(run_line, command)
+        result, error = _run_guarded(run_line, command)
         answer: dict[str, Json] = {"command": command, "ok": error is None}
         if result is not None:
             answer["result"] = result
@@ -28,8 +28,8 @@ def batch(lines: Iterable[str], out: TextIO, run_line: RunLine) -> None:
         out.flush()
 
 
-def _guarded(run_line: RunLine, command: str) -> tuple[dict[str, Json] | None, str | None]:
+def _run_guarded(run_line: RunLine, command: str) -> tuple[dict[str, Json] | None, str | None]:
     try:
         return run_line(command)
-    except Exception as error:  # noqa: BLE001 - the next line must run whatever this one did
+    except Exception as error:  # noqa: BLE001 - the next line must run all the same
         return None, f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Which subscriptions of a publisher a replay should start for now: what the watch asks."""
+"""The subscriptions of a publisher for which a replay should start now; the watch DAG calls this."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) -> Mapping[str, Lag]:
-    """Those of these subscriptions of one publisher for which a replay is due.
+    """The subscriptions of these, all of one publisher, for which a replay is due.
 
     Raises:
         CdcReplayError: if there is no change log, or it cannot be read.
     """
     ChangeLog.open(config.publisher(publisher).change_log)
-    questions = {name: functools.partial(_ask, config, config.subscription(name)) for name in subscriptions}
+    questions = {
+        name: functools.partial(_read_lag, config, config.subscription(name)) for name in subscriptions
+    }
     with Answers[Lag | None](config.timeouts.answer.total_seconds()) as answers:
-        answered = answers.ask(questions)
+        answers_by_name = answers.ask(questions)
     due = {}
-    for name, answer in answered.items():
+    for name, answer in answers_by_name.items():
         lag = answer.value if answer.error is None else unanswered(answer.error)
         if lag is not None:
             since = "" if lag.since is None else f" since {utc_text(lag.since)}"
@@ -39,7 +41,7 @@ def due_replays(config: Config, publisher: str, subscriptions: Iterable[str]) ->
     return due
 
 
-def _ask(config: Config, subscription: SubscriptionConfig) -> Lag | None:
+def _read_lag(config: Config, subscription: SubscriptionConfig) -> Lag | None:
     uri = config.publisher(subscription.subscription.publisher).change_log
     dsn, seconds = config.dsn_of(subscription), config.timeouts.answer.total_seconds()
     with connect_with_deadline(dsn, purpose=f"lag {subscription.name}", seconds=seconds) as connection:

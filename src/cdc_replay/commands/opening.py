@@ -1,4 +1,4 @@
-"""What the configuration names, as the values that stages take."""
+"""Entries of the configuration as the values that stages take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc_replay.subscriber.session import SubscriptionSession, open_session
 
 
 def capture_source(config: Config, publisher: str) -> CaptureSource:
-    """Where the changes of a publisher are read and kept.
+    """The slot and the change log of a publisher.
 
     Raises:
         InvalidConfiguration: if there is no such publisher, or its connection is not known.
@@ -34,7 +34,7 @@ def capture_source(config: Config, publisher: str) -> CaptureSource:
 
 
 def common_source(config: Config, subscriptions: Sequence[str]) -> CaptureSource:
-    """That of the publisher of all these subscriptions.
+    """The `capture_source` of the publisher of all these subscriptions.
 
     Raises:
         InvalidConfiguration: if there is none, or more than one.
@@ -66,7 +66,7 @@ def open_subscription(
 
 
 def snapshot_options(config: Config, subscription: str) -> SnapshotOptions:
-    """How rows of a subscription are copied; others may work on it meanwhile.
+    """How rows of a subscription are copied; the subscription lock is released meanwhile.
 
     Raises:
         InvalidConfiguration: if there is no such subscription.
@@ -81,13 +81,13 @@ def snapshot_options(config: Config, subscription: str) -> SnapshotOptions:
 
 
 def setup_request(config: Config, publisher: str) -> SetupRequest:
-    """What the configuration wants of a publisher: the union of its subscriptions' publications.
+    """What `setup` of a publisher creates: for the union of its subscriptions' publications.
 
     Raises:
         InvalidConfiguration: if there is no such publisher, or its connection is not known.
     """
     configured = config.publisher(publisher)
-    wanted = dict.fromkeys(
+    publications = dict.fromkeys(
         publication
         for subscription in config.subscriptions_of(publisher)
         for publication in subscription.subscription.publications
@@ -97,7 +97,7 @@ def setup_request(config: Config, publisher: str) -> SetupRequest:
         dsn=config.dsn_of(configured),
         slot=configured.slot,
         change_log=configured.change_log,
-        publications=tuple(wanted),
+        publications=tuple(publications),
         two_phase=configured.two_phase,
         origin_none=config.wants_origin_none(publisher),
         event_trigger=configured.event_trigger,

@@ -18,7 +18,7 @@ def refresh(
 ) -> RefreshResult:
     """Bring the subscription's list of tables up to date and copy the new ones.
 
-    With `dry_run` the result says what would be done.
+    With `dry_run` nothing is changed.
 
     Raises:
         CdcReplayError: as `refresh_subscription`.
@@ -27,7 +27,7 @@ def refresh(
     request = RefreshRequest(
         source=capture_source(config, publisher),
         setup=setup_request(config, publisher),
-        configured={name: each.subscription for name, each in config.subscriptions.items()},
+        configured={name: configured.subscription for name, configured in config.subscriptions.items()},
         options=snapshot_options(config, subscription),
         reconcile=reconcile,
     )

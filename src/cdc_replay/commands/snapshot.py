@@ -22,7 +22,7 @@ def snapshot(
 ) -> SnapshotResult:
     """Copy every table that is not ready, or copy `tables` again, replacing their rows.
 
-    Of a table that the publisher has rewritten the values are compared (R11.9).
+    The values of a table that the publisher has rewritten are compared (R11.9).
 
     Raises:
         CdcReplayError: as `snapshot_session`.

@@ -20,7 +20,7 @@ from cdc_replay.subscriber import subscription_records
 def teardown(config: Config, name: str) -> TeardownResult:
     """Remove a subscription's state, or a publisher's slot and capture publications.
 
-    The rows of the subscriber's tables stay, and so does the change log: it may be the only copy.
+    The rows of the subscriber's tables and the change log, which may be the only copy, remain.
 
     Raises:
         InvalidConfiguration: if nothing has that name, or a publisher and a subscription share it.
@@ -37,7 +37,7 @@ def teardown(config: Config, name: str) -> TeardownResult:
         with open_subscription(config, name, "teardown") as session:
             is_known = subscription_records.subscription_record(session.connection, name) is not None
             lsn = session.position()
-            # What a killed run has staged has nobody else to remove it.
+            # No other command would remove the staging of a killed run.
             drop_staging(session.connection, name)
             drop_leftovers(session.connection, name)
             failpoint("teardown.after_staging")

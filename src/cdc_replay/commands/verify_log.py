@@ -1,4 +1,4 @@
-"""`verify-log`: read a publisher's whole change log and tell the first fault. The publisher is not asked."""
+"""`verify-log`: read a publisher's whole change log and report the first fault, without the publisher."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ REPORT_SECONDS: Final = 10
 
 
 def verify_log(config: Config, publisher: str, *, progress: verify.Progress | None = None) -> VerifyLogResult:
-    """Read everything that the log holds; `progress` is told the bytes that are verified, and those of all.
+    """Read the whole log; `progress` is called with the verified and the total bytes.
 
     Raises:
         ChangeLogMissing: before `setup`.
         ChangeLogDamaged: for the first fault.
     """
     began = time.monotonic()
-    found = config.publisher(publisher)
-    verified = verify.verify_log(found.change_log, progress=_Reporter(publisher, progress))
-    _check_catalogs(ChangeLog.open(found.change_log))
+    configured = config.publisher(publisher)
+    verified = verify.verify_log(configured.change_log, progress=_Reporter(publisher, progress))
+    _check_catalogs(ChangeLog.open(configured.change_log))
     result = VerifyLogResult(
         publisher=publisher,
         from_lsn=verified.from_lsn,
@@ -51,7 +51,7 @@ def verify_log(config: Config, publisher: str, *, progress: verify.Progress | No
 
 
 class _Reporter:
-    """Passes progress on, and writes a line for the operator now and then."""
+    """Forwards progress, and logs it every `REPORT_SECONDS`."""
 
     def __init__(self, publisher: str, progress: verify.Progress | None) -> None:
         self._publisher = publisher

@@ -1,4 +1,4 @@
-"""What the applications share: how they start, and how they give their result."""
+"""Start and output of an application."""
 
 from __future__ import annotations
 

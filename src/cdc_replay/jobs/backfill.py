@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 
 from cdc_replay.commands.backfill import backfill
-from cdc_replay.config import connection_from_environment, load_config
+from cdc_replay.config import load_config
 from cdc_replay.jobs.application import run
 from cdc_replay.model.results import BackfillResult
+from cdc_replay.postgres.environment_connection import connection_from_environment
 
 
 def main() -> None:
-    """Run it with the arguments of this process."""
+    """Run the application with the arguments of this process."""
     parser = argparse.ArgumentParser(description="Apply a past range of the change log again")
     parser.add_argument("subscription")
     parser.add_argument("--from", required=True, dest="start", metavar="LSN|TIMESTAMP")

@@ -11,7 +11,7 @@ from cdc_replay.model.results import RefreshResult
 
 
 def main() -> None:
-    """Run it with the arguments of this process."""
+    """Run the application with the arguments of this process."""
     parser = argparse.ArgumentParser(description="Read the publications of a subscription again")
     parser.add_argument("subscription")
     parser.add_argument("--reconcile", action="store_true")

@@ -1,7 +1,7 @@
 """`spark-submit jobs/replay.py [--config=PATH] [--to-lsn=LSN] SUBSCRIPTION …`.
 
-Exits with 75 if a subscription was stopped by an error that may pass, after the others are applied. A
-permanent error is told by the subscription's result alone: starting Spark again would change nothing.
+Exits with 75 after a transient error of a subscription, once the others are applied. A permanent error is
+only in the subscription's result: starting Spark again would change nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_replay.spark.exit_codes import ExitCode
 
 
 def main() -> None:
-    """Run it with the arguments of this process."""
+    """Run the application with the arguments of this process."""
     parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
     parser.add_argument("subscriptions", nargs="+")
     parser.add_argument("--to-lsn", type=Lsn.parse)

@@ -12,8 +12,8 @@ from cdc_replay.model.results import SnapshotResult
 
 
 def main() -> None:
-    """Run it with the arguments of this process."""
-    parser = argparse.ArgumentParser(description="Bring the initial state of a subscription")
+    """Run the application with the arguments of this process."""
+    parser = argparse.ArgumentParser(description="Copy the initial state of a subscription")
     parser.add_argument("subscription")
     parser.add_argument("--table", action="append", default=[], dest="tables", metavar="SCHEMA.TABLE")
 

@@ -241,6 +241,15 @@ def superuser(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
+def superuser_warnings(connection: Connection, endpoint: str) -> Iterator[str]:
+    """A warning if the session's role at `endpoint`, such as `publisher shop`, is a superuser."""
+    if (role := superuser(connection)) is not None:
+        yield (
+            f'{endpoint}: role "{role}" is a superuser, which it need not be: use a role that may only log'
+            " in, and let an administrator run what `cdc-replay setup --dry-run` prints for it"
+        )
+
+
 def setting_statement(settings: Mapping[str, str]) -> psycopg.sql.Composed:
     """One statement that sets all of them; with literals, because a walsender accepts no parameters."""
     calls = [

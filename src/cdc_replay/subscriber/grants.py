@@ -25,7 +25,7 @@ from psycopg import sql
 
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.connection import Connection, superuser
 from cdc_replay.subscriber.replication_origin import FUNCTIONS
 
 _ROLE: Final = """
@@ -99,12 +99,34 @@ def plan_grants(
     return (*_on_database(connection, role, needed), *on_tables)
 
 
+def plan_role_script(
+    connection: Connection, tables: Sequence[QualifiedName], *, run_as_owner: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The grants for the session's role, and warnings of tables that it cannot be given."""
+    statements = plan_grants(connection, tables, run_as_owner=run_as_owner)
+    warnings: tuple[str, ...] = ()
+    if not run_as_owner and superuser(connection) is None:
+        warnings = _owner_warnings(superuser_owned_tables(connection, tables))
+    return tuple(statement.as_string(connection) for statement in statements), warnings
+
+
 def superuser_owned_tables(
     connection: Connection, tables: Iterable[QualifiedName]
 ) -> tuple[QualifiedName, ...]:
     """The tables that only a superuser can write to with their owner's rights."""
     existing = _read_tables(connection, tables)
     return tuple(QualifiedName(table.schema, table.name) for table in existing if table.has_superuser_owner)
+
+
+def _owner_warnings(tables: Sequence[QualifiedName]) -> tuple[str, ...]:
+    if not tables:
+        return ()
+    names = ", ".join(map(str, tables))
+    warning = (
+        f"tables that belong to a superuser: {names}; give them to another role, or set `run_as_owner: true`"
+        " for the subscription, and run this again"
+    )
+    return (warning,)
 
 
 def _read_tables(connection: Connection, tables: Iterable[QualifiedName]) -> list[_Table]:

@@ -235,7 +235,7 @@ def test_changes_younger_than_keep_stay_unless_an_option_says_otherwise(
     history.subscriber("s", Ready(at[4]))
     history.publisher_options = {}
     in_six_days = time.time() + 6 * 86400
-    monkeypatch.setattr("cdc_replay.commands.prune.time.time", lambda: in_six_days)
+    monkeypatch.setattr("cdc_replay.changelog.retention.time.time", lambda: in_six_days)
     assert history.prune().segments == 0
     history.publisher_options = {"keep": "144h"}
     assert history.prune(dry_run=True).segments == 4
@@ -255,7 +255,7 @@ def test_a_clock_that_jumps_drops_nothing_that_is_needed(
     history.subscriber("s", Ready(history.positions[2]))
     history.publisher_options = {}
     then = dt.datetime(year, 1, 2, tzinfo=dt.UTC).timestamp()
-    monkeypatch.setattr("cdc_replay.commands.prune.time.time", lambda: then)
+    monkeypatch.setattr("cdc_replay.changelog.retention.time.time", lambda: then)
     for _ in range(2):
         history.prune()
         assert history.kept() == expected

@@ -31,9 +31,9 @@ TABLES = "create table t (id int primary key, a int); create table u (id int pri
 def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLine:
     """Publication p of two tables; nothing is set up yet, the subscriber is empty."""
     publisher.run(f"{TABLES}; create publication p for table t, u")
-    found = CommandLine(tmp_path, publisher, subscriber)
-    found.write("p")
-    return found
+    command_line = CommandLine(tmp_path, publisher, subscriber)
+    command_line.write("p")
+    return command_line
 
 
 def ready(cli: CommandLine) -> None:
@@ -136,7 +136,7 @@ def test_a_publisher_that_cannot_be_captured_exits_with_1(
     assert not cli.change_log.exists()
 
 
-def test_commands_before_setup_and_snapshot_say_what_to_run_first(cli: CommandLine) -> None:
+def test_commands_before_setup_and_snapshot_name_the_command_to_run_first(cli: CommandLine) -> None:
     cli.subscriber.run(TABLES)
     for arguments in (("capture", "pub"), ("snapshot", "s"), ("replay", "s"), ("sync", "s")):
         cli.fails(1, *arguments, says=["there is no change log", "cdc-replay setup"])
@@ -166,7 +166,7 @@ def test_a_replay_that_lacks_a_column_leaves_everything_as_it_was(cli: CommandLi
     assert subscription["last_replay"].startswith("failed: ")
 
 
-def test_a_subscriber_that_is_read_only_is_said_to_be_one(cli: CommandLine) -> None:
+def test_read_only_subscriber_is_reported_as_read_only(cli: CommandLine) -> None:
     cli.subscriber.run(TABLES)
     ready(cli)
     name = cli.subscriber.name
@@ -198,7 +198,7 @@ def test_a_slot_that_another_process_reads_exits_with_1(cli: CommandLine) -> Non
         cli.fails(1, "teardown", "pub", says=[cli.slot, "is active"])
 
 
-def test_a_slot_that_is_lost_exits_with_1_and_says_how_to_go_on(
+def test_lost_slot_exits_with_1_and_names_the_remedy(
     cli: CommandLine, make_cluster: Callable[..., Cluster]
 ) -> None:
     """R1.33: the server has removed WAL that the slot needs."""
@@ -207,8 +207,8 @@ def test_a_slot_that_is_lost_exits_with_1_and_says_how_to_go_on(
     server.run(f"{TABLES}; create publication p for table t")
     cli.write("p", of_publisher={"dsn": server.dsn})
     setup(load_config(cli.file), "pub")
-    for number in range(4):
-        server.run(f"insert into t values ({number})")
+    for key in range(4):
+        server.run(f"insert into t values ({key})")
         server.run("select pg_switch_wal()")
     server.run("checkpoint")
 
@@ -238,7 +238,7 @@ def test_a_damaged_segment_exits_with_1_and_names_the_file(cli: CommandLine, dam
     with connect(cli.subscriber.dsn, purpose="test") as connection:
         states = subscription_tables.table_states(connection, "s").values()
     assert states
-    assert all(isinstance(each, Ready) and each.applied_lsn > Lsn(0) for each in states)
+    assert all(isinstance(table_state, Ready) and table_state.applied_lsn > Lsn(0) for table_state in states)
     (subscription,) = cli.succeeds("status")["subscriptions"]
     assert segment.name in subscription["error"]
 

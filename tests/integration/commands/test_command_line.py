@@ -33,9 +33,9 @@ def cli(tmp_path: Path, publisher: Database, subscriber: Database) -> CommandLin
     publisher.run(f"{TABLES}; create publication p for table t where (id > 1)")
     publisher.run("insert into t values (1, 1), (2, 2)")
     subscriber.run(TABLES)
-    found = CommandLine(tmp_path, publisher, subscriber, environment={})
-    found.write("p")
-    return found
+    command_line = CommandLine(tmp_path, publisher, subscriber, environment={})
+    command_line.write("p")
+    return command_line
 
 
 def run_here(
@@ -46,8 +46,8 @@ def run_here(
 
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--config", str(twin.file), "--json"])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+    output = capsys.readouterr()
+    return ended.value.code, output.out, output.err
 
 
 def test_an_interrupted_command_has_failed(cli: CommandLine) -> None:
@@ -115,8 +115,8 @@ def test_a_day_at_the_command_line(cli: CommandLine) -> None:
     again = cli.run("capture", "pub", "--log-level", "info")
     assert "captured pub" in again.stderr
     assert "captured pub" not in again.stdout
-    gone = {"subscription": "s", "removed": ["state of subscription s"]}
-    assert cli.succeeds("teardown", "s").items() >= gone.items()
+    removed = {"subscription": "s", "removed": ["state of subscription s"]}
+    assert cli.succeeds("teardown", "s").items() >= removed.items()
     assert cli.succeeds("teardown", "pub")["removed"][0] == f"replication slot {cli.slot}"
 
 
@@ -145,11 +145,11 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
 
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["command"] for each in answers] == [
+    assert [entry["command"] for entry in answers] == [
         line for line in lines if line and not line.startswith("#")
     ]
     ok = [True, False, True, False, False, False, False, True, True, False, True]
-    assert [each["ok"] for each in answers] == ok
+    assert [entry["ok"] for entry in answers] == ok
     assert "do not exist: missing" in answers[1]["error"]
     assert answers[2]["result"]["snapshot"]["rows"] == 1
     assert "No such command 'rewind'" in answers[3]["error"]
@@ -158,7 +158,7 @@ def test_a_batch_serves_many_configurations_and_outlives_bad_lines(cli: CommandL
 
 
 @pytest.mark.spark
-def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
+def test_several_subscriptions_give_a_list_and_any_failure_is_exit_code_1(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where only Spark sees the damage of a segment. Naming one of them twice changes nothing."""
@@ -169,7 +169,7 @@ def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
     for command in ("sync", "replay"):
         code, out, _ = run(command, "two", "one", "two")
         assert code == 0
-        assert [each["subscription"] for each in one_object(out)["results"]] == ["two", "one"]
+        assert [entry["subscription"] for entry in one_object(out)["results"]] == ["two", "one"]
     assert one_object(run("replay", "one", "one")[1])["subscription"] == "one"
 
     twin.publisher.run("insert into t select n, n from generate_series(1, 2000) n")
@@ -178,7 +178,7 @@ def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
     code, out, err = run("replay", "one", "two")
     assert code == 1
     results = one_object(out)["results"]
-    assert [each["error"] is None for each in results] == [True, False]
+    assert [entry["error"] is None for entry in results] == [True, False]
     assert "two: " in err
     assert twin.pairs["one"].ours.rows("select count(*) from t") == [(2000,)]
 
@@ -197,7 +197,7 @@ def test_several_subscriptions_give_a_list_and_one_failure_is_exit_code_1(
 
 
 @pytest.mark.spark
-def test_the_command_that_the_error_names_resumes_what_is_parked(
+def test_command_in_the_error_resumes_the_parked_subscription(
     twin: Twin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = partial(run_here, twin, capsys)
@@ -223,7 +223,7 @@ def test_the_command_that_the_error_names_resumes_what_is_parked(
 
 
 @pytest.mark.spark
-def test_a_task_that_fails_is_told_without_stack_traces(cli: CommandLine) -> None:
+def test_failed_spark_task_is_reported_without_stack_traces(cli: CommandLine) -> None:
     """But for those who ask for more with --log-level debug."""
     cli.succeeds("setup", "pub")
     cli.succeeds("sync", "s")
@@ -238,14 +238,14 @@ def test_a_task_that_fails_is_told_without_stack_traces(cli: CommandLine) -> Non
     content[message.data_page_offset + message.total_compressed_size - 1] ^= 0xFF
     segment.write_bytes(content)
 
-    told, more = cli.run("replay", "s"), cli.run("replay", "s", "--log-level", "debug")
+    plain, more = cli.run("replay", "s"), cli.run("replay", "s", "--log-level", "debug")
 
-    assert (told.returncode, more.returncode) == (1, 1)
-    for each in (told, more):
-        assert f'cdc-replay: s: segment "{segment}" of the change log is damaged or missing' in each.stderr
-    assert "Exception in task" not in told.stderr
-    assert "Traceback" not in told.stderr
-    assert "\tat " not in told.stderr
+    assert (plain.returncode, more.returncode) == (1, 1)
+    for entry in (plain, more):
+        assert f'cdc-replay: s: segment "{segment}" of the change log is damaged or missing' in entry.stderr
+    assert "Exception in task" not in plain.stderr
+    assert "Traceback" not in plain.stderr
+    assert "\tat " not in plain.stderr
     assert "Exception in task" in more.stderr
 
 

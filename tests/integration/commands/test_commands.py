@@ -40,13 +40,13 @@ T, U = QualifiedName("public", "t"), QualifiedName("public", "u")
 
 def applied(twin: Twin, name: str, table: str) -> Lsn:
     """The applied LSN of a table that must be ready."""
-    found = twin.states(name)[table]
-    assert isinstance(found, Ready)
-    return found.applied_lsn
+    table_state = twin.states(name)[table]
+    assert isinstance(table_state, Ready)
+    return table_state.applied_lsn
 
 
-def test_one_subscription_that_fails_stops_alone(twin: Twin) -> None:
-    """A row that is there already is a conflict for one of three; its window is applied once that is gone."""
+def test_failed_subscription_stops_no_other(twin: Twin) -> None:
+    """An existing row is a conflict for one of three; its window is applied once the row is deleted."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     for name in ("first", "second", "third"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -58,15 +58,15 @@ def test_one_subscription_that_fails_stops_alone(twin: Twin) -> None:
 
     results = replay(twin.config, ["first", "second", "third"])
 
-    assert [each.subscription for each in results] == ["first", "second", "third"]
-    assert [each.error is None for each in results] == [True, False, True]
+    assert [result.subscription for result in results] == ["first", "second", "third"]
+    assert [result.error is None for result in results] == [True, False, True]
     assert "(id)=(2)" in (results[1].error or "")
     for name in ("first", "third"):
         assert twin.pairs[name].ours.rows("table t order by id") == [(1, 1), (2, 2)]
     second = twin.pairs["second"].ours
     assert (second.rows("table t"), second.rows("table u")) == ([(2, 0)], [])
     assert applied(twin, "second", "t") == applied(twin, "second", "u") == before
-    report = {each.subscription: each for each in status(twin.config).subscriptions}
+    report = {result.subscription: result for result in status(twin.config).subscriptions}
     assert (report["second"].last_replay or "").startswith("failed")
     assert (report["second"].lag_bytes or 0) > 0
     assert (report["second"].lag_seconds or 0) > 0
@@ -91,7 +91,7 @@ def test_a_table_that_was_copied_again_is_never_replayed_from_before_its_copy(tw
     )
 
     copied = snapshot(twin.config, "s", tables=[T])
-    assert [(each.table, each.rows) for each in copied.tables] == [("public.t", 2)]
+    assert [(table.table, table.rows) for table in copied.tables] == [("public.t", 2)]
     point = applied(twin, "s", "t")
     assert copied.to_lsn == point > applied(twin, "s", "u")
     (result,) = replay(twin.config, ["s"])
@@ -105,7 +105,7 @@ def test_a_table_that_was_copied_again_is_never_replayed_from_before_its_copy(tw
     assert twin.rows("s", "u") == [(1, 1)]
 
 
-def test_a_first_copy_of_one_table_leaves_the_others_waiting(twin: Twin) -> None:
+def test_first_copy_of_a_named_table_leaves_the_others_waiting(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; insert into t values (1, 1); insert into u values (1, 1)")
     twin.publisher.run("create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES)
@@ -118,7 +118,7 @@ def test_a_first_copy_of_one_table_leaves_the_others_waiting(twin: Twin) -> None
     assert twin.rows("s", "t") == twin.rows("s", "u") == [(1, 1)]
 
 
-def test_refresh_takes_new_tables_in_and_forgets_dropped_ones(twin: Twin) -> None:
+def test_refresh_adds_new_tables_and_removes_dropped_ones(twin: Twin) -> None:
     """R7.12: ignored until then; R7.13: rows of a table that leaves stay; copy_data = false: from now on."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name, options in {"copying": {}, "not_copying": {"copy_data": False}}.items():
@@ -235,7 +235,7 @@ def test_a_table_is_not_copied_before_its_changes_are_captured(twin: Twin) -> No
     assert len(snapshot(twin.config, "s").tables) == 2
 
 
-def test_a_log_that_was_begun_anew_leaves_no_gap(twin: Twin) -> None:
+def test_new_log_after_a_lost_slot_leaves_no_gap(twin: Twin) -> None:
     """R1.33: after a slot is lost there is no repair: replay refuses, snapshot copies again."""
     twin.publisher.run(f"{TABLES}; insert into t values (1, 1); create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
@@ -252,7 +252,7 @@ def test_a_log_that_was_begun_anew_leaves_no_gap(twin: Twin) -> None:
         assert "needs changes from before the change log" in (result.error or "")
         assert "snapshot" in (result.error or "")
     copied, other = twin.sync_ours("s", "from_now")
-    assert [each.table for each in copied.snapshot.tables] == ["public.t", "public.u"]
+    assert [table.table for table in copied.snapshot.tables] == ["public.t", "public.u"]
     assert twin.pairs["s"].ours.rows("table t") == [(2, 2)]
     # Without copy_data nothing is copied unasked; the gap stays refused.
     assert other.replay.error is not None
@@ -280,7 +280,7 @@ def test_a_refresh_while_the_log_is_missing_changes_nothing(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows("table u") == [(1, 1)]
 
 
-def test_what_does_not_come_is_told(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+def test_uncaptured_changes_are_reported(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """R2.3, R1.19: a capture publication that somebody altered, a subscribed one that was dropped."""
     twin.publisher.run(f"{TABLES}; create publication p for table t; create publication q for table u")
     twin.subscribe("s", "p", "q", tables=TABLES, native=False)
@@ -293,19 +293,19 @@ def test_what_does_not_come_is_told(twin: Twin, caplog: pytest.LogCaptureFixture
     twin.sync_ours()
 
     uncaptured = "public.t (insert)"
-    [warning] = [each for each in explain(twin.config, "s").warnings if "captured" in each]
+    [warning] = [text for text in explain(twin.config, "s").warnings if "captured" in text]
     assert uncaptured in warning
-    (told,) = status(twin.config).subscriptions
+    (subscription,) = status(twin.config).subscriptions
     for part in (uncaptured, 'publication "q" does not exist', "cdc-replay setup pub", "[R1.19]", "[R2.3]"):
         assert part in caplog.text
-        assert part in (told.error or "")
+        assert part in (subscription.error or "")
 
     twin.publisher.run("create publication q for table u")
     setup(twin.config, "pub")
     refresh(twin.config, "s", reconcile=True)
     twin.sync_ours()
-    (told,) = status(twin.config).subscriptions
-    assert told.error is None
+    (subscription,) = status(twin.config).subscriptions
+    assert subscription.error is None
     assert validate(twin.config, "s").success
 
 
@@ -319,7 +319,7 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     capture(twin.config, "pub")
     rows = "table t order by id"
 
-    (synced,) = (each.replay for each in sync(twin.config, ["s"], to_lsn=first))
+    (synced,) = (result.replay for result in sync(twin.config, ["s"], to_lsn=first))
     assert (synced.to_lsn, twin.pairs["s"].ours.rows(rows)) == (first, [(1, 1)])
     (back,) = replay(twin.config, ["s"], to_lsn=Lsn(first.value - 1))
     assert (back.error, back.to_lsn, applied(twin, "s", "t")) == (None, first, first)
@@ -334,7 +334,7 @@ def test_sync_and_replay_stop_at_the_given_position(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows(rows) == [(1, 1), (2, 2)]
 
 
-def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin) -> None:
+def test_setup_shows_its_sql_and_teardown_removes_only_created_objects(twin: Twin) -> None:
     """Two subscriptions share a database; a slot, a publication and a schema of the user's stay."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=f"{TABLES}; create schema mine", native=False)
@@ -371,7 +371,7 @@ def test_setup_shows_its_sql_and_teardown_removes_only_what_was_made(twin: Twin)
         teardown(twin.config, "nobody")
 
 
-def test_explain_says_what_is_filtered_how_and_where(twin: Twin) -> None:
+def test_explain_shows_filters_and_their_evaluators(twin: Twin) -> None:
     """R2.8: a leaf whose deletes leak without a filter is a row of its own."""
     twin.publisher.run("""
         create table t (id int primary key, a int, w text); alter table t replica identity full;
@@ -386,23 +386,23 @@ def test_explain_says_what_is_filtered_how_and_where(twin: Twin) -> None:
     """)
     twin.subscribe("s", "p", "q", "root", "leaf", tables="create table t (id int primary key)", native=False)
 
-    found = explain(twin.config, "s")
+    explained = explain(twin.config, "s")
 
-    r1, r2, t = found.tables
-    assert [each.table for each in found.tables] == ["public.r", "public.r", "public.t"]
+    r1, r2, t = explained.tables
+    assert [table.table for table in explained.tables] == ["public.r", "public.r", "public.t"]
     assert (r1.leaves, r2.leaves, t.leaves) == (1, 1, 1)
     assert {r1.actions, r2.actions} == {("insert", "delete"), ("insert",)}
     assert t.insert == "(a > 5) OR (lower(w) = 'x'::text)"
     assert (t.update, t.delete, t.identity) == ("(a > 5)", "(a > 5)", "full")
     assert t.evaluated_by[0] == "(a > 5): Spark"
     assert t.evaluated_by[1].startswith("(lower(w) = 'x'::text): PostgreSQL, because ")
-    assert found.warnings
-    assert found.definitions == BY_POSITION
+    assert explained.warnings
+    assert explained.definitions == BY_POSITION
     twin.publisher.run("alter event trigger cdc_replay_drop disable")
     assert explain(twin.config, "s").definitions == BY_PULL
 
 
-def test_status_reports_what_does_not_answer_instead_of_failing(twin: Twin) -> None:
+def test_status_reports_servers_that_do_not_answer(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
     before = status(twin.config)
@@ -412,7 +412,7 @@ def test_status_reports_what_does_not_answer_instead_of_failing(twin: Twin) -> N
     (publisher,), (subscription,) = status(twin.config).publishers, status(twin.config).subscriptions
     assert (publisher.slot_state, publisher.error) == ("reserved", None)
     assert publisher.log_end == subscription.applied_lsn
-    assert [each.state.startswith("replayed up to") for each in status(twin.config).tables] == [True, True]
+    assert [table.state.startswith("replayed up to") for table in status(twin.config).tables] == [True, True]
 
     teardown(twin.config, "pub")
     twin.change("s", dsn="postgresql://postgres@127.0.0.1:1/none")
@@ -428,10 +428,10 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     twin.publish("insert into t select n, n from generate_series(1, 200) n")
     twin.sync_ours()
     twin.publish("insert into t values (0, 0);\ninsert into u values (1, 1)")
-    # The fence is behind this commit: validate captures and replays up to it.
+    # The fence is after this commit: validate captures and replays up to it.
     sound = validate(twin.config, "s")
     assert (sound.success, sound.error) == (True, None)
-    assert {each["table"]: each["subscriber_rows"] for each in sound.tables} == {
+    assert {table["table"]: table["subscriber_rows"] for table in sound.tables} == {
         "public.t": 100,
         "public.u": 1,
     }
@@ -449,7 +449,7 @@ def test_a_damaged_subscriber_is_found_and_the_keys_are_named(twin: Twin, tmp_pa
     assert (subscription.last_validation or "").startswith("not consistent at")
 
 
-def test_a_table_that_is_gone_from_the_subscriber_is_a_finding(twin: Twin) -> None:
+def test_table_dropped_on_the_subscriber_fails_the_validation(twin: Twin) -> None:
     """R8.1: the other tables are judged, and the report is written."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
@@ -457,8 +457,11 @@ def test_a_table_that_is_gone_from_the_subscriber_is_a_finding(twin: Twin) -> No
     twin.sync_ours()
     twin.pairs["s"].ours.run("drop table t")
 
-    found = validate(twin.config, "s")
+    result = validate(twin.config, "s")
 
-    assert {each["table"]: each["success"] for each in found.tables} == {"public.t": False, "public.u": True}
-    assert "public.t: the table is missing on the subscriber" in (found.error or "")
-    assert found.report.is_file()
+    assert {table["table"]: table["success"] for table in result.tables} == {
+        "public.t": False,
+        "public.u": True,
+    }
+    assert "public.t: the table is missing on the subscriber" in (result.error or "")
+    assert result.report.is_file()

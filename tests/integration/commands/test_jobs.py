@@ -36,16 +36,16 @@ def submitted(twin: Twin, job: str, *arguments: str) -> subprocess.CompletedProc
 
 
 def results(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {each["subscription"]: each for each in found}
+    forms = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {form["subscription"]: form for form in forms}
 
 
 def allow_connections(twin: Twin, name: str, *, allowed: bool) -> None:
     twin.pairs["good"].ours.run(f"alter database {twin.pairs[name].ours.name} allow_connections {allowed}")
 
 
-def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin: Twin) -> None:
-    """`gone` does not answer for a while, `stuck` refuses a row for good; `good` gets everything at once."""
+def test_replay_asks_for_a_retry_after_a_transient_error(twin: Twin) -> None:
+    """`gone` does not answer at first, `stuck` has a permanent conflict; `good` gets everything at once."""
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     for name in ("good", "gone", "stuck"):
         twin.subscribe(name, "p", tables=TABLES, native=False)
@@ -58,8 +58,8 @@ def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin:
     done = submitted(twin, "replay.py", *twin.pairs)
 
     assert done.returncode == 75, done.stderr
-    found = results(done)
-    assert {name: each["retry"] for name, each in found.items()} == {
+    forms = results(done)
+    assert {name: form["retry"] for name, form in forms.items()} == {
         "good": None,
         "gone": "later",
         "stuck": "never",
@@ -78,7 +78,7 @@ def test_replay_asks_for_another_try_if_what_stops_a_subscription_may_pass(twin:
     assert results(done)["stuck"]["retry"] == "never"
 
 
-def test_what_waiting_cannot_help_has_a_code_of_its_own_and_no_traceback(twin: Twin) -> None:
+def test_permanent_error_has_its_own_exit_code_and_no_traceback(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLES, native=False)
     twin.sync_ours()
@@ -88,7 +88,7 @@ def test_what_waiting_cannot_help_has_a_code_of_its_own_and_no_traceback(twin: T
         ("replay.py", ("s", "--to-lsn=here"), '"here"'),
     ):
         done = submitted(twin, job, *arguments)
-        said = done.stdout + done.stderr  # `spark-submit` sends both of the driver's to the first
-        assert done.returncode == 65, said
-        assert reason in said
-        assert "Traceback" not in said
+        output = done.stdout + done.stderr  # `spark-submit` sends both of the driver's to the first
+        assert done.returncode == 65, output
+        assert reason in output
+        assert "Traceback" not in output

@@ -83,14 +83,16 @@ def rows(twin: Twin) -> list[tuple[object, ...]]:
 
 
 def oid(database: Database) -> int:
-    [(found,)] = database.rows("select oid::bigint from pg_database where datname = current_database()")
-    assert isinstance(found, int)
-    return found
+    [(database_oid,)] = database.rows(
+        "select oid::bigint from pg_database where datname = current_database()"
+    )
+    assert isinstance(database_oid, int)
+    return database_oid
 
 
 def says_both(text: str, *databases: Database) -> None:
-    for each in databases:
-        assert f'"{each.name}" (oid {oid(each)})' in text
+    for database in databases:
+        assert f'"{database.name}" (oid {oid(database)})' in text
 
 
 def test_another_database_of_the_cluster_is_not_captured_into_the_log(synced: Twin, other: Database) -> None:
@@ -146,7 +148,7 @@ def test_a_new_log_of_another_database_does_not_replace_rows(synced: Twin, other
     assert rows(synced) == [(7, 7), (8, 8)]
 
 
-def test_a_new_log_of_the_same_database_goes_on(synced: Twin) -> None:
+def test_new_log_of_the_same_database_is_accepted(synced: Twin) -> None:
     """docs/operating.md, "A lost slot"."""
     teardown(synced.config, "pub")
     synced.change_log.rename(synced.folder / "old")
@@ -159,26 +161,26 @@ def test_a_new_log_of_the_same_database_goes_on(synced: Twin) -> None:
     assert validate(synced.config, "s").success
 
 
-def test_a_database_that_was_dropped_and_made_anew_is_another_one(synced: Twin) -> None:
+def test_database_dropped_and_created_again_is_another_database(synced: Twin) -> None:
     """Its name is all that it has of the first."""
-    gone = synced.publisher
-    before = PublisherDatabase(oid(gone), gone.name)
-    drop_database(gone)
-    with connect(gone.cluster.dsn(), purpose="test") as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(gone.name)))
-    gone.run(f"{TABLES}; insert into t values (9, 9); create publication p for table t")
+    dropped = synced.publisher
+    before = PublisherDatabase(oid(dropped), dropped.name)
+    drop_database(dropped)
+    with connect(dropped.cluster.dsn(), purpose="test") as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(dropped.name)))
+    dropped.run(f"{TABLES}; insert into t values (9, 9); create publication p for table t")
     for run in COMMANDS.values():
         with pytest.raises(ChangeLogMismatch) as refused:
             run(synced.config)
         assert str(before) in str(refused.value)
-        says_both(str(refused.value), gone)
+        says_both(str(refused.value), dropped)
     assert rows(synced) == [(1, 1)]
 
 
 NASTY = """o'b"a %s {} \\ $1 größe;--"""
 
 
-def test_a_database_that_was_renamed_goes_on_under_its_new_name(synced: Twin) -> None:
+def test_renamed_database_is_replayed_under_its_new_name(synced: Twin) -> None:
     publisher = synced.publisher
     before = oid(publisher)
 

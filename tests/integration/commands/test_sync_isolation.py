@@ -29,7 +29,9 @@ def test_a_snapshot_or_a_replay_that_fails_stops_its_own_subscription_only(twin:
     file = twin.folder / "broken.yaml"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
 
-    results = {each.subscription: each for each in sync(load_config(file), ("bare", "gone", "stuck", "good"))}
+    results = {
+        result.subscription: result for result in sync(load_config(file), ("bare", "gone", "stuck", "good"))
+    }
 
     errors = {name: result.replay.error or "" for name, result in results.items()}
     assert errors["good"] == ""

@@ -42,7 +42,7 @@ def test_a_key_without_overlaps_finds_rows_by_equality(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("enabled", ["always", "replica"])
-def test_rules_that_would_rewrite_what_is_applied_are_refused_by_name(twin: Twin, enabled: str) -> None:
+def test_rewrite_rules_on_a_target_table_are_refused_by_name(twin: Twin, enabled: str) -> None:
     """R8.13: a native worker does not see them; a rule that is not in force for it changes nothing."""
     twin.publisher.run(f"{TABLE}; create publication p for table t; insert into t values (1, 1)")
     twin.subscribe("s", "p", tables=f"{TABLE}; create rule gone as on insert to t do instead nothing")
@@ -107,9 +107,7 @@ def test_the_state_of_a_subscriber_that_is_a_publisher_too_is_not_replicated(twi
     assert twin.pairs["s"].ours.rows("table t order by id") == [(1, 1), (2, 2)]
 
 
-def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
-    twin: Twin, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changes_of_unsubscribed_tables_are_reported(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """R7.12: they are passed over, as those of a table that came to the publication later."""
     others = "create table later (id int primary key)"
     twin.publisher.run(f"{TABLE}; {others}; create publication p for table t")
@@ -134,7 +132,7 @@ def test_changes_under_a_name_that_is_not_subscribed_to_are_told(
     assert twin.pairs["s"].ours.rows("table t") == [(1, 1)]
 
 
-def test_a_filter_means_what_it_means_whatever_the_session_takes_a_backslash_for(twin: Twin) -> None:
+def test_filter_does_not_depend_on_the_backslash_setting_of_the_session(twin: Twin) -> None:
     """R3.15: its text is read again, under settings of our own."""
     twin.publisher.run("create table w (id int primary key, a text); create publication p for table w")
     twin.publisher.run("alter publication p set (publish = 'insert')")

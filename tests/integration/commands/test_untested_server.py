@@ -63,11 +63,13 @@ def test_a_version_that_was_not_tested_is_refused(
                 )
         with pytest.raises(CdcReplayError) as refused:
             run(twin.config)
-        said = str(refused.value)
-        assert f"PostgreSQL {major}" in said, name
-        assert f"{tested[0]} to {tested[1]}" in said, name
-        assert f"{major}, or a publisher" in said if is_newer else f"Upgrade it to {major + 1}" in said, name
-        assert "R2.18" in said, name
+        message = str(refused.value)
+        assert f"PostgreSQL {major}" in message, name
+        assert f"{tested[0]} to {tested[1]}" in message, name
+        assert (
+            f"{major}, or a publisher" in message if is_newer else f"Upgrade it to {major + 1}" in message
+        ), name
+        assert "R2.18" in message, name
 
     rows = [twin.pairs[name].ours.rows("table t") for name in twin.pairs]
     assert rows == [[(1,)], [], []]

@@ -17,10 +17,11 @@ from cdc_replay.commands.due_replays import due_replays
 from cdc_replay.commands.replay import replay
 from cdc_replay.commands.setup import setup
 from cdc_replay.commands.snapshot import snapshot
-from cdc_replay.commands.status import ServerAnswers, SubscriptionStatus, status, status_of
+from cdc_replay.commands.status import ServerAnswers, status, status_of
 from cdc_replay.config import Timeouts
 from cdc_replay.errors import Retry
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.status import SubscriptionStatus
 from cdc_replay.model.table_state import Pending
 from cdc_replay.postgres.connection import connect_with_deadline
 from cdc_replay.replay import lag
@@ -189,7 +190,7 @@ def test_a_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) ->
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
-    monkeypatch.setattr("cdc_replay.commands.status.time.time", lambda: 0.0)
+    monkeypatch.setattr("cdc_replay.replay.subscription_status.time.time", lambda: 0.0)
     assert told(twin).lag_seconds == 0
     assert told(twin).behind_since is not None
 

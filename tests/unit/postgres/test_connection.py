@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_replay.config import connection_from_environment
 from cdc_replay.errors import InvalidConfiguration, ServerUnavailable
 from cdc_replay.postgres.connection import connect
+from cdc_replay.postgres.environment_connection import connection_from_environment
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""The text of a configuration file: YAML, its line numbers, and `${NAME}` from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from cdc_replay.errors import InvalidConfiguration
+
+VARIABLE: Final = "CDC_REPLAY_CONFIG"
+DEFAULT_FILE: Final = "cdc_replay.yaml"
+
+_REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The plain values of a file, and the line of each key path."""
+
+    path: Path
+    content: Any
+    lines: Mapping[tuple[str, ...], int]
+
+    def line_of(self, keys: Sequence[str]) -> int:
+        """The line of a key path, or of its longest prefix in the file."""
+        path = tuple(keys)
+        return next(
+            (self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1
+        )
+
+
+def read_config_file(path: str | Path | None) -> ConfigFile:
+    """Read `path`, else `CDC_REPLAY_CONFIG`, else `cdc_replay.yaml`.
+
+    Raises:
+        InvalidConfiguration: naming file and line if it cannot be read, is not YAML, gives a key twice, or
+            names a variable that is not set.
+    """
+    file = Path(path or os.environ.get(VARIABLE) or DEFAULT_FILE).absolute()
+    tree = _compose(file)
+    return ConfigFile(file, lines=dict(_lines(tree)), content=_expand(tree, file))
+
+
+def _compose(file: Path) -> yaml.Node:
+    text = _read(file)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise InvalidConfiguration(f"{file}, line {line}: not valid YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InvalidConfiguration(
+            f"{file}, line {line}: not valid YAML: character U+{error.character:04X} is not allowed",
+            hint="Remove it.",
+        ) from None
+    except RecursionError:
+        raise InvalidConfiguration(f"{file}, line 1: not a configuration: nested too deeply") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise InvalidConfiguration(
+            f"{file}, line 1: not a configuration", hint="The file must have the key `publishers`."
+        )
+    _check_finite(node, file)
+    return node
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidConfiguration(
+            f'configuration file "{file}" does not exist',
+            hint=f"Give --config PATH, set {VARIABLE}, or write {DEFAULT_FILE} here.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f'configuration file "{file}" cannot be read: {error}') from error
+
+
+def _check_finite(node: yaml.Node, file: Path, within: frozenset[int] = frozenset()) -> None:
+    """Refuse a value that contains itself by an alias: it has no end."""
+    inside = within | {id(node)}
+    for _, line, value in _children(node):
+        if id(value) in inside:
+            raise InvalidConfiguration(
+                f"{file}, line {line}: a value contains itself by an alias",
+                hint="Write a value in place of the alias.",
+            )
+        _check_finite(value, file, inside)
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[str, int, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield str(key.value), key.start_mark.line + 1, value
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield str(index), value.start_mark.line + 1, value
+
+
+def _lines(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for key, line, value in _children(node):
+        yield (*path, key), line
+        yield from _lines(value, (*path, key))
+
+
+def _expand(node: yaml.Node, file: Path) -> Any:  # noqa: ANN401 - YAML is any of these
+    """The node's plain value with `${NAME}` replaced, refusing keys that are given twice."""
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key, line, value in _children(node):
+            if key in result:
+                raise InvalidConfiguration(f'{file}, line {line}: key "{key}" is given twice')
+            result[key] = _expand(value, file)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_expand(value, file) for _, _, value in _children(node)]
+    if _REFERENCE.search(node.value):
+        return _REFERENCE.sub(
+            lambda match: _environment(match[1], file, node.start_mark.line + 1), node.value
+        )
+    return _scalar(node, file)
+
+
+def _scalar(node: yaml.Node, file: Path) -> Any:  # noqa: ANN401 - YAML is any of these
+    """The value that the text stands for; an empty one is null."""
+    try:
+        return yaml.constructor.SafeConstructor().construct_document(node)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):
+        # The last three are raised for texts that look like, or are tagged as, a date or a number.
+        raise InvalidConfiguration(
+            f"{file}, line {node.start_mark.line + 1}: not valid YAML: the value is not of the type"
+            f" {node.tag.removeprefix('tag:yaml.org,2002:')}",
+            hint="Put it in quotes if it is a text.",
+        ) from None
+
+
+def _environment(name: str, file: Path, line: int) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise InvalidConfiguration(
+            f'{file}, line {line}: environment variable "{name}" is not set',
+            hint=f"Set it, or replace ${{{name}}} by a value.",
+        ) from None

@@ -1,0 +1,170 @@
+"""Let a parked subscription, or parked tables, be replayed again, with or without what parked them.
+
+Replay parks before a transaction that the subscriber rejects; everything before it is applied
+(`replay.parking`). To skip the transaction is therefore to record it as applied. It is skipped whole, and
+named by its end position as in ALTER SUBSCRIPTION … SKIP, so that no other one is skipped by mistake.
+
+A subscription or table that is parked for a value that exists nowhere (R4.6) can continue with NULL instead:
+NULL is accepted up to that transaction, for the resumed tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import InvalidConfiguration, NotParked
+from cdc_replay.failpoints import failpoint
+from cdc_replay.model.lsn import Lsn, Window
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import ResumeResult
+from cdc_replay.model.table_state import Parked, Ready
+from cdc_replay.replay.table_rewrites import rewrites_in
+from cdc_replay.subscriber import null_acceptance, recorded_results, subscription_records, subscription_tables
+from cdc_replay.subscriber.session import SubscriptionSession
+from cdc_replay.subscriber.subscription_tables import KnownTable
+
+UNKNOWN_VALUE_RULE: Final = "R4.6"
+"""Part of the reason of a subscription or table that is parked for an unsent value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """What to resume: the subscription, or these of its tables.
+
+    `skip` is the transaction that they are parked before. With `accept_null` that transaction is applied with
+    NULL for values that exist nowhere.
+    """
+
+    tables: Sequence[QualifiedName] = ()
+    skip: Lsn | None = None
+    accept_null: bool = False
+
+    def __post_init__(self) -> None:
+        if self.accept_null and self.skip is not None:
+            raise InvalidConfiguration("give --skip or --accept-null, not both")
+
+
+def resume_subscription(
+    request: ResumeRequest, session: SubscriptionSession, change_log: str
+) -> ResumeResult:
+    """Resume what the request names. Nothing is applied: the next replay does that.
+
+    Raises:
+        NotParked: if something named is not parked, waits for a copy, is parked before another transaction,
+            or is to accept NULL and is parked for another reason.
+    """
+    began = time.monotonic()
+    name, skip = session.subscription.name, request.skip
+    with session.connection.transaction():
+        if request.tables:
+            _resume_tables(session, request)
+            resumed: Sequence[QualifiedName] = tuple(dict.fromkeys(request.tables))
+        else:
+            resumed = _resume_whole(session, skip, accept_null=request.accept_null)
+        if skip is not None:
+            _mark_rewritten(session, change_log, resumed, skip)
+        result = ResumeResult(name, skip, skip, time.monotonic() - began, tuple(map(str, resumed)))
+        recorded_results.record_result(session.connection, name, "resume", result.to_dict())
+        failpoint("resume.before_commit")
+    failpoint("resume.after_commit")
+    return result
+
+
+def _resume_whole(
+    session: SubscriptionSession, skip: Lsn | None, *, accept_null: bool
+) -> Sequence[QualifiedName]:
+    """Unpark the subscription; returns its tables that advance over the skipped transaction."""
+    name = session.subscription.name
+    subject = f'subscription "{name}"'
+    record = subscription_records.subscription_record(session.connection, name)
+    if record is None or record.parked_at is None:
+        raise NotParked(f"{subject} is not parked", hint=_remedy(name, session.table_states()))
+    skipping: list[KnownTable] = []
+    if accept_null:
+        upto = _transaction_without_value(subject, record.parked_transaction, record.parked_reason or "")
+        null_acceptance.accept_null(session.connection, name, upto)
+    if skip is not None:
+        _check_transaction(subject, record.parked_transaction, skip)
+        skipping = [
+            table
+            for table in session.known_tables()
+            if isinstance(table.state, Ready) and table.state.applied_lsn < skip
+        ]
+        subscription_tables.advance_tables(
+            session.connection, name, [table.relation for table in skipping], skip
+        )
+    subscription_records.unpark(session.connection, name)
+    return [table.name for table in skipping if table.name is not None]
+
+
+def _resume_tables(session: SubscriptionSession, request: ResumeRequest) -> None:
+    states = session.table_states()
+    name, skip = session.subscription.name, request.skip
+    for table in request.tables:
+        parked = states.get(table)
+        if not isinstance(parked, Parked) or parked.transaction is None:
+            raise NotParked(
+                f'table {table} of subscription "{name}" is not parked before a transaction',
+                detail=parked.reason if isinstance(parked, Parked) else None,
+                hint=_remedy(name, states),
+            )
+        if request.accept_null:
+            upto = _transaction_without_value(f"table {table}", parked.transaction, parked.reason)
+            null_acceptance.accept_null(session.connection, name, upto, [table])
+        if skip is not None:
+            _check_transaction(f"table {table}", parked.transaction, skip)
+        ready = Ready(parked.applied_lsn if skip is None else skip)
+        subscription_tables.set_table_state(session.connection, name, table, ready)
+
+
+def _transaction_without_value(subject: str, transaction: Lsn | None, reason: str) -> Lsn:
+    """The transaction with the unsent value that `subject` is parked before."""
+    if transaction is None or UNKNOWN_VALUE_RULE not in reason:
+        raise NotParked(
+            f"{subject} is not parked for a value that was not sent",
+            detail=reason,
+            hint="NULL can be accepted for such values only.",
+            rule=UNKNOWN_VALUE_RULE,
+        )
+    return transaction
+
+
+def _mark_rewritten(
+    session: SubscriptionSession, change_log: str, tables: Sequence[QualifiedName], skip: Lsn
+) -> None:
+    """Tables that the skipped transaction has rewritten are compared later all the same (R11.9)."""
+    subscription = session.subscription
+    log = ChangeLog.open(change_log)
+    window = Window(Lsn(skip.value - 1), skip)
+    rewrites = rewrites_in(log, window, log.summary(window)).published(subscription.publications)
+    marked = [table for table in tables if table in rewrites]
+    subscription_tables.mark_rewritten(session.connection, subscription.name, marked, skip)
+
+
+def _check_transaction(subject: str, parked_before: Lsn | None, skip: Lsn) -> None:
+    """As in ALTER SUBSCRIPTION … SKIP, only the transaction that replay stopped at can be skipped."""
+    if parked_before == skip:
+        return
+    raise NotParked(
+        f"{subject} is not parked before transaction {skip}",
+        detail=f"It is parked before transaction {parked_before}." if parked_before else None,
+        hint=f"Give the position that it is parked before: `--skip {parked_before}`."
+        if parked_before
+        else "Omit --skip: the next replay reports the transaction.",
+    )
+
+
+def _remedy(name: str, states: Mapping[QualifiedName, object]) -> str:
+    parked = {table: parked for table, parked in states.items() if isinstance(parked, Parked)}
+    rejected = [str(table) for table, table_state in parked.items() if table_state.transaction]
+    to_copy = [str(table) for table, table_state in parked.items() if not table_state.transaction]
+    parts = [f"`cdc-replay status` shows what subscription {name} waits for."]
+    if rejected:
+        parts.append(f"Parked before a transaction: {', '.join(rejected)}; name them with `--table`.")
+    if to_copy:
+        parts.append(f"To be copied again by `cdc-replay snapshot`: {', '.join(to_copy)}.")
+    return " ".join(parts)

@@ -1,0 +1,200 @@
+"""The state of a subscription, by its subscriber and by the change log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from cdc_replay.changelog.log import ChangeLog
+from cdc_replay.errors import CdcReplayError, ChangeLogMissing, ReplayFailed, SubscriptionParked
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import Json, to_json
+from cdc_replay.model.status import CopyStatus, SubscriberStatus, SubscriptionStatus, TableStatus
+from cdc_replay.model.subscription import Subscription
+from cdc_replay.model.table_state import Ready, describe
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.publication.capture_coverage import capture_warnings
+from cdc_replay.replay.definition_drift import definition_drifts
+from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
+from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.table_rewrites import rewritten_tables
+from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
+from cdc_replay.subscriber.copy_progress import read_progress
+from cdc_replay.subscriber.subscription_records import SubscriptionRecord
+from cdc_replay.subscriber.subscription_tables import KnownTable
+from cdc_replay.subscriber.target_tables import read_target_tables
+
+
+def read_subscriber_status(
+    connection: Connection, subscription: Subscription, change_log: str
+) -> SubscriberStatus:
+    """What the subscriber holds, and what it lacks of the log.
+
+    An unreadable log costs the notices only: the publisher's status has its error.
+
+    Raises:
+        CdcReplayError, psycopg.Error: if the subscriber does not answer.
+    """
+    name = subscription.name
+    tables = subscription_tables.known_tables(connection, name)
+    record = subscription_records.subscription_record(connection, name)
+    replayed = recorded_results.last_result(connection, name, "replay")
+    validated = recorded_results.last_result(connection, name, "validate")
+    notices = _notices(connection, subscription, change_log)
+    lag_seconds, lag, error = _read_lag(connection, name, change_log)
+    copies = _read_copies(connection, name)
+    dropped = _dropped_tables(connection, name, tables)
+    states = {table.name: table.state for table in tables if table.name is not None}
+    applied = (table.state.applied_lsn for table in tables if isinstance(table.state, Ready))
+    status = SubscriptionStatus(
+        subscription=name,
+        publisher=subscription.publisher,
+        applied_lsn=min(applied, default=None),
+        lag_seconds=lag_seconds,
+        last_replay=None if replayed is None else _summarize(replayed.result),
+        last_validation=None if validated is None else _summarize(validated.result),
+        error=_parked_reason(record) or error or _missing_changes(subscription, change_log, states),
+        behind_since=None if lag is None or lag.since is None else utc_text(lag.since),
+        behind_reason=None if lag is None else lag.reason,
+    )
+    present = [
+        TableStatus(name, str(table), describe(table_state), notices.get(table))
+        for table, table_state in states.items()
+    ]
+    return SubscriberStatus(status, (*present, *dropped), copies)
+
+
+def add_lag_bytes(status: SubscriberStatus, position: Lsn | None) -> SubscriberStatus:
+    """The status with its distance to the publisher's `position`."""
+    applied = status.subscription.applied_lsn
+    lag = None if position is None or applied is None else max(0, position.value - applied.value)
+    return replace(status, subscription=replace(status.subscription, lag_bytes=lag))
+
+
+def as_unanswered(status: SubscriberStatus, error: Exception, age: float | None) -> SubscriberStatus:
+    """An earlier status, `age` seconds old, of a subscriber that does not answer now."""
+    return SubscriberStatus(
+        replace(
+            status.subscription, error=str(error), behind_reason=unanswered(error).reason, seconds_old=age
+        ),
+        tuple(replace(table, seconds_old=age) for table in status.tables),
+        tuple(
+            replace(copy, reported_seconds_ago=copy.reported_seconds_ago + (age or 0))
+            for copy in status.copies
+        ),
+    )
+
+
+def last_replay_result(connection: Connection, subscription: str) -> dict[str, Json]:
+    """The subscription's last replay, as its subscriber recorded it.
+
+    Raises:
+        SubscriptionParked: if it failed, and the subscription is parked.
+        ReplayFailed: if it failed otherwise.
+        ChangeLogMissing: if there was none yet.
+    """
+    last = recorded_results.last_result(connection, subscription, "replay")
+    record = subscription_records.subscription_record(connection, subscription)
+    if last is None:
+        raise ChangeLogMissing(f'subscription "{subscription}" was never replayed')
+    if error := last.result.get("error"):
+        is_parked = record is not None and record.parked_at is not None
+        error_class = SubscriptionParked if is_parked else ReplayFailed
+        raise error_class(f'the last replay of subscription "{subscription}" failed: {error}')
+    form = to_json(last.result)
+    return form if isinstance(form, dict) else {}
+
+
+def _parked_reason(record: SubscriptionRecord | None) -> str | None:
+    if record is None or record.parked_at is None:
+        return None
+    transaction = record.parked_transaction
+    before = "" if transaction is None else f", before transaction {transaction}"
+    return f"parked at {record.parked_at}{before}: {record.parked_reason}"
+
+
+def _dropped_tables(
+    connection: Connection, subscription: str, tables: Sequence[KnownTable]
+) -> list[TableStatus]:
+    """The subscribed tables that the subscriber has dropped, by the names that they had."""
+    names = dict.fromkeys(table.recorded_name for table in tables if table.name is None)
+    present = {table.name for table in tables}
+    replaced = {name for name in read_target_tables(connection, names) if name not in present}
+    return [
+        TableStatus(
+            subscription,
+            str(name),
+            "dropped on the subscriber; a new table has its name and is not subscribed to: its changes are"
+            f" skipped until `cdc-replay refresh {subscription}` adds it"
+            if name in replaced
+            else "dropped on the subscriber: replay stops at a change that is published under that name",
+        )
+        for name in names
+    ]
+
+
+def _read_copies(connection: Connection, subscription: str) -> tuple[CopyStatus, ...]:
+    return tuple(
+        CopyStatus(
+            subscription=subscription,
+            table=str(report.progress.table),
+            rows=report.progress.rows,
+            bytes=report.progress.bytes,
+            expected_bytes=report.progress.expected_bytes,
+            bytes_per_second=report.progress.bytes_per_second,
+            seconds_left=report.progress.seconds_left,
+            reported_seconds_ago=report.seconds_ago,
+        )
+        for report in read_progress(connection, subscription)
+    )
+
+
+def _notices(
+    connection: Connection, subscription: Subscription, change_log: str
+) -> Mapping[QualifiedName, str]:
+    """By table: that it was rewritten, or that its filter has changed according to the log."""
+    rewrites = rewritten_tables(connection, subscription.name)
+    notices = {table: rewrite.notice for table, rewrite in rewrites.items()}
+    with contextlib.suppress(CdcReplayError):
+        for table, drift in definition_drifts(connection, subscription, change_log).items():
+            notices[table] = "; ".join([*filter(None, [notices.get(table)]), drift.notice])
+    return notices
+
+
+def _missing_changes(
+    subscription: Subscription, change_log: str, tables: Collection[QualifiedName]
+) -> str | None:
+    """Which published changes do not reach the subscription, according to the log."""
+    try:
+        log = ChangeLog.open(change_log)
+        catalog = catalog_history(log).at(log.end_lsn)
+    except CdcReplayError:
+        return None
+    return "; ".join(capture_warnings(catalog, subscription, tables)) or None
+
+
+def _summarize(result: Mapping[str, object]) -> str:
+    if "success" in result:
+        return f"{'consistent' if result['success'] else 'not consistent'} at {result.get('to_lsn')}"
+    if result.get("error"):
+        return f"failed: {result['error']}"
+    return f"succeeded at {result.get('to_lsn')}"
+
+
+def _read_lag(
+    connection: Connection, subscription: str, change_log: str
+) -> tuple[float | None, Lag | None, str | None]:
+    """Seconds of lag of the replayed tables, the reason of the lag, and why the log cannot answer."""
+    states = subscription_tables.table_states(connection, subscription).values()
+    ready = [table_state for table_state in states if isinstance(table_state, Ready)]
+    try:
+        lag = lag_of(connection, subscription, change_log)
+        if not ready:
+            return None, lag, None
+        since = oldest_missing(ChangeLog.open(change_log), ready)
+    except CdcReplayError as error:
+        return None, None, str(error) if ready else None
+    return (0.0 if since is None else max(0.0, time.time() - since.timestamp())), lag, None

@@ -1,0 +1,150 @@
+"""Results as JSON or as tables, progress bars, and questions on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.table import Table
+
+from cdc_replay.model.results import Json, Result
+
+LONGEST_WORD: Final = 40
+"""A list with a longer element, such as a statement, is printed line by line."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutcome:
+    """The result of a command, for `main` or `batch`."""
+
+    result: dict[str, Json]
+    as_json: bool = False
+    error: str | None = None
+    text: str | None = None
+    """Printed in place of tables."""
+
+
+def outcome_of(result: Result, *, as_json: bool) -> CommandOutcome:
+    """The outcome of one result; it fails if the result has an error."""
+    form = result.to_dict()
+    error = form.get("error")
+    return CommandOutcome(form, as_json, str(error) if error else None)
+
+
+def outcome_of_all(results: Sequence[Result], *, as_json: bool) -> CommandOutcome:
+    """The outcome of one result, or of a list of several; it fails if one of them has an error."""
+    forms = [result.to_dict() for result in results]
+    errors = [f"{form['subscription']}: {error}" for form in forms if (error := _error_of(form))]
+    whole: dict[str, Json] = forms[0] if len(forms) == 1 else {"results": list(forms)}
+    return CommandOutcome(whole, as_json, "\n".join(errors) or None)
+
+
+def _error_of(form: dict[str, Json]) -> Json:
+    replayed = form.get("replay")
+    return replayed.get("error") if isinstance(replayed, dict) else form.get("error")
+
+
+def print_json(form: dict[str, Json]) -> None:
+    """Print one JSON object on a line of standard output."""
+    sys.stdout.write(json.dumps(form, ensure_ascii=False) + "\n")
+
+
+def print_outcome(outcome: CommandOutcome) -> None:
+    """Print the result as JSON, as its own text, or as tables."""
+    if outcome.as_json:
+        print_json(outcome.result)
+        return
+    if outcome.text is not None:
+        sys.stdout.write(outcome.text)
+        return
+    console = Console(highlight=False)
+    for title, rows in _sections(outcome.result):
+        console.print(_to_table(title, rows))
+
+
+def _sections(result: dict[str, Json], title: str = "") -> Iterator[tuple[str, list[dict[str, Json]]]]:
+    """The result as titled tables: its plain values first, then each list of objects."""
+    plain: dict[str, Json] = {}
+    nested: list[tuple[str, list[dict[str, Json]]]] = []
+    for key, value in result.items():
+        rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+        if rows:
+            nested.append((key, rows))
+        elif isinstance(value, dict) and any(isinstance(part, dict | list) for part in value.values()):
+            nested.extend(_sections(value, key))
+        else:
+            plain[key] = value
+    if plain:
+        yield title, [plain]
+    yield from nested
+
+
+def _to_table(title: str, rows: list[dict[str, Json]]) -> Table:
+    """One object as two columns, several as one row each."""
+    if len(rows) == 1:
+        table = Table("", "", title=title or None, show_header=False, box=None, title_justify="left")
+        for key, value in rows[0].items():
+            table.add_row(key, _cell(value))
+        return table
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*names, title=title or None, box=None, title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    return table
+
+
+def _cell(value: Json) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.2f}"
+        case dict():
+            return ", ".join(f"{key} {_cell(part)}" for key, part in value.items() if part) or "-"
+        case list():
+            cells = [_cell(part) for part in value]
+            is_prose = any(len(cell) > LONGEST_WORD for cell in cells)
+            return ("\n" if is_prose else ", ").join(cells) or "-"
+        case _:
+            return str(value)
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A progress bar on a terminal; elsewhere nothing, as the log has the progress."""
+    console = Console(stderr=True)
+    columns = (TextColumn(title), TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
+        yield bar
+
+
+def is_interactive() -> bool:
+    """Whether a person can answer a question.
+
+    A batch reads its lines from standard input, and redirects standard output to standard error.
+    """
+    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stdout is not sys.stderr
+
+
+def ask(lines: Sequence[str], question: str) -> bool:
+    """Print `lines` and ask; on standard error, as standard output is for the result."""
+    for line in lines:
+        typer.echo(line, err=True)
+    return typer.confirm(question, err=True)
+
+
+def confirm_or_abort(question: str, *, yes: bool) -> None:
+    """Ask for confirmation on a terminal; elsewhere, and with `--yes`, do not ask.
+
+    Raises:
+        typer.Abort: if the answer is no.
+    """
+    if not yes and is_interactive():
+        typer.confirm(question, abort=True, err=True)

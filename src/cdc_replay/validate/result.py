@@ -1,0 +1,64 @@
+"""The result of `validate`, as it is recorded and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc_replay.compare.comparison import ValidatedTable
+from cdc_replay.model.lsn import Lsn
+from cdc_replay.model.results import Json, Result
+from cdc_replay.validate.verdict import TableVerdict, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateResult(Result):
+    """The verdict of one validation; `error` is set if the subscriber is not consistent."""
+
+    subscription: str
+    from_lsn: Lsn
+    to_lsn: Lsn
+    seconds: float
+    success: bool
+    tables: tuple[Mapping[str, Json], ...]
+    report: Path
+    data_docs: Path
+    error: str | None
+
+
+def to_result(
+    verdict: Verdict, tables: Sequence[ValidatedTable], from_lsn: Lsn, seconds: float
+) -> ValidateResult:
+    """The verdict of `tables` as a result; a changed definition is named for each table that fails."""
+    failed = {table.name for table in verdict.tables if not table.success}
+    failures = (
+        *verdict.describe_failures(),
+        *(
+            f"{table.table.table.name}: {table.notice}"
+            for table in tables
+            if table.notice and table.table.table.name in failed
+        ),
+    )
+    return ValidateResult(
+        subscription=verdict.subscription,
+        from_lsn=from_lsn,
+        to_lsn=verdict.lsn,
+        seconds=seconds,
+        success=verdict.success,
+        tables=tuple(_table_to_json(table) for table in verdict.tables),
+        report=verdict.report,
+        data_docs=verdict.data_docs,
+        error=None if verdict.success else "\n".join(failures) or "not consistent",
+    )
+
+
+def _table_to_json(verdict: TableVerdict) -> dict[str, Json]:
+    return {
+        "table": str(verdict.name),
+        "success": verdict.success,
+        "publisher_rows": verdict.publisher_rows,
+        "subscriber_rows": verdict.subscriber_rows,
+        "differences": {kind.value: count for kind, count in verdict.counts},
+        "notes": list(verdict.notes),
+    }
