@@ -35,15 +35,10 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import key_text
+from cdc_replay.replay.apply.encoding import Encoding, StagedPart, csv_of
 from cdc_replay.replay.apply.merge_sql import Statements
-from cdc_replay.replay.apply.staging import (
-    Encoding,
-    StagedPart,
-    StagedTable,
-    StageTable,
-    copy_statement,
-    csv_of,
-)
+from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
+from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys
 from cdc_replay.replay.contingent_changes import Key, Refold, changes_of
 from cdc_replay.subscriber.as_owner import TargetSession

@@ -46,15 +46,11 @@ from cdc_replay.replay.apply.conflicts import (
     unique_violation,
 )
 from cdc_replay.replay.apply.contingent import pair_rows, settled, statements_for
-from cdc_replay.replay.apply.merge_sql import ANY, STAYING, Statements
+from cdc_replay.replay.apply.encoding import KEY_CHANGED, TRANSIENT_MAY_MISS, UPDATE_MAY_MISS, csv_of
 from cdc_replay.replay.apply.merge_sql import MOVED as MOVING
-from cdc_replay.replay.apply.staging import (
-    KEY_CHANGED,
-    TRANSIENT_MAY_MISS,
-    UPDATE_MAY_MISS,
-    StagedTable,
-    csv_of,
-)
+from cdc_replay.replay.apply.merge_sql import STAYING, Statements
+from cdc_replay.replay.apply.staging import StagedTable
+from cdc_replay.replay.apply.target_sql import ANY
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.tables import TargetTable

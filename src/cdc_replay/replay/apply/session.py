@@ -44,7 +44,8 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import Merged, merge
-from cdc_replay.replay.apply.staging import StagedTable, StageTable, drop_staging, stage, stage_table
+from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
+from cdc_replay.replay.apply.staging import StagedTable, stage
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, named

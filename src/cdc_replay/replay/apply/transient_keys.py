@@ -20,7 +20,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.subscriber.tables import Operator
 
 if TYPE_CHECKING:
-    from cdc_replay.replay.apply.staging import StageTable
+    from cdc_replay.replay.apply.stage_table import StageTable
 
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
 _EQUAL: Final = Operator("pg_catalog", "=")

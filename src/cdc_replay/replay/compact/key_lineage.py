@@ -24,7 +24,8 @@ from cdc_replay.model.frames import NET, ChangeKind, Truncation
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable
-from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder
+from cdc_replay.replay.compact.fold import RunFolder
+from cdc_replay.replay.compact.fold_frames import INPUT, FoldRules
 from cdc_replay.replay.compact.fold_reference import Key
 from cdc_replay.spark.nullable_lists import map_in_arrow
 

@@ -13,7 +13,7 @@ import numpy as np
 from cdc_replay.arrow.arrays import int_array
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.replay.compact.fold import changes_in, net_batch, net_rows
+from cdc_replay.replay.compact.fold_frames import changes_in, net_batch, net_rows
 from cdc_replay.replay.compact.fold_reference import Key, RoutedChange, fold
 from cdc_replay.replay.contingent_changes import Refolded
 

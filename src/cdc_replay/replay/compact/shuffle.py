@@ -59,7 +59,8 @@ from cdc_replay.arrow.arrays import (
 from cdc_replay.arrow.take import take_rows
 from cdc_replay.model.frames import ChangeKind, Truncation
 from cdc_replay.model.key_links import TableKey, linked
-from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, combine_map_side
+from cdc_replay.replay.compact.fold import RunFolder, combine_map_side
+from cdc_replay.replay.compact.fold_frames import INPUT, FoldRules
 from cdc_replay.replay.compact.key_lineage import RESTART_IDENTITY, WindowFacts, truncations_in_order
 from cdc_replay.replay.contingent_changes import dumped, loaded
 

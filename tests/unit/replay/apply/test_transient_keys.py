@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.replay.apply.staging import StageTable
+from cdc_replay.replay.apply.stage_table import StageTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
-from cdc_replay.replay.compact.fold import OUTPUT
+from cdc_replay.replay.compact.fold_frames import OUTPUT
 from cdc_replay.subscriber.tables import Operator, TargetColumn
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, changes_in
+from cdc_replay.replay.compact.fold import RunFolder
+from cdc_replay.replay.compact.fold_frames import INPUT, FoldRules, changes_in
 from cdc_replay.replay.compact.fold_reference import (
     Key,
     KeyedFold,

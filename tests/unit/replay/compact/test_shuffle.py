@@ -18,7 +18,7 @@ from cdc_replay.model.frames import ROUTED, ChangeKind, NetKind, Truncation
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
 from cdc_replay.replay.compact import shuffle as pieces
-from cdc_replay.replay.compact.fold import FoldRules
+from cdc_replay.replay.compact.fold_frames import FoldRules
 from cdc_replay.replay.compact.fold_reference import RoutedChange
 from cdc_replay.replay.compact.shuffle import (
     ChunkFacts,
