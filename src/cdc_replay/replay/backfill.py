@@ -56,7 +56,7 @@ from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.replay.toast import ChangeHistory, resolve_values
 from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.toast.window import PublisherAccess
-from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
+from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state
@@ -258,7 +258,7 @@ def _routes(
         run_as_owner = session.subscription.run_as_owner
         targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
     wanted = {name: Target.of(targets.get(name), window.after) for name in names}
-    renamed = called_otherwise_before(change_log, window.after, names)
+    renamed = tables_renamed_to(change_log, window.after, names)
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes, targets
@@ -341,7 +341,7 @@ def _histories(
     """Where to look for values that were not sent, and whether it is the last place."""
     unsent, spark = ToastSources(work.change_log.uri, work.routes, found), changes.sparkSession
     yield unsent.in_window(changes, work.read), False
-    fence = work.publisher.fences.of(work.read)
+    fence = work.publisher.fences.fence_for(work.read)
     yield unsent.at_fence(spark, fence, work.read.after), False
     yield unsent.at_fence_with_whole_log(spark, fence, work.read.after), True
 

@@ -124,7 +124,7 @@ class Pipeline:
             for together in ends.values():
                 with self.open_publisher() as publisher:
                     self._stage_and_merge(change_log, together, publisher)
-            parts = (plan.name for plan in plans if plan.is_part)
+            parts = (plan.name for plan in plans if plan.is_partial)
             going_on = {name: going_on[name] for name in parts if not self.has_failed(name)}
 
     def has_failed(self, name: str) -> bool:
@@ -190,12 +190,12 @@ class Pipeline:
         before = self._merging.get(plan.name)
         closing = self._windows.enter_context(contextlib.ExitStack())
         try:
-            window = open_apply_session(request_of(plan), behind=None if before is None else before.window)
+            window = open_apply_session(request_of(plan), previous=None if before is None else before.window)
             return closing.enter_context(window), closing
         except (CdcReplayError, psycopg.Error) as error:
             self._settle(plan.name)
             if not self.has_failed(plan.name):
-                self._add(plan.name, failed(plan.opened, plan.window, plan.began, error, plan))
+                self._add(plan.name, failed(plan.session, plan.window, plan.began, error, plan))
             return None
 
     def _settle(self, name: str) -> None:
@@ -232,7 +232,7 @@ class Pipeline:
             with translated_spark_errors(f'replay of subscription "{name}"'):
                 apply(record)
         except (CdcReplayError, psycopg.Error) as error:
-            return failed(plan.opened, plan.window, began, error, plan)
+            return failed(plan.session, plan.window, began, error, plan)
         finally:
             self._ended[name] = time.monotonic()
         # A transaction that is tried again makes its result again.
@@ -261,19 +261,19 @@ class Pipeline:
                 *(name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
             )
         outcome = ReplayOutcome((result,))
-        if plan.obstacle is None:
+        if plan.stops_at_error is None:
             return outcome
-        left = Window(plan.window.upto, plan.asked)
-        return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
+        left = Window(plan.window.upto, plan.requested_upto)
+        return outcome.followed_by(failed(plan.session, left, plan.began, plan.stops_at_error))
 
 
 def _once(content: ReadContent) -> ReadContent:
     """What it says of a window, read once, whoever asks for it at the same time."""
-    known, asked = functools.cache(content), threading.Lock()
+    cached, lock = functools.cache(content), threading.Lock()
 
     def read(window: Window) -> WindowContent:
-        with asked:
-            return known(window)
+        with lock:
+            return cached(window)
 
     return read
 
@@ -300,7 +300,7 @@ def _apply(
 
 def _leaves_room(plan: WindowPlan, lane: StagingResult) -> bool:
     """Whether another window can be planned and staged while this one is merged."""
-    if plan.obstacle is not None or isinstance(lane, CdcReplayError):
+    if plan.stops_at_error is not None or isinstance(lane, CdcReplayError):
         return False
     return not lane.survey.unsent and not lane.survey.truncations
 

@@ -347,7 +347,7 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
     assert ours(twin, "u") == [(1,)]
     assert isinstance(twin.states("s")["t"], Ready)
     notices = {each.table: each.notice for each in status(twin.config).tables}
-    assert "`cdc-replay snapshot s` brings what differs" in str(notices["public.t"])
+    assert "`cdc-replay snapshot s` updates the rows that differ" in str(notices["public.t"])
     assert notices["public.u"] is None
     assert [each for each in explain(twin.config, "s").warnings if "R11.9" in each]
     validated = validate(twin.config, "s")

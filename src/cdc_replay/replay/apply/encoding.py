@@ -25,23 +25,23 @@ from cdc_replay.replay.contingent_changes import changes_text
 _CSV: Final = pa_csv.WriteOptions(include_header=False, quoting_style="needed")
 
 KEY_CHANGED: Final = "moved"
-"""Beside the kinds of net changes: how many UPDATEs change their row's key."""
+"""Count of UPDATEs that change their row's key, next to the counts by `NetKind`."""
 
 UPDATE_MAY_MISS: Final = "unsure"
-"""Beside them: how many INSERTs come after UPDATEs of a row that may not be there."""
+"""Count of INSERTs after UPDATEs of a row that may not exist."""
 
 TRANSIENT_MAY_MISS: Final = "gone unsure"
-"""Beside them: how many rows that came and went do so after changes of a row that may not be there."""
+"""Count of transient rows with earlier changes of a row that may not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
     """What one task attempt has staged for one target.
 
-    `counts` are rows by `NetKind` value, besides `KEY_CHANGED`, `UPDATE_MAY_MISS` and `TRANSIENT_MAY_MISS`.
-    `unsent` are positions of values that some UPDATE did not send, `omitted` the distinct texts with `-`
-    where an INSERT leaves a column to its default and a blank elsewhere. `gone` are the keys of rows that
-    came and went and are not staged; `counts` does not count them.
+    `counts` are rows by `NetKind` value, and by `KEY_CHANGED`, `UPDATE_MAY_MISS` and `TRANSIENT_MAY_MISS`.
+    `unsent` are positions of values that some UPDATE did not send. `omitted` are patterns with `-` for a
+    column that an INSERT leaves to its default and a blank for others. `transient_keys` are not staged, and
+    not counted.
     """
 
     target: int
@@ -50,26 +50,25 @@ class StagedPart:
     unsent: frozenset[int]
     omitted: frozenset[str]
     conflicts: Mapping[str, int]
-    gone: TransientKeys
+    transient_keys: TransientKeys
 
     @property
     def is_contingent(self) -> bool:
-        """Its net changes are right only as long as the target has the rows that they are for."""
+        """The net changes hold only if the target has the rows that they start from."""
         return self.attempt < 0
 
 
 @dataclass(slots=True)
 class _StagedCounts:
-    """What a task has written for one target."""
+    """What an attempt has written for one target."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     unsent: set[int] = field(default_factory=set)
     omitted: set[str] = field(default_factory=set)
     conflicts: collections.Counter[str] = field(default_factory=collections.Counter)
-    gone: list[Int64s] = field(default_factory=lambda: [np.zeros(0, np.int64)])
+    transient_keys: list[Int64s] = field(default_factory=lambda: [np.zeros(0, np.int64)])
 
     def part(self, target: int, attempt: int) -> StagedPart:
-        """What it comes to."""
         return StagedPart(
             target,
             attempt,
@@ -77,64 +76,64 @@ class _StagedCounts:
             frozenset(self.unsent),
             frozenset(self.omitted),
             dict(self.conflicts),
-            TransientKeys.of(np.concatenate(self.gone)),
+            TransientKeys.encode(np.concatenate(self.transient_keys)),
         )
 
 
 CsvRows: TypeAlias = tuple[int, bool, memoryview]
-"""Some rows of a target as COPY's CSV; whether they are changes of contingent lineages."""
+"""Target, whether the rows are changes of contingent lineages, and the rows as COPY's CSV."""
 
 
 @dataclass(slots=True)
-class Encoding:
-    """Makes the text of what an attempt stages, and counts it by target.
+class CsvEncoder:
+    """Encodes what a task attempt stages as CSV, and counts it by target.
 
-    Of the targets in `counted` what came and went is not staged (`replay.apply.transient_keys`).
+    Transient keys of the targets in `tracked` are not staged (`replay.apply.transient_keys`).
     """
 
     tables: Mapping[int, StageTable]
-    counted: frozenset[int]
+    tracked: frozenset[int]
     attempt: int
-    _tallies: dict[tuple[int, int], _StagedCounts] = field(default_factory=dict)
+    _counts: dict[tuple[int, int], _StagedCounts] = field(default_factory=dict)
     """By target and attempt."""
 
-    def texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[CsvRows]:
-        """Texts of the batches' rows, in the order in which targets come.
+    def encode(self, batches: Iterable[pa.RecordBatch]) -> Iterator[CsvRows]:
+        """The CSV of the batches' rows, in the order of the targets.
 
         Raises:
-            UnknownValue: if a row is to be inserted with a value that was not sent.
+            UnknownValue: if a row would be inserted with a value that was not sent.
         """
         for target, rows in _by_target(batches):
             changes = changes_text(rows)
             attempt = self.attempt if changes is None else contingent_attempt(self.attempt)
-            tally = self._tally(target, attempt)
+            counts = self._counts_of(target, attempt)
             staged = rows
-            if target in self.counted:
-                staged, gone = split_transient_keys(rows)
-                tally.gone.append(gone)
-            # Also of no rows: whoever merges takes it that the staging table is there.
-            yield target, False, _csv(staged, self.tables[target], attempt, tally)
+            if target in self.tracked:
+                staged, transient = split_transient_keys(rows)
+                counts.transient_keys.append(transient)
+            # Also without rows: the merge requires the staging table.
+            yield target, False, _csv(staged, self.tables[target], attempt, counts)
             if changes is not None:
-                yield target, True, csv_of([pa.array([attempt]), pa.array([changes])])
+                yield target, True, to_copy_csv([pa.array([attempt]), pa.array([changes])])
 
     def part(self, target: int) -> StagedPart:
         """What was staged for one target under the attempt's first number."""
-        return self._tally(target, self.attempt).part(target, self.attempt)
+        return self._counts_of(target, self.attempt).part(target, self.attempt)
 
-    def _tally(self, target: int, attempt: int) -> _StagedCounts:
-        return self._tallies.setdefault((target, attempt), _StagedCounts())
+    def _counts_of(self, target: int, attempt: int) -> _StagedCounts:
+        return self._counts.setdefault((target, attempt), _StagedCounts())
 
     def parts(self) -> list[dict[str, Any]]:
-        """What was staged, if all texts were written; rows of `PARTS`."""
-        return [_part_row(tally.part(*place)) for place, tally in self._tallies.items()]
+        """What was staged, as rows of `PARTS`, after all texts were written."""
+        return [_part_row(counts.part(*place)) for place, counts in self._counts.items()]
 
     def failure(self, failure: SerializedError) -> dict[str, Any]:
-        """The row of `PARTS` that says why it was not."""
+        """The row of `PARTS` with an error."""
         return {"attempt": self.attempt, "failure": failure.texts}
 
 
 def contingent_attempt(attempt: int) -> int:
-    """The number under which an attempt stages the net changes of contingent lineages."""
+    """The number under which an attempt stages net changes of contingent lineages."""
     return -1 - attempt
 
 
@@ -146,8 +145,8 @@ def _part_row(part: StagedPart) -> dict[str, Any]:
         "unsent": sorted(part.unsent),
         "omitted": sorted(part.omitted),
         "conflicts": list(part.conflicts.items()),
-        "gone": part.gone.count,
-        "gone_steps": part.gone.steps,
+        "transient_count": part.transient_keys.count,
+        "transient_steps": part.transient_keys.steps,
         "failure": None,
     }
 
@@ -161,34 +160,34 @@ def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Reco
                 yield int(targets[start]), batch.slice(start, end - start)
 
 
-def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, tally: _StagedCounts) -> memoryview:
-    """`rows` of one target as COPY's CSV; counts them in `tally`.
+def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, counts: _StagedCounts) -> memoryview:
+    """`rows` of one target as COPY's CSV; adds them to `counts`.
 
     Raises:
-        UnknownValue: if a row is to be inserted with a value that was not sent.
+        UnknownValue: if a row would be inserted with a value that was not sent.
     """
     kind = rows["kind"]
     _check_known(rows, table)
     keys = [pc.list_element(rows["base_key"], position) for position in range(len(table.keys))]
     values = [pc.list_element(rows["values"], position) for position in range(len(table.values))]
-    moved = _moved(kind, keys, [values[position] for position in table.key_positions], table)
-    is_whole = _count(rows, moved, tally)
-    # An INSERT is found by its values; its base key would be the same once more.
-    keyed = pc.not_equal(kind, NetKind.INSERT.value)
+    key_changes = _key_changes(kind, keys, [values[position] for position in table.key_positions], table)
+    is_whole = _count_rows(rows, key_changes, counts)
+    # An INSERT is found by its values; its base key would repeat them.
+    has_base_key = pc.not_equal(kind, NetKind.INSERT.value)
     columns = [
         pa.repeat(pa.scalar(attempt, pa.int64()), rows.num_rows),
         kind,
         pa.nulls(rows.num_rows, pa.string()) if is_whole else rows["kinds"],
-        _or_null(moved, moved),
+        _or_null(key_changes, key_changes),
         *(_or_null(pc.greater(rows[name], 0), rows[name]) for name in ("update_missing", "delete_missing")),
-        *([rows["born"]] if table.inserts_in_log_order else []),
-        *(_or_null(keyed, key) for key in keys),
+        *([rows["insert_ordinal"]] if table.inserts_in_log_order else []),
+        *(_or_null(has_base_key, key) for key in keys),
         *values,
     ]
-    return csv_of(columns)
+    return to_copy_csv(columns)
 
 
-def csv_of(columns: Sequence[pa.Array]) -> memoryview:
+def to_copy_csv(columns: Sequence[pa.Array]) -> memoryview:
     """The columns as rows of COPY's CSV."""
     sink = pa.BufferOutputStream()
     names = [str(number) for number in range(len(columns))]
@@ -201,22 +200,22 @@ def _check_known(rows: pa.RecordBatch, table: StageTable) -> None:
     lacking = pc.and_(pc.equal(rows["kind"], NetKind.INSERT.value), pc.match_substring(rows["kinds"], "u"))
     if not pc.any(lacking).as_py():
         return
-    found = rows.filter(pc.fill_null(lacking, False))
-    first = found.slice(0, 1).to_pylist()[0]
+    lacking_rows = rows.filter(pc.fill_null(lacking, False))
+    first = lacking_rows.slice(0, 1).to_pylist()[0]
     columns = [column.name for column, kind in zip(table.values, first["kinds"], strict=True) if kind == "u"]
     key = key_text(table.keys, first["base_key"][: len(table.keys)])
-    raise unknown_value(table.target, columns, key, first["last_lsn"], found.num_rows)
+    raise unknown_value(table.target, columns, key, first["last_lsn"], lacking_rows.num_rows)
 
 
-def _or_null(where: pa.BooleanArray, values: pa.Array) -> pa.Array:
-    """The values, NULL elsewhere: what is NULL costs the server next to nothing."""
-    return pc.if_else(where, values, pa.scalar(None, values.type))
+def _or_null(condition: pa.BooleanArray, values: pa.Array) -> pa.Array:
+    """The values, NULL elsewhere: NULL costs the server almost nothing."""
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
 
 
-def _moved(
+def _key_changes(
     kind: pa.Array, keys: Sequence[pa.Array], sent: Sequence[pa.Array], table: StageTable
 ) -> pa.BooleanArray:
-    """Whether a row's key as sent differs from its base key."""
+    """Whether a row's new key differs from its base key."""
     moved = pa.repeat(pa.scalar(False), len(kind))
     if not table.is_keyed:
         return moved
@@ -226,27 +225,29 @@ def _moved(
     return moved
 
 
-def _count(rows: pa.RecordBatch, moved: pa.Array, tally: _StagedCounts) -> bool:
-    """Add the rows to `tally`; whether each of them has all values."""
-    for found in pc.value_counts(rows["kind"]).to_pylist():
-        tally.counts[found["values"]] += found["counts"]
-    tally.counts[KEY_CHANGED] += pc.sum(moved).as_py() or 0
+def _count_rows(rows: pa.RecordBatch, key_changes: pa.Array, counts: _StagedCounts) -> bool:
+    """Add the rows to `counts`; returns whether all values of all rows were sent."""
+    for count in pc.value_counts(rows["kind"]).to_pylist():
+        counts.counts[count["values"]] += count["counts"]
+    counts.counts[KEY_CHANGED] += pc.sum(key_changes).as_py() or 0
     misses = pc.or_(pc.greater(rows["update_missing"], 0), pc.greater(rows["delete_missing"], 0))
-    for kind, name in ((NetKind.INSERT, UPDATE_MAY_MISS), (NetKind.NOTHING, TRANSIENT_MAY_MISS)):
-        tally.counts[name] += pc.sum(pc.and_(misses, pc.equal(rows["kind"], kind.value))).as_py() or 0
+    for kind, name in ((NetKind.INSERT, UPDATE_MAY_MISS), (NetKind.TRANSIENT, TRANSIENT_MAY_MISS)):
+        counts.counts[name] += pc.sum(pc.and_(misses, pc.equal(rows["kind"], kind.value))).as_py() or 0
     for conflicts in rows["conflicts"].drop_null().to_pylist():
-        tally.conflicts.update(json.loads(conflicts))
+        counts.conflicts.update(json.loads(conflicts))
     kinds = _kinds(rows, NetKind.UPDATE)
     unsent = (kinds != ord("n")) & (kinds != ord("t"))
-    tally.unsent.update(np.flatnonzero(unsent.any(axis=0)).tolist())
+    counts.unsent.update(np.flatnonzero(unsent.any(axis=0)).tolist())
     omitted = _kinds(rows, NetKind.INSERT) == ord("-")
     patterns = np.unique(omitted, axis=0) if omitted.any() else omitted[:1]
-    tally.omitted.update("".join("-" if left else " " for left in pattern) for pattern in patterns)
+    counts.omitted.update(
+        "".join("-" if is_omitted else " " for is_omitted in pattern) for pattern in patterns
+    )
     return not (unsent.any() or omitted.any())
 
 
 def _kinds(rows: pa.RecordBatch, kind: NetKind) -> npt.NDArray[np.uint8]:
-    """The kinds of the values of all changes of one kind: one row each, one byte per value."""
+    """Value kinds of all changes of one kind: one row per change, one byte per value."""
     kinds = rows["kinds"].filter(pc.equal(rows["kind"], kind.value))
     if len(kinds) == 0:
         return np.zeros((0, 0), np.uint8)

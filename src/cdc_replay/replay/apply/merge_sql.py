@@ -1,11 +1,7 @@
-"""The SQL by which staged net changes reach one target; composed here, run by `replay.apply.merge`.
+"""The SQL that merges staged net changes into one target; composed here, run by `replay.apply.merge`.
 
-In every statement `s` is a row of the staging table, `t` a row of the target, `m` a row that was taken out
-of the target. How `t` is found for `s` is said once, in `match`. A keyed target is joined by its identity,
-with the operators of its own index. In one without a key, equal rows are numbered on both sides and each
-change takes the row with its number (R8.10), by ctid: only published columns are compared, NULL equals NULL
-(R8.8), and a column of the subscriber's own does not hide a row (R8.9). One that is found by the key of the
-publisher's leaves is joined as a keyed one, after a look whether a key has two rows (R8.12).
+`TargetSql` has the aliases and the conditions that join them, `PairStatements` the search for rows without a
+key of their own.
 """
 
 from __future__ import annotations
@@ -21,16 +17,18 @@ from cdc_replay.replay.apply.target_sql import ALWAYS, all_of, commas, qualified
 from cdc_replay.subscriber.staged_columns import collate
 from cdc_replay.subscriber.tables import TargetColumn
 
-MOVED: Final = sql.SQL("s.moved")
+KEY_CHANGES: Final = sql.SQL("staged.moved")
 
-STAYING: Final = sql.SQL("s.moved is not true")
+KEY_STAYS: Final = sql.SQL("staged.moved is not true")
 
-# An UPDATE that a backfill makes an INSERT is of a row that was there before (`replay.compact.backfill`).
-_AS_BORN: Final = sql.SQL(" order by s.born nulls first")
+# A backfill turns UPDATEs of older rows into INSERTs: they have no ordinal (`replay.compact.backfill`).
+_IN_LOG_ORDER: Final = sql.SQL(" order by staged.born nulls first")
 
-_DELETE: Final = "delete from {target} as t using {stage} as s{pairs} where {mine} and {match}"
+_DELETE: Final = (
+    "delete from {target} as target using {stage} as staged{pairs} where {staged_rows} and {key_match}"
+)
 
-# What staged changes had expected to find, of those in `missing`.
+# Counts and keys of the rows in `missing` that staged changes should have found.
 _EXPECTED: Final = """
     (select coalesce(sum(update_missing), 0) from missing),
     array(select key from missing where update_missing > 0 limit {limit}),
@@ -38,69 +36,73 @@ _EXPECTED: Final = """
     array(select key from missing where delete_missing > 0 limit {limit})
 """
 
-_REMOVE: Final = """
-    with gone as (
-        {delete} returning s.ctid as staged
+_DELETE_AND_REPORT: Final = """
+    with deleted as (
+        {delete} returning staged.ctid as staged_ctid
     ),
     missing as (
-        select s.update_missing, s.delete_missing, {key} as key
-        from {stage} as s left join gone on gone.staged = s.ctid
-        where {mine} and gone.staged is null
+        select staged.update_missing, staged.delete_missing, {key} as key
+        from {stage} as staged left join deleted on deleted.staged_ctid = staged.ctid
+        where {staged_rows} and deleted.staged_ctid is null
     )
-    select (select count(*) from gone), {expected}
+    select (select count(*) from deleted), {expected}
 """
 
-_NOT_FOUND: Final = """
+_MISSING_CHANGES: Final = """
     with missing as (
-        select s.update_missing, s.delete_missing, {key} as key
-        from {stage} as s where {mine} and (s.update_missing > 0 or s.delete_missing > 0)
+        select staged.update_missing, staged.delete_missing, {key} as key
+        from {stage} as staged
+        where {staged_rows} and (staged.update_missing > 0 or staged.delete_missing > 0)
     )
     select {expected}
 """
 
-_TAKE: Final = """
+_DETACH: Final = """
     {into}
-    select s.ctid as staged, {columns}
-    from {target} as t, {stage} as s{pairs} where {mine} and {match}
+    select staged.ctid as staged_ctid, {columns}
+    from {target} as target, {stage} as staged{pairs} where {staged_rows} and {key_match}
 """
 
 _UNMATCHED: Final = """
     with missing as (
-        select s.update_missing, {key} as key
-        from {stage} as s where {mine} and s.update_missing > 0 and {free}
+        select staged.update_missing, {key} as key
+        from {stage} as staged where {staged_rows} and staged.update_missing > 0 and {free}
     )
     select coalesce(sum(update_missing), 0), array(select key from missing limit {limit}) from missing
 """
 
-_ORDER: Final = """
+_PHYSICAL_ORDER: Final = """
     with sampled as materialized (
-        select s.* from {stage} as s tablesample system ({percent}) repeatable (0) where {mine}
+        select staged.* from {stage} as staged tablesample system ({percent}) repeatable (0)
+        where {staged_rows}
     ),
-    found as (
-        select t.ctid as place, lag(t.ctid) over (order by {key}) as before
-        from {target} as t, sampled as s where {match}
+    ordered as (
+        select target.ctid as target_ctid, lag(target.ctid) over (order by {key}) as previous_ctid
+        from {target} as target, sampled as staged where {key_match}
     )
-    select coalesce(avg(case when place > before then 1 else -1 end), 0) from found where before is not null
+    select coalesce(avg(case when target_ctid > previous_ctid then 1 else -1 end), 0)
+    from ordered where previous_ctid is not null
 """
 
-_NOT_BEFORE: Final = """
+_NOT_BEFORE_FIRST_KEY: Final = """
     not ({key} operator({less}) (
-        select s.b0 from {stage} as s where {mine} order by s.b0 using operator({less}) limit 1
+        select staged.b0 from {stage} as staged where {staged_rows}
+        order by staged.b0 using operator({less}) limit 1
     ))
 """
 
-_STANDING: Final = """
-    select count(*) over (), {key} from {target} as t, {rows} where {same} limit {limit}
+_BLOCKING_ROWS: Final = """
+    select count(*) over (), {key} from {target} as target, {rows} where {same} limit {limit}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Statements(PairStatements):
-    """The statements for one target and what is staged for it."""
+    """The statements for one target and its staged changes."""
 
     @property
     def cannot_update_in_place(self) -> bool:
-        """UPDATE could not set a published column (GENERATED ALWAYS AS IDENTITY), or would set none."""
+        """UPDATE cannot set a published column (GENERATED ALWAYS AS IDENTITY), or has none to set."""
         keys = {column.name for column in self.staged.table.keys} if self.staged.table.is_keyed else set()
         settable = self._settable()
         blocked = [
@@ -110,91 +112,93 @@ class Statements(PairStatements):
 
     @property
     def cannot_move_in_place(self) -> bool:
-        """UPDATE could not set a column of the key (GENERATED ALWAYS AS IDENTITY)."""
+        """UPDATE cannot set a column of the key (GENERATED ALWAYS AS IDENTITY)."""
         return any(column.identity == ALWAYS for column in self.staged.table.keys)
 
     @property
-    def can_tell_order(self) -> bool:
+    def has_index_order(self) -> bool:
         """The target is one heap, and its index has an order."""
         keys = self.staged.table.keys
         is_ordered = self.staged.table.has_own_key and all(column.less is not None for column in keys)
-        # What is read through a view cannot be sampled.
+        # A view cannot be sampled.
         return is_ordered and not self.target.is_partitioned and not self.has_view
 
     def analyze(self) -> sql.Composed:
-        """Without statistics the planner takes a new table for a small one.
+        """ANALYZE the staging table: without statistics the planner takes it for small.
 
-        What rows are chosen and joined by is enough, but where all columns are compared.
+        The columns that select and join rows are enough, unless whole rows are compared.
         """
         stage = self.staged.table
         if not stage.is_keyed:
             return sql.SQL("analyze {}").format(stage.identifier)
-        places = (
+        positions = (
             *(f"b{number}" for number in range(len(stage.keys))),
             *(f"v{n}" for n in stage.key_positions),
         )
-        columns = commas(sql.Identifier(name) for name in ("attempt", "kind", *places))
+        columns = commas(sql.Identifier(name) for name in ("attempt", "kind", *positions))
         return sql.SQL("analyze {} ({})").format(stage.identifier, columns)
 
-    def greatest(self) -> sql.Composed:
-        """The greatest key of the target, which has one column; NULL of an empty one."""
+    def max_key(self) -> sql.Composed:
+        """The greatest key of the target, which has one column; NULL if the target is empty."""
         [key] = self.staged.table.keys
-        return self._fill("select max({key}) from {target} as t", key=qualified("t", key.name))
+        return self._fill("select max({key}) from {target} as target", key=qualified("target", key.name))
 
-    def copy_gone(self) -> sql.Composed:
-        """Stage keys of rows that came and went, as rows of CSV: attempt, kind, key."""
+    def copy_transient_keys(self) -> sql.Composed:
+        """COPY of keys of transient rows, as rows of CSV: attempt, kind, key."""
         return sql.SQL("copy {} (attempt, kind, b0) from stdin (format csv)").format(
             self.staged.table.identifier
         )
 
-    def order(self, kind: NetKind, rows: int) -> sql.Composed:
-        """1 if rows lie in the order of their keys, -1 if in the reverse one, about 0 if in none.
+    def physical_order(self, kind: NetKind, rows: int) -> sql.Composed:
+        """1 if rows lie in key order, -1 if in reverse order, about 0 if in none.
 
-        Of about so many `rows` that staged changes of `kind` find: how many lie behind the one with the next
-        smaller key, less those before it, as a share. A table of two runs, such as one of which some rows
-        have been updated before, comes to 0.5 at least.
+        Measured on a sample of about `rows` staged changes of `kind`: the share of rows stored after the row
+        with the next smaller key, less the share stored before it. A table of two sorted runs, such as one in
+        which some rows were updated before, yields 0.5 at least.
         """
         percent = min(100.0, 100.0 * rows / self.staged.count(kind))
         key = self._as_in_index(f"b{number}" for number in range(len(self.staged.table.keys)))
-        return self._fill(_ORDER, percent=sql.Literal(percent), mine=self.mine(kind), key=commas(key))
+        return self._fill(
+            _PHYSICAL_ORDER, percent=sql.Literal(percent), staged_rows=self.staged_rows(kind), key=commas(key)
+        )
 
-    def from_first(self, statement: sql.Composed, kind: NetKind) -> sql.Composed:
-        """The `statement` that finds rows for staged changes of `kind`, told where the first of them can be.
+    def skip_to_first_key(self, statement: sql.Composed, kind: NetKind) -> sql.Composed:
+        """`statement`, which joins staged changes of `kind`, with a lower bound on the target's key.
 
-        What comes before it in the target's index cannot match, but a merge join would read all of that, and
-        the rows, to get there.
+        Smaller keys cannot match, but a merge join would read their index entries and rows.
         """
         column = self.staged.table.keys[0]
         if column.less is None:
             return statement
         first = self._fill(
-            _NOT_BEFORE,
-            key=qualified("t", column.name),
+            _NOT_BEFORE_FIRST_KEY,
+            key=qualified("target", column.name),
             less=sql.SQL("{}.{}").format(sql.Identifier(column.less.schema), sql.SQL(column.less.name)),
-            mine=self.mine(kind),
+            staged_rows=self.staged_rows(kind),
         )
         return sql.SQL("{} and {}").format(statement, first)
 
     def delete(self, kind: NetKind) -> sql.Composed:
         """Delete matched rows."""
-        return self._fill(_DELETE, mine=self.mine(kind))
+        return self._fill(_DELETE, staged_rows=self.staged_rows(kind))
 
-    def delete_passed(self) -> sql.Composed:
-        """Delete rows of the target that stand where rows of the window have only passed through."""
+    def delete_at_transit_keys(self) -> sql.Composed:
+        """Delete the subscriber's rows at keys that rows of the window moved to and left again."""
         return self._fill(
-            "delete from {target} as t using {stage} as s where {passed}", passed=self.same_as_passed
+            "delete from {target} as target using {stage} as staged where {occupies_transit_key}",
+            occupies_transit_key=self.occupies_transit_key,
         )
 
-    def remove(self, kind: NetKind, limit: int) -> sql.Composed:
+    def delete_and_report(self, kind: NetKind, limit: int) -> sql.Composed:
         """Delete matched rows: (deleted, update_missing, keys, delete_missing, keys), `limit` keys each."""
-        return self._missing(_REMOVE, kind, limit, delete=self.delete(kind))
+        return self._report_missing(_DELETE_AND_REPORT, kind, limit, delete=self.delete(kind))
 
-    def not_found(self, kind: NetKind, limit: int) -> sql.Composed:
-        """(update_missing, keys, delete_missing, keys) of changes whose rows are known not to be there."""
-        return self._missing(_NOT_FOUND, kind, limit)
+    def missing_changes(self, kind: NetKind, limit: int) -> sql.Composed:
+        """(update_missing, keys, delete_missing, keys) of changes that are known to match no row."""
+        return self._report_missing(_MISSING_CHANGES, kind, limit)
 
-    def take_table(self, taken: sql.Identifier, *, keep_originals: bool) -> sql.Composed:
-        """DDL for what `take` fills, where its owner could not make that (`has_view`)."""
+    def detached_table(self, detached: sql.Identifier, *, keep_originals: bool) -> sql.Composed:
+        """DDL for the table that `detach_rows` fills, if the owner cannot create it (`has_view`)."""
         columns = (
             sql.SQL("{} {}{}").format(
                 sql.Identifier(f"{letter}{number}"), sql.SQL(column.type_sql), collate(column)
@@ -202,170 +206,190 @@ class Statements(PairStatements):
             for letter in ("co" if keep_originals else "c")
             for number, column in enumerate(self._writable())
         )
-        return temporary_table(taken, [sql.SQL("staged tid"), *columns])
+        return temporary_table(detached, [sql.SQL("staged_ctid tid"), *columns])
 
-    def take(self, taken: sql.Identifier, which: sql.SQL, *, keep_originals: bool) -> list[sql.Composed]:
-        """Move UPDATEd rows to a temporary table: `c0`… as they will be, `o0`… as they were."""
+    def detach_rows(
+        self, detached: sql.Identifier, condition: sql.SQL, *, keep_originals: bool
+    ) -> list[sql.Composed]:
+        """Move rows to update to a temporary table: new values in `c0`…, original ones in `o0`…."""
         columns = [
-            sql.SQL("{} as {}").format(self._overlaid(column), sql.Identifier(f"c{number}"))
+            sql.SQL("{} as {}").format(self._merged_value(column), sql.Identifier(f"c{number}"))
             for number, column in enumerate(self._writable())
         ]
         if keep_originals:
             columns += [
-                sql.SQL("{} as {}").format(qualified("t", column.name), sql.Identifier(f"o{number}"))
+                sql.SQL("{} as {}").format(qualified("target", column.name), sql.Identifier(f"o{number}"))
                 for number, column in enumerate(self._writable())
             ]
-        mine = self.mine(NetKind.UPDATE, which=which)
+        staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
         return [
-            self._fill(_TAKE, into=self._into(taken), columns=commas(columns), mine=mine),
-            self._fill(_DELETE, mine=mine),
+            self._fill(_DETACH, into=self._into(detached), columns=commas(columns), staged_rows=staged_rows),
+            self._fill(_DELETE, staged_rows=staged_rows),
         ]
 
-    def not_taken(self, taken: sql.Identifier, which: sql.SQL, limit: int) -> sql.Composed:
-        """(update_missing, keys) of the UPDATEs of `which` whose rows were not there to be taken out."""
-        free = sql.SQL("not exists (select from {} as m where m.staged = s.ctid)").format(taken)
-        mine = self.mine(NetKind.UPDATE, which=which)
-        return self._fill(_UNMATCHED, free=free, mine=mine, key=self._base_key, limit=sql.Literal(limit))
-
-    def put_back(self, taken: sql.Identifier) -> sql.Composed:
-        """Insert the rows that were taken out, as they shall be."""
-        return self._insert_all(sql.SQL("{} as m").format(taken), "c")
-
-    def return_blocked(self, taken: sql.Identifier) -> sql.Composed:
-        """Insert, as they were, the rows taken out whose new key belongs to a row of the target."""
-        blocked = sql.SQL("with m as (delete from {} as m where {} returning m.*) ").format(
-            taken, self._exists(self.same_as_taken, expected=True)
+    def undetached(self, detached: sql.Identifier, condition: sql.SQL, limit: int) -> sql.Composed:
+        """(update_missing, keys) of the UPDATEs under `condition` that had no row to detach."""
+        free = sql.SQL(
+            "not exists (select from {} as detached where detached.staged_ctid = staged.ctid)"
+        ).format(detached)
+        staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
+        return self._fill(
+            _UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key, limit=sql.Literal(limit)
         )
-        return blocked + self._insert_all(sql.SQL("m"), "o")
 
-    def update(self, which: sql.SQL) -> sql.Composed:
+    def reinsert_rows(self, detached: sql.Identifier) -> sql.Composed:
+        """Insert the detached rows with their new values."""
+        return self._insert_all(sql.SQL("{} as detached").format(detached), "c")
+
+    def restore_blocked(self, detached: sql.Identifier) -> sql.Composed:
+        """Insert, with the original values, detached rows whose new key belongs to a row of the target."""
+        blocked = sql.SQL(
+            "with detached as (delete from {} as detached where {} returning detached.*) "
+        ).format(detached, self._exists(self.occupies_detached_key, expected=True))
+        return blocked + self._insert_all(sql.SQL("detached"), "o")
+
+    def update(self, condition: sql.SQL) -> sql.Composed:
         """Overwrite the columns sent in the rows of staged UPDATEs."""
         assignments = [
             sql.SQL("{} = {}").format(
-                sql.Identifier(column.name), self._sent(number, column, number in self.staged.unsent)
+                sql.Identifier(column.name),
+                self._value_or_current(number, column, number in self.staged.unsent),
             )
             for number, column in self._settable()
         ]
         return self._fill(
-            "update {target} as t set {assignments} from {stage} as s{pairs} where {mine} and {match}",
+            "update {target} as target set {assignments} from {stage} as staged{pairs}"
+            " where {staged_rows} and {key_match}",
             assignments=commas(assignments),
-            mine=self.mine(NetKind.UPDATE, which=which),
+            staged_rows=self.staged_rows(NetKind.UPDATE, condition=condition),
         )
 
-    def unmatched_updates(self, which: sql.SQL, limit: int) -> sql.Composed:
-        """(update_missing, keys) of the UPDATEs of `which` whose rows are not there."""
-        # A row that has been updated has another place, but its pair is known still.
-        free = sql.SQL("not exists (select from {})").format(self._found)
-        mine = self.mine(NetKind.UPDATE, which=which)
-        return self._fill(_UNMATCHED, free=free, mine=mine, key=self._base_key, limit=sql.Literal(limit))
+    def unmatched_updates(self, condition: sql.SQL, limit: int) -> sql.Composed:
+        """(update_missing, keys) of the UPDATEs under `condition` that match no row."""
+        # An updated row has another ctid, but its pair is still in the table of pairs.
+        free = sql.SQL("not exists (select from {})").format(self._matched_rows)
+        staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
+        return self._fill(
+            _UNMATCHED, free=free, staged_rows=staged_rows, key=self._base_key, limit=sql.Literal(limit)
+        )
 
-    def overwrite_standing(self) -> sql.Composed:
-        """Overwrite the columns sent in rows that stand where staged INSERTs want to be."""
+    def overwrite_blocking(self) -> sql.Composed:
+        """Overwrite the columns sent in rows that have the key of staged INSERTs."""
         assignments = [
-            sql.SQL("{} = {}").format(sql.Identifier(column.name), self._sent(number, column, True))
+            sql.SQL("{} = {}").format(
+                sql.Identifier(column.name), self._value_or_current(number, column, True)
+            )
             for number, column in self._settable()
         ]
         return self._fill(
-            "update {target} as t set {assignments} from {stage} as s where {mine} and {same}",
+            "update {target} as target set {assignments} from {stage} as staged"
+            " where {staged_rows} and {same}",
             assignments=commas(assignments),
-            mine=self.mine(NetKind.INSERT),
-            same=self.same_as_inserted,
+            staged_rows=self.staged_rows(NetKind.INSERT),
+            same=self.occupies_inserted_key,
         )
 
     def insert(self, omitted: str, *, only_free: bool) -> sql.Composed:
-        """Insert staged INSERTs that leave the columns `omitted` (a pattern) to their defaults.
+        """Insert the staged INSERTs that leave the columns `omitted` (a pattern) to their defaults.
 
-        Where the target shows it they go in in the order of the log, as in a native worker (R8.2, R8.13), but
-        only among those of one pattern: each pattern has a statement of its own. Elsewhere they go in in the
-        order of the target's index: tasks stage them in the order of hashes, in which each row would be put
-        at another place of it, twice as slow.
+        If the target shows the order of INSERTs, rows go in in log order, as in a native worker (R8.2,
+        R8.13), but only within one pattern: each pattern has its own statement. Otherwise they go in in the
+        order of the target's index: tasks stage them in hash order, in which index insertion is twice as
+        slow.
         """
         columns = [
             (number, column)
             for number, column in enumerate(self.published)
             if omitted[number : number + 1] != "-"
         ]
-        conditions = [self.mine(NetKind.INSERT)]
+        conditions = [self.staged_rows(NetKind.INSERT)]
         if len(self.staged.omitted) > 1:
             pattern = sql.Literal(omitted)
             sent = sql.Literal(" " * len(self.published))
-            translated = sql.SQL("coalesce(translate(s.kinds, 'ntu', '   '), {}) = {}")
+            translated = sql.SQL("coalesce(translate(staged.kinds, 'ntu', '   '), {}) = {}")
             conditions.append(translated.format(sent, pattern))
         if only_free:
-            conditions.append(self._exists(self.same_as_inserted, expected=False))
+            conditions.append(self._exists(self.occupies_inserted_key, expected=False))
         statement = sql.SQL(
             "insert into {table}{names} overriding system value"
-            " select {values} from {stage} as s where {where}{ordered}"
+            " select {values} from {stage} as staged where {where}{ordered}"
         )
         names = commas(sql.Identifier(column.name) for _, column in columns)
         return statement.format(
             table=self.name,
-            # A table may have no column at all, and its rows are counted all the same.
+            # A table without columns still has a number of rows.
             names=sql.SQL(" ({})").format(names) if columns else sql.SQL(""),
-            values=commas(qualified("s", f"v{number}") for number, _ in columns),
+            values=commas(qualified("staged", f"v{number}") for number, _ in columns),
             stage=self.stage,
             where=all_of(conditions),
-            ordered=_AS_BORN if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
+            ordered=_IN_LOG_ORDER if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
         )
 
-    def unsure(self, limit: int) -> sql.Composed:
-        """(update_missing, keys) of staged INSERTs whose row is not there."""
-        free = self._exists(self.same_as_inserted, expected=False)
-        mine = self.mine(NetKind.INSERT)
+    def may_miss_updates(self, limit: int) -> sql.Composed:
+        """(update_missing, keys) of staged INSERTs whose key the target does not have."""
+        free = self._exists(self.occupies_inserted_key, expected=False)
+        staged_rows = self.staged_rows(NetKind.INSERT)
         key = texts(f"v{number}" for number in self.staged.table.key_positions)
-        return self._fill(_UNMATCHED, free=free, mine=mine, key=key, limit=sql.Literal(limit))
+        return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=key, limit=sql.Literal(limit))
 
-    def standing(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
-        """(number of all, key…) of rows of the target that stand in the way of `rows`, some of them."""
+    def blocking_rows(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
+        """(total, key…) of rows of the target that block `rows`, `limit` of them."""
         key = commas(
-            sql.SQL("{}::text").format(qualified("t", column.name)) for column in self.staged.table.keys
+            sql.SQL("{}::text").format(qualified("target", column.name)) for column in self.staged.table.keys
         )
-        return self._fill(_STANDING, key=key, rows=rows, same=same, limit=sql.Literal(limit))
+        return self._fill(_BLOCKING_ROWS, key=key, rows=rows, same=same, limit=sql.Literal(limit))
 
-    def delete_standing(self, taken: sql.Identifier) -> sql.Composed:
-        """Delete rows of the target that stand where rows taken out go."""
+    def delete_blocking(self, detached: sql.Identifier) -> sql.Composed:
+        """Delete rows of the target that have the key of detached rows."""
         return self._fill(
-            "delete from {target} as t using {taken} as m where {same}", taken=taken, same=self.same_as_taken
+            "delete from {target} as target using {detached} as detached where {same}",
+            detached=detached,
+            same=self.occupies_detached_key,
         )
 
     @property
-    def same_as_passed(self) -> sql.Composed:
-        """`t` has a key that `s` has passed through, and is no row that the window updates itself.
+    def occupies_transit_key(self) -> sql.Composed:
+        """`target` has a key that `staged` moved to and left again, and the window does not update it.
 
-        That one may have passed through a key that is equal to its own but written in another way.
+        An updated row may have a transit key that equals its own key but is written in another way.
         """
         others = self._fill(
-            "not exists (select from {stage} as s where {updated} and {match})",
-            updated=self.mine(NetKind.UPDATE),
+            "not exists (select from {stage} as staged where {updated} and {key_match})",
+            updated=self.staged_rows(NetKind.UPDATE),
         )
-        return all_of([self.mine(NetKind.PASSED), self.match, others])
+        return all_of([self.staged_rows(NetKind.TRANSIT), self.key_match, others])
 
     @property
-    def same_as_taken(self) -> sql.Composed:
-        """`t` has the key that `m` moves to."""
+    def occupies_detached_key(self) -> sql.Composed:
+        """`target` has the key that `detached` moves to."""
         numbers = {column.name: number for number, column in enumerate(self._writable())}
-        return self._same_key(qualified("m", f"c{numbers[column.name]}") for column in self.staged.table.keys)
+        return self._same_key(
+            qualified("detached", f"c{numbers[column.name]}") for column in self.staged.table.keys
+        )
 
     def _ordered_by_key(self) -> sql.Composable:
-        """ORDER BY of staged INSERTs, as the target's index has them; nothing where no index is known."""
+        """ORDER BY of staged INSERTs in the order of the target's index, if that has one."""
         by = self._as_in_index(f"v{number}" for number in self.staged.table.key_positions)
         return sql.SQL(" order by {}").format(commas(by)) if by else sql.SQL("")
 
-    def _missing(self, template: str, kind: NetKind, limit: int, **parts: sql.Composable) -> sql.Composed:
+    def _report_missing(
+        self, template: str, kind: NetKind, limit: int, **parts: sql.Composable
+    ) -> sql.Composed:
         expected = sql.SQL(_EXPECTED).format(limit=sql.Literal(limit))
-        return self._fill(template, mine=self.mine(kind), key=self._base_key, expected=expected, **parts)
+        return self._fill(
+            template, staged_rows=self.staged_rows(kind), key=self._base_key, expected=expected, **parts
+        )
 
     def _insert_all(self, rows: sql.Composable, letter: str) -> sql.Composed:
         columns = self._writable()
         statement = sql.SQL("insert into {} ({}) overriding system value select {} from {}")
         names = commas(sql.Identifier(column.name) for column in columns)
-        values = commas(qualified("m", f"{letter}{number}") for number in range(len(columns)))
+        values = commas(qualified("detached", f"{letter}{number}") for number in range(len(columns)))
         return statement.format(self.name, names, values, rows)
 
-    def _overlaid(self, column: TargetColumn) -> sql.Composed:
-        """The column of a taken row, of the column's own type (a domain's value may be NULL in staging)."""
+    def _merged_value(self, column: TargetColumn) -> sql.Composed:
         for number, published in enumerate(self.published):
             if published.name == column.name:
-                sent = self._sent(number, column, number in self.staged.unsent)
+                sent = self._value_or_current(number, column, number in self.staged.unsent)
                 return sql.SQL("({})::{}").format(sent, sql.SQL(column.type_sql))
-        return sql.SQL("{}").format(qualified("t", column.name))
+        return sql.SQL("{}").format(qualified("target", column.name))

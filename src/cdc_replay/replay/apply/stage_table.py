@@ -20,12 +20,12 @@ _ORPHANS: Final = """
         and relkind = 'r' and starts_with(relname, %s)
 """
 
-_STAGED: Final = (
+_COMMON_COLUMNS: Final = (
     "attempt bigint, kind text, kinds text, moved boolean, update_missing int, delete_missing int"
 )
 """The columns of every staging table, before those of its target."""
 
-_STAGED_NAMES: Final = tuple(column.split()[0] for column in _STAGED.split(", "))
+_COMMON_NAMES: Final = tuple(column.split()[0] for column in _COMMON_COLUMNS.split(", "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class StageTable:
 
     Columns: attempt, kind, kinds, moved, update_missing, delete_missing, born where INSERTs follow the log's
     order, then `b0`… for the base key and `v0`… for the values, in the order of the subscribed table's
-    `identity` and `columns`. What a row of that kind usually has is NULL: `kinds` where all values were sent,
-    `moved` where false, `update_missing` and `delete_missing` where 0.
+    `identity` and `columns`. Usual contents are NULL: `kinds` if all values were sent, `moved` if false,
+    `update_missing` and `delete_missing` if 0.
     """
 
     index: int
@@ -44,16 +44,16 @@ class StageTable:
     keys: tuple[TargetColumn, ...]
     values: tuple[TargetColumn, ...]
     key_positions: tuple[int, ...]
-    """Where the identity columns are among the values."""
+    """Positions of the identity columns among the values."""
     is_keyed: bool
     has_own_key: bool
-    """The target's own index says that no two rows have equal identities."""
+    """A unique index of the target covers the identity."""
     inserts_in_log_order: bool
-    """The target shows in which order rows are inserted (`TargetTable.shows_order_of_inserts`)."""
+    """The target shows the order of INSERTs (`TargetTable.shows_order_of_inserts`)."""
     is_by_leaf: bool = False
-    """Rows are found in their leaf, by its key, if it has one."""
+    """Rows are found in their leaf, by its key if it has one."""
     is_of_another: bool = False
-    """The target's owner is another role, whose code must not run as ours (R8.21)."""
+    """Another role owns the target: its code must not run as ours (R8.21)."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -62,12 +62,12 @@ class StageTable:
 
     @property
     def changes_identifier(self) -> sql.Identifier:
-        """The qualified name of the table with the changes of contingent lineages."""
+        """The table with the changes of contingent lineages."""
         return sql.Identifier(SCHEMA, f"{self.name}_changes")
 
     @property
     def create_changes_statement(self) -> sql.Composed:
-        """DDL that makes that table if it is not there."""
+        """DDL for the table with the changes of contingent lineages."""
         return sql.SQL(
             "create unlogged table if not exists {} (attempt bigint, changes text)"
             " with (autovacuum_enabled = false)"
@@ -75,24 +75,24 @@ class StageTable:
 
     @property
     def create_statement(self) -> sql.Composed:
-        """DDL that makes the table if it is not there."""
-        born = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
-        typed = [sql.SQL(_STAGED), *born, *map(self._typed, self._data_columns)]
+        """DDL for the table."""
+        ordinal_column = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
+        typed = [sql.SQL(_COMMON_COLUMNS), *ordinal_column, *map(self._typed, self._data_columns)]
         return sql.SQL(
             "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
         ).format(self.identifier, sql.SQL(", ").join(typed))
 
     @property
     def view(self) -> sql.Identifier:
-        """A view of the table in the session's temporary schema, which others can be let read."""
+        """A temporary view of the table, on which other roles can be granted SELECT."""
         return sql.Identifier("pg_temp", f"view_{self.name}")
 
     @property
     def create_view_statement(self) -> sql.Composed:
-        """DDL that makes the view; who reads it reads the values that are staged as text."""
-        plain = ["ctid", *_STAGED_NAMES, *(["born"] if self.inserts_in_log_order else [])]
+        """DDL of the view, which casts values that are staged as text."""
+        plain = ["ctid", *_COMMON_NAMES, *(["born"] if self.inserts_in_log_order else [])]
         columns = [sql.Identifier(name) for name in plain]
-        typed = (self._read_as_type(*each) for each in self._data_columns)
+        typed = (self._read_as_type(name, column) for name, column in self._data_columns)
         return sql.SQL("create temporary view {} as select {} from {}").format(
             self.view, sql.SQL(", ").join([*columns, *typed]), self.identifier
         )
@@ -117,7 +117,7 @@ class StageTable:
 
 
 def stage_table(subscription: str, run: str, table: SubscribedTable, target: TargetTable) -> StageTable:
-    """Where the net changes of `table` go in the run named `run`."""
+    """The staging table of `table` in the run named `run`."""
     return StageTable(
         table.index,
         table.name,
@@ -134,16 +134,17 @@ def stage_table(subscription: str, run: str, table: SubscribedTable, target: Tar
 
 
 def drop_staging(
-    connection: Connection, subscription: str, *, run: str = "", beside: str | None = None
+    connection: Connection, subscription: str, *, run: str = "", except_run: str | None = None
 ) -> None:
-    """Drop the subscription's staging tables.
+    """Drop the subscription's staging tables: those of one `run`, or of all runs but `except_run`.
 
-    Those of one `run`, or of all, dead ones too, but not of the run `beside`. The caller holds the
-    subscription's lock, so that no other process is using them.
+    The caller holds the subscription's lock, so that no other process is using them.
     """
-    found = [name for (name,) in connection.execute(_ORPHANS, (staging_prefix(subscription) + run,))]
+    existing = [name for (name,) in connection.execute(_ORPHANS, (staging_prefix(subscription) + run,))]
     names = [
-        name for name in found if beside is None or not name.startswith(staging_prefix(subscription) + beside)
+        name
+        for name in existing
+        if except_run is None or not name.startswith(staging_prefix(subscription) + except_run)
     ]
     if names:
         tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
@@ -151,10 +152,10 @@ def drop_staging(
 
 
 def staging_prefix(subscription: str) -> str:
-    """What the names of all staging tables of a subscription begin with."""
+    """Prefix of the names of all staging tables of a subscription."""
     return f"stage_{stable_hash(subscription) & 0xFFFFFFFFFFFFFFFF:016x}_"
 
 
 def copy_statement(table: sql.Identifier) -> sql.Composed:
-    """COPY of rows of CSV into a table."""
+    """COPY of CSV into a table."""
     return sql.SQL("copy {} from stdin (format csv)").format(table)

@@ -1,16 +1,15 @@
-"""Executors: net changes into staging tables on the subscriber, by COPY.
+"""Executors: COPY net changes into staging tables on the subscriber.
 
-Each target that has net changes gets one unlogged table in schema `cdc_replay`, made by the first task that
-needs it. Its columns have the target's own types, so that the target's input functions read the publisher's
-text (R8.1), below all domains, so that a value that was not sent can be NULL.
+The first task that has changes of a target creates its unlogged table in schema `cdc_replay`, with the
+target's own types, so that the target's input functions read the publisher's text (R8.1); domains are
+replaced by their base types, so that a value that was not sent can be NULL.
 
-Each COPY commits by itself, and every row carries the number of the task attempt that wrote it. A task that
-failed or was run twice leaves rows behind that nobody reads: the driver merges only the attempts whose
-`StagedPart` came back. Whatever a killed run leaves is found by its name, which begins with the
-subscription's number, and dropped by the next run.
+Each COPY commits, and every row carries the task attempt that wrote it. A task that fails or runs twice
+leaves rows that are ignored: the driver merges the attempts whose `StagedPart` arrived. The tables of a
+killed run are found by the subscription's prefix in their names, and dropped by the next run.
 
-The net changes of contingent lineages (`replay.compact.fold_reference`) are staged under an attempt's second
-number, so that others can take their place, and the changes that they come from in a table beside
+Net changes of contingent lineages (`replay.compact.fold_reference`) are staged under a second number of the
+attempt, so that they can be replaced, and the changes that they come from in another table
 (`replay.apply.contingent`).
 """
 
@@ -34,9 +33,9 @@ from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import SerializedError, failure_of
-from cdc_replay.replay.apply.encoding import CsvRows, Encoding, StagedPart
+from cdc_replay.replay.apply.encoding import CsvEncoder, CsvRows, StagedPart
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
-from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted
+from cdc_replay.replay.apply.transient_keys import TransientKeys, tracks_integer_keys
 from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
 from cdc_replay.subscriber.staged_columns import check_types
@@ -51,8 +50,8 @@ _PART_COLUMNS: Final = (
     ("unsent", "array<int>", pa.list_(pa.int32())),
     ("omitted", "array<string>", pa.list_(pa.string())),
     ("conflicts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
-    ("gone", "bigint", pa.int64()),
-    ("gone_steps", "binary", pa.binary()),
+    ("transient_count", "bigint", pa.int64()),
+    ("transient_steps", "binary", pa.binary()),
     ("failure", "array<string>", pa.list_(pa.string())),
 )
 PARTS_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
@@ -61,7 +60,7 @@ PARTS: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_CO
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """All parts of one target."""
+    """All staged parts of one target."""
 
     table: StageTable
     parts: tuple[StagedPart, ...]
@@ -88,20 +87,20 @@ class StagedTable:
 
     @property
     def conflicts(self) -> collections.Counter[str]:
-        """Conflicts that the window has in itself, by `ConflictKind` value."""
+        """Conflicts among the window's own changes, by `ConflictKind` value."""
         total: collections.Counter[str] = collections.Counter()
         for part in self.parts:
             total.update(part.conflicts)
         return total
 
     @property
-    def gone(self) -> Int64s:
-        """The keys of rows that came and went and are not staged, in no order."""
-        return np.concatenate([part.gone.keys for part in self.parts])
+    def transient_keys(self) -> Int64s:
+        """The keys of transient rows that are not staged, in any order."""
+        return np.concatenate([part.transient_keys.keys for part in self.parts])
 
 
-def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, StagedTable]:
-    """Write `net` (NET) into staging tables, from the executors; what is staged, by target.
+def stage_frame(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, StagedTable]:
+    """Write `net` (NET) into staging tables, from the executors; returns what was staged, by target.
 
     Raises:
         CdcReplayError: if a value does not fit its target column, or the subscriber cannot be written.
@@ -115,12 +114,12 @@ def stage(net: DataFrame, tables: Iterable[StageTable], dsn: str) -> dict[int, S
 
 
 def collect_staged(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dict[int, StagedTable]:
-    """What the tasks say that they have staged (PARTS), by target.
+    """What the tasks have staged (rows of PARTS), by target.
 
     Raises:
-        CdcReplayError: what one of them has failed with.
+        CdcReplayError: the error of a failed task.
     """
-    staged: dict[int, list[StagedPart]] = {}
+    parts: dict[int, list[StagedPart]] = {}
     for row in rows:
         if row["failure"] is not None:
             raise SerializedError(*row["failure"]).error()
@@ -131,10 +130,10 @@ def collect_staged(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dic
             frozenset(row["unsent"]),
             frozenset(row["omitted"]),
             row["conflicts"],
-            TransientKeys(row["gone"], row["gone_steps"]),
+            TransientKeys(row["transient_count"], row["transient_steps"]),
         )
-        staged.setdefault(part.target, []).append(part)
-    return {target: StagedTable(tables[target], tuple(staged[target])) for target in sorted(staged)}
+        parts.setdefault(part.target, []).append(part)
+    return {target: StagedTable(tables[target], tuple(parts[target])) for target in sorted(parts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,36 +145,36 @@ class Stager:
 
     @classmethod
     def of(cls, tables: Iterable[StageTable], dsn: str) -> Self:
-        """Into those tables of that database."""
+        """A stager for those tables of the database `dsn`."""
         return cls({table.index: table for table in tables}, dsn)
 
 
 def stage_with(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Stage batches (NET) of a task by each of `stagers`, and say what each has staged (PARTS).
+    """Stage batches (NET) of a task by each of `stagers`; returns what each has staged (PARTS).
 
-    Their tables may differ in their names and types only, so that all write the same text.
+    Their tables differ in names and types only, so that all are sent the same text.
     """
     context = TaskContext.get()
-    counted = frozenset(
+    tracked = frozenset(
         target
         for target in stagers[0].tables
-        if all(are_counted(stager.tables[target]) for stager in stagers)
+        if all(tracks_integer_keys(stager.tables[target]) for stager in stagers)
     )
-    encoding = Encoding(stagers[0].tables, counted, 0 if context is None else context.taskAttemptId())
+    encoder = CsvEncoder(stagers[0].tables, tracked, 0 if context is None else context.taskAttemptId())
     try:
-        texts: Iterable[CsvRows] = encoding.texts(batches)
+        texts: Iterable[CsvRows] = encoder.encode(batches)
         if len(stagers) > 1:
             texts = list(texts)
-        rows = [_written(stager, texts, encoding) for stager in stagers]
+        rows = [_copy_texts(stager, texts, encoder) for stager in stagers]
     except (UnchangedToastLost, TargetMismatch) as error:
-        rows = [[encoding.failure(SerializedError.of(error))]] * len(stagers)
-    return [pa.RecordBatch.from_pylist(each, schema=PARTS) for each in rows]
+        rows = [[encoder.failure(SerializedError.from_error(error))]] * len(stagers)
+    return [pa.RecordBatch.from_pylist(part_rows, schema=PARTS) for part_rows in rows]
 
 
-def _written(stager: Stager, texts: Iterable[CsvRows], encoding: Encoding) -> list[dict[str, Any]]:
-    """Write all texts; rows of `PARTS`."""
+def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -> list[dict[str, Any]]:
+    """Write all texts; returns rows of `PARTS`."""
     target: int | None = None
-    place: tuple[int, bool] | None = None
+    copied: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None
     try:
         with contextlib.ExitStack() as connected, contextlib.ExitStack() as copying:
@@ -185,22 +184,22 @@ def _written(stager: Stager, texts: Iterable[CsvRows], encoding: Encoding) -> li
                     connection = connected.enter_context(
                         connect_to_write(stager.dsn, purpose="apply staging")
                     )
-                if copy is None or place != (text_target, is_changes):
-                    copying.close()  # what it raises is of the target before
-                    target, place = text_target, (text_target, is_changes)
+                if copy is None or copied != (text_target, is_changes):
+                    copying.close()  # its errors are those of the previous target
+                    target, copied = text_target, (text_target, is_changes)
                     copy = copying.enter_context(_copy_into(connection, stager.tables[target], is_changes))
                 copy.write(text)
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
         failed = None if target is None else stager.tables[target].target
-        return [encoding.failure(failure_of(error, failed))]
-    return encoding.parts()
+        return [encoder.failure(failure_of(error, failed))]
+    return encoder.parts()
 
 
 def _copy_into(
     connection: Connection, table: StageTable, is_changes: bool
 ) -> contextlib.AbstractContextManager[psycopg.Copy]:
-    # `if not exists` alone fails where another task creates the same table right now. Statements that are
+    # `if not exists` alone fails if another task creates the same table concurrently. Statements that are
     # sent together are one transaction.
     locked = sql.SQL("select pg_advisory_xact_lock(hashtextextended({}, 0)); {}")
     create = table.create_changes_statement if is_changes else table.create_statement

@@ -17,21 +17,30 @@ _EQUALS: Final = Operator("pg_catalog", "=")
 ALWAYS: Final = "a"
 """`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
 
+_PAIR_MATCH: Final = (
+    "pairs.staged_ctid = staged.ctid and target.tableoid = pairs.relation and target.ctid = pairs.target_ctid"
+)
+
 ANY: Final = sql.SQL("true")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSql:
-    """The SQL of one target and what is staged for it."""
+    """The SQL of one target and its staged changes.
+
+    Aliases in every statement: `staged` is a row of the staging table, `target` a row of the target,
+    `detached` a row that was moved from the target to a temporary table, `pairs` a pair of a staged and a
+    target row.
+    """
 
     target: TargetTable
     staged: StagedTable
     has_view: bool = False
-    """Statements read what is staged through its view."""
+    """Statements read the staging table through its view."""
 
     @property
     def stage(self) -> sql.Identifier:
-        """What statements on the target read as staged."""
+        """The staging table, or its view, as statements on the target read it."""
         return self.staged.table.view if self.has_view else self.staged.table.identifier
 
     @property
@@ -41,25 +50,27 @@ class TargetSql:
 
     @property
     def published(self) -> tuple[TargetColumn, ...]:
-        """The target's columns that values are staged for, in staging order."""
+        """The target's columns that have staged values, in staging order."""
         return self.staged.table.values
 
-    def mine(self, *kinds: NetKind, which: sql.SQL = ANY) -> sql.Composed:
-        """`s` is of one of the kinds, and of a task attempt that counts."""
-        return sql.SQL("s.attempt = any ({}::bigint[]) and s.kind = any ({}::text[]) and {}").format(
-            sql.Literal(self.staged.attempts), sql.Literal([kind.value for kind in kinds]), which
+    def staged_rows(self, *kinds: NetKind, condition: sql.SQL = ANY) -> sql.Composed:
+        """`staged` is of one of the kinds, fulfils `condition`, and its task attempt counts."""
+        return sql.SQL(
+            "staged.attempt = any ({}::bigint[]) and staged.kind = any ({}::text[]) and {}"
+        ).format(sql.Literal(self.staged.attempts), sql.Literal([kind.value for kind in kinds]), condition)
+
+    @property
+    def key_match(self) -> sql.Composed:
+        """`target` is the row that `staged` changes."""
+        if not self.staged.table.is_keyed:
+            return sql.SQL(_PAIR_MATCH).format()
+        return self._same_key(
+            qualified("staged", f"b{number}") for number in range(len(self.staged.table.keys))
         )
 
     @property
-    def match(self) -> sql.Composed:
-        """`t` is the row that `s` changes."""
-        if not self.staged.table.is_keyed:
-            return sql.SQL("p.staged = s.ctid and t.tableoid = p.relation and t.ctid = p.place").format()
-        return self._same_key(qualified("s", f"b{number}") for number in range(len(self.staged.table.keys)))
-
-    @property
     def _base_key(self) -> sql.Composed:
-        """The key by which `s` finds its row; of a table without one nothing is to be shown."""
+        """The base key of `staged` as shown in conflicts; NULL in a table without a key."""
         if not self.staged.table.is_keyed:
             return sql.SQL("array[null]::text[]").format()
         return texts(f"b{number}" for number in range(len(self.staged.table.keys)))
@@ -76,38 +87,37 @@ class TargetSql:
 
     def _same_key(self, others: Iterable[sql.Composable]) -> sql.Composed:
         return all_of(
-            equal(column.equality or _EQUALS, qualified("t", column.name), other)
+            equal(column.equality or _EQUALS, qualified("target", column.name), other)
             for column, other in zip(self.staged.table.keys, others, strict=True)
         )
 
     @property
-    def same_as_inserted(self) -> sql.Composed:
-        """`t` has the key that `s` inserts."""
-        return self._same_key(qualified("s", f"v{number}") for number in self.staged.table.key_positions)
+    def occupies_inserted_key(self) -> sql.Composed:
+        """`target` has the key that `staged` inserts."""
+        return self._same_key(qualified("staged", f"v{number}") for number in self.staged.table.key_positions)
 
-    def _sent(self, number: int, column: TargetColumn, is_ever_unsent: bool) -> sql.Composed:
-        """The value sent for the column, else what the row has."""
-        value = qualified("s", f"v{number}")
-        if not is_ever_unsent:
+    def _value_or_current(self, number: int, column: TargetColumn, may_be_unsent: bool) -> sql.Composed:
+        """The value sent for the column, else the row's current value."""
+        value = qualified("staged", f"v{number}")
+        if not may_be_unsent:
             return sql.SQL("{}").format(value)
-        kept = qualified("t", column.name)
-        chosen = sql.SQL("case when substr(s.kinds, {}, 1) not in ('n', 't') then {} else {} end")
-        return chosen.format(sql.Literal(number + 1), kept, value)
+        current = qualified("target", column.name)
+        chosen = sql.SQL("case when substr(staged.kinds, {}, 1) not in ('n', 't') then {} else {} end")
+        return chosen.format(sql.Literal(number + 1), current, value)
 
     def _as_in_index(self, key: Iterable[str]) -> list[sql.Composed]:
-        """The columns of `s` that are a key, as ORDER BY wants them; those that the index has an order of."""
+        """ORDER BY items for the key columns of `staged`, as far as the index has an order."""
         return [
             sql.SQL("{} using operator({}.{})").format(
-                qualified("s", name), sql.Identifier(column.less.schema), sql.SQL(column.less.name)
+                qualified("staged", name), sql.Identifier(column.less.schema), sql.SQL(column.less.name)
             )
             for name, column in zip(key, self.staged.table.keys, strict=True)
             if column.less is not None
         ]
 
     def _exists(self, same: sql.Composable, *, expected: bool) -> sql.Composed:
-        """Whether `same` holds for some `t`."""
         word = sql.SQL("exists" if expected else "not exists")
-        return self._fill("{word} (select from {target} as t where {same})", word=word, same=same)
+        return self._fill("{word} (select from {target} as target where {same})", word=word, same=same)
 
     @property
     def pair_name(self) -> sql.Identifier:
@@ -115,29 +125,29 @@ class TargetSql:
         return sql.Identifier("pg_temp", f"pairs_{self.staged.table.name}")
 
     def _into(self, table: sql.Identifier) -> sql.Composed:
-        """What puts the rows of a query into a temporary table; statements of an owner cannot make one."""
+        """INSERT or CREATE TABLE for a query's rows; statements run as the owner cannot create the table."""
         template = "insert into {}" if self.has_view else "create temporary table {} on commit drop as"
         return sql.SQL(template).format(table)
 
     def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
         pairs: sql.Composable = sql.SQL("")
         if not self.staged.table.is_keyed:
-            pairs = sql.SQL(", {} as p").format(self.pair_name)
+            pairs = sql.SQL(", {} as pairs").format(self.pair_name)
         only = sql.SQL("" if self.target.is_partitioned else "only ")
         return sql.SQL(template).format(
             target=sql.SQL("{}{}").format(only, self.name),
             stage=self.stage,
             pairs=pairs,
-            match=self.match,
+            key_match=self.key_match,
             **parts,
         )
 
     @property
-    def _found(self) -> sql.Composed:
-        """The rows that `s` has, behind FROM."""
+    def _matched_rows(self) -> sql.Composed:
+        """The rows that match `staged`, for use after FROM."""
         if self.staged.table.is_keyed:
-            return self._fill("{target} as t where {match}")
-        return sql.SQL("{} as p where p.staged = s.ctid").format(self.pair_name)
+            return self._fill("{target} as target where {key_match}")
+        return sql.SQL("{} as pairs where pairs.staged_ctid = staged.ctid").format(self.pair_name)
 
 
 def temporary_table(name: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
@@ -150,10 +160,10 @@ def qualified(alias: str, name: str) -> sql.Identifier:
     return sql.Identifier(alias, name)
 
 
-def equal(equality: Operator, one: sql.Composable, other: sql.Composable) -> sql.Composed:
-    """`one` and `other` compared with the given equality operator."""
+def equal(equality: Operator, left: sql.Composable, right: sql.Composable) -> sql.Composed:
+    """`left` and `right` compared with the given equality operator."""
     operator = sql.SQL("operator({}.{})").format(sql.Identifier(equality.schema), sql.SQL(equality.name))
-    return sql.SQL("{} {} {}").format(one, operator, other)
+    return sql.SQL("{} {} {}").format(left, operator, right)
 
 
 def commas(parts: Iterable[sql.Composable]) -> sql.Composed:
@@ -162,8 +172,8 @@ def commas(parts: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def texts(columns: Iterable[str]) -> sql.Composed:
-    """Columns of `s` as an array of texts."""
-    values = commas(sql.SQL("{}::text").format(qualified("s", column)) for column in columns)
+    """Columns of `staged` as an array of texts."""
+    values = commas(sql.SQL("{}::text").format(qualified("staged", column)) for column in columns)
     return sql.SQL("array[{}]::text[]").format(values)
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from cdc_replay.model.frames import NET, NetKind
 from cdc_replay.model.subscription import SubscribedTable
 
-_VALUES: Final = ("values", "kinds", "born", "conflicts")
+_VALUES: Final = ("values", "kinds", "insert_ordinal", "conflicts")
 _COUNTS: Final = ("update_missing", "delete_missing", "last_lsn")
 
 

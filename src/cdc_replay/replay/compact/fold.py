@@ -236,16 +236,16 @@ def _as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.RecordBatc
         letters = pa.array([kind.value], pa.string()).take(pa.array(np.zeros(net.num_rows, np.int32)))
         valued = [net["values"], net["kinds"]] if kind is not ChangeKind.DELETE else [no_key, _no_text(net)]
         position = [net["target"], pa.array(lineages), net["last_lsn"]]
-        columns = [*position, letters, search, new, *valued, net["born"], weight]
+        columns = [*position, letters, search, new, *valued, net["insert_ordinal"], weight]
         return pa.RecordBatch.from_arrays(columns, schema=INPUT)
 
     key, kinds = net["base_key"], set(net["kind"].unique().to_pylist())
-    if kinds & {NetKind.INSERT.value, NetKind.NOTHING.value}:
+    if kinds & {NetKind.INSERT.value, NetKind.TRANSIENT.value}:
         yield changes(ChangeKind.INSERT, no_key, key, one)
     if kinds & {NetKind.UPDATE.value, NetKind.DELETE.value}:
         updated = changes(ChangeKind.UPDATE, key, key, weight)
         yield updated.filter(pc.greater(weight, 0))
-    if kinds & {NetKind.DELETE.value, NetKind.NOTHING.value}:
+    if kinds & {NetKind.DELETE.value, NetKind.TRANSIENT.value}:
         yield changes(ChangeKind.DELETE, key, no_key, one)
 
 

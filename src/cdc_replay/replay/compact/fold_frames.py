@@ -50,7 +50,7 @@ OUTPUT: Final = pa.schema(
         ("update_missing", pa.int32()),
         ("delete_missing", pa.int32()),
         ("last_lsn", pa.int64()),
-        ("born", pa.int64()),
+        ("insert_ordinal", pa.int64()),
         ("conflicts", pa.string()),
     ]
 )
@@ -85,7 +85,7 @@ class Unfolded:
     def of(cls, changes: pa.RecordBatch) -> Unfolded:
         """Of these (INPUT); there must be one."""
         first = next(changes_in(changes.slice(0, 1)))
-        return cls(NetChange(NetKind.NOTHING, first.search_key or first.new_key or ()), first.commit_lsn)
+        return cls(NetChange(NetKind.TRANSIENT, first.search_key or first.new_key or ()), first.commit_lsn)
 
     def net(self) -> Iterator[NetChange]:
         """What stands for them."""
@@ -138,6 +138,6 @@ def _net_row(change: NetChange, target: int, last_lsn: int) -> dict[str, Any]:
         "update_missing": change.update_missing,
         "delete_missing": change.delete_missing,
         "last_lsn": last_lsn,
-        "born": change.born,
+        "insert_ordinal": change.insert_ordinal,
         "conflicts": None,
     }

@@ -91,7 +91,7 @@ class NetChange:
     kinds: str | None = None
     update_missing: int = 0
     delete_missing: int = 0
-    born: int | None = None
+    insert_ordinal: int | None = None
 
 
 @dataclass(slots=True)
@@ -104,14 +104,16 @@ class _Row:
     update_missing: int = 0
     is_absence_unproven: bool = False
     """Inserted, or moved to, where the subscriber may have had a row."""
-    born: int | None = None
+    insert_ordinal: int | None = None
     """The ordinal of the INSERT, of a row that the window inserted."""
 
     def net(self, key: Key) -> NetChange:
         """What is left to do for the row, which is at `key` in the end."""
         kind = NetKind.INSERT if self.base_key is None else NetKind.UPDATE
         base_key = key if self.base_key is None else self.base_key
-        return NetChange(kind, base_key, self.values, self.kinds, self.update_missing, born=self.born)
+        return NetChange(
+            kind, base_key, self.values, self.kinds, self.update_missing, insert_ordinal=self.insert_ordinal
+        )
 
     def overlay(self, values: Values | None, kinds: str | None) -> None:
         """Later values win; what was not sent stays."""
@@ -177,7 +179,7 @@ class KeyedFold:
             yield row.net(key)
         if self.is_truncated and self.conflict_keys and not any(self._slots.values()):
             # Nothing else would carry the conflicts; the table is empty, so that the check finds nothing.
-            yield NetChange(NetKind.NOTHING, next(iter(self.conflict_keys.values())))
+            yield NetChange(NetKind.TRANSIENT, next(iter(self.conflict_keys.values())))
 
     def _meet(self, row: _Row, key: Key) -> None:
         """A change is for the row at `key`: if that is not where it was, it need not be there."""
@@ -191,13 +193,15 @@ class KeyedFold:
         row = self._slots.get(key)
         if row is None:
             unproven = key not in self._slots and not self.is_truncated
-            row = _Row(None, change.values, change.kinds, is_absence_unproven=unproven, born=change.ordinal)
+            row = _Row(
+                None, change.values, change.kinds, is_absence_unproven=unproven, insert_ordinal=change.ordinal
+            )
             self._slots[key] = row
             return
         self._meet(row, key)
         if row.base_key == key:
             # Whether the base row is there decides; apply looks, as for every INSERT.
-            row.base_key, row.is_absence_unproven, row.born = None, True, change.ordinal
+            row.base_key, row.is_absence_unproven, row.insert_ordinal = None, True, change.ordinal
         else:
             self._conflict(ConflictKind.INSERT_EXISTS, key)
             if self.policy is ConflictPolicy.SKIP:
@@ -260,9 +264,9 @@ class KeyedFold:
         if not row.is_absence_unproven:
             return
         if row.base_key is not None:
-            self._removed.append(NetChange(NetKind.PASSED, key))
+            self._removed.append(NetChange(NetKind.TRANSIT, key))
             return
-        self._removed.append(NetChange(NetKind.NOTHING, key, update_missing=row.update_missing))
+        self._removed.append(NetChange(NetKind.TRANSIENT, key, update_missing=row.update_missing))
         row.update_missing = 0
 
 
@@ -293,7 +297,7 @@ class KeylessFold:
         """Take the next change of the lineage."""
         self.last_lsn = change.commit_lsn
         if change.kind is ChangeKind.INSERT:
-            self._put(change.new_key, _Row(None, change.values, change.kinds, born=change.ordinal))
+            self._put(change.new_key, _Row(None, change.values, change.kinds, insert_ordinal=change.ordinal))
             return
         missing = (
             ConflictKind.UPDATE_MISSING if change.kind is ChangeKind.UPDATE else ConflictKind.DELETE_MISSING
@@ -316,7 +320,7 @@ class KeylessFold:
             for row in rows:
                 yield row.net(key)
         if self.is_truncated and self.conflicts and not any(self._slots.values()):
-            yield NetChange(NetKind.NOTHING, next(iter(self._slots), ()))
+            yield NetChange(NetKind.TRANSIENT, next(iter(self._slots), ()))
 
     def _put(self, key: Key | None, row: _Row) -> None:
         if key is None:

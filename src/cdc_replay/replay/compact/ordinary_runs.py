@@ -91,7 +91,7 @@ def fold_ordinary(piece: RunBatch, target: int) -> Iterator[pa.RecordBatch]:
     yield from parts.rows(NetKind.UPDATE, runs, starts[runs], update_missing=updates[runs])
     if not piece.is_truncated:
         runs = np.flatnonzero(piece.ordinary & inserted_first & deletes)
-        yield from parts.rows(NetKind.NOTHING, runs, starts[runs])
+        yield from parts.rows(NetKind.TRANSIENT, runs, starts[runs])
     runs = np.flatnonzero(piece.ordinary & there & (last_insert >= 0))
     yield from parts.rows(NetKind.INSERT, runs, last_insert[runs])
 
@@ -119,13 +119,13 @@ class _NetRowBuilder:
             return
         count, batch = len(runs), self.piece.batch
         last = self.piece.ends[runs] - 1
-        key = batch["new_key" if kind in {NetKind.INSERT, NetKind.NOTHING} else "search_key"]
+        key = batch["new_key" if kind in {NetKind.INSERT, NetKind.TRANSIENT} else "search_key"]
         if kind in {NetKind.INSERT, NetKind.UPDATE}:
             values, kinds = _merged(batch, first, last)
         else:
             values, kinds = pa.nulls(count, TEXTS), pa.nulls(count, pa.string())
         is_insert = kind is NetKind.INSERT
-        born = batch["ordinal"].take(pa.array(first)) if is_insert else pa.nulls(count, pa.int64())
+        insert_ordinal = batch["ordinal"].take(pa.array(first)) if is_insert else pa.nulls(count, pa.int64())
         missing = np.zeros(count, np.int32) if update_missing is None else update_missing
         columns = [
             pa.array(np.full(count, self.target, np.int32)),
@@ -136,7 +136,7 @@ class _NetRowBuilder:
             pa.array(missing.astype(np.int32)),
             pa.array(np.full(count, int(kind is NetKind.DELETE), np.int32)),
             batch["commit_lsn"].take(pa.array(last)),
-            born,
+            insert_ordinal,
             pa.nulls(count, pa.string()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)

@@ -127,7 +127,7 @@ def _number_of(kind: str) -> Column:
 
 def _entered(window: Window) -> Column:
     """Where the transaction committed by which the row of an INSERT enters."""
-    commit = F.shiftright("born", bits_of_seq(window)) + F.lit(window.after.value)
+    commit = F.shiftright("insert_ordinal", bits_of_seq(window)) + F.lit(window.after.value)
     return F.coalesce(commit, F.col("last_lsn"))
 
 

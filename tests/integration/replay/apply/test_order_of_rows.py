@@ -33,7 +33,7 @@ IN_NONE = f"{IN_ORDER} order by md5(n::text)"
 
 @pytest.fixture(autouse=True)
 def _few_rows_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "WORTH_A_LOOK", ROWS // 3)
+    monkeypatch.setattr(merge, "MIN_ROWS_TO_SAMPLE", ROWS // 3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
-from cdc_replay.replay.apply.staging import stage
+from cdc_replay.replay.apply.staging import stage_frame
 from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import state
 from fixtures.postgres import Database
@@ -144,7 +144,7 @@ def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayErro
         state.lock(connection, "nsw"),
         open_apply_session(request) as window,
     ):
-        staged = stage(net, window.tables, target.dsn)
+        staged = stage_frame(net, window.tables, target.dsn)
         connection.execute("set search_path = public")
         connection.execute(script.encode())
         with pytest.raises(CdcReplayError) as raised:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.replay.apply.stage_table import StageTable
-from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
+from cdc_replay.replay.apply.transient_keys import TransientKeys, split_transient_keys, tracks_integer_keys
 from cdc_replay.replay.compact.fold_frames import OUTPUT
 from cdc_replay.subscriber.tables import Operator, TargetColumn
 
@@ -27,13 +27,13 @@ def net(kind: str, *key: str | None, **more: Any) -> dict[str, Any]:
 
 @given(KEYS)
 def test_keys_arrive_as_they_were_sent(keys: list[int]) -> None:
-    sent = TransientKeys.of(np.array(keys, dtype=np.int64))
+    sent = TransientKeys.encode(np.array(keys, dtype=np.int64))
     assert TransientKeys(sent.count, sent.steps).keys.tolist() == sorted(keys)
 
 
 def test_new_keys_take_two_bytes_at_most() -> None:
     keys = np.arange(10**9, 10**9 + 300_000, 3)
-    assert len(TransientKeys.of(keys).steps) < 2 * len(keys)
+    assert len(TransientKeys.encode(keys).steps) < 2 * len(keys)
 
 
 def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
@@ -88,4 +88,4 @@ def test_keys_are_counted_where_the_index_of_the_target_orders_integers_as_numbe
 ) -> None:
     places = tuple(range(len(keys)))
     table = StageTable(0, QualifiedName("public", "t"), "stage", keys, keys, places, True, has_own_key, False)
-    assert are_counted(table) is expected
+    assert tracks_integer_keys(table) is expected

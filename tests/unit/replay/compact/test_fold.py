@@ -79,7 +79,7 @@ def test_a_null_is_a_value_and_an_unsent_value_is_not() -> None:
 
 
 def test_insert_and_delete_leave_only_the_check_that_nothing_was_there() -> None:
-    assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.NOTHING, ("a",))]
+    assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.TRANSIENT, ("a",))]
 
 
 def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -> None:
@@ -91,7 +91,7 @@ def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -
 
 def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
     assert net(update("a", "b", None, kinds="tu"), update("b", "c", "2")) == [
-        NetChange(NetKind.PASSED, ("b",)),
+        NetChange(NetKind.TRANSIT, ("b",)),
         NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2),
     ]
 
@@ -102,7 +102,7 @@ def test_two_rows_swap_their_keys() -> None:
     assert sorted(net(*swap), key=lambda change: change.base_key) == [
         NetChange(NetKind.UPDATE, ("a",), ("b", "1"), "tt", update_missing=2),
         NetChange(NetKind.UPDATE, ("b",), ("a", "2"), "tt", update_missing=1),
-        NetChange(NetKind.PASSED, ("x",)),
+        NetChange(NetKind.TRANSIT, ("x",)),
     ]
 
 
@@ -115,7 +115,7 @@ def test_keys_that_rows_have_left_need_no_look() -> None:
 def test_a_key_that_was_left_is_free_for_another_row() -> None:
     assert net(update("a", "b", "1"), insert("a", "2"), delete("b")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
-        NetChange(NetKind.PASSED, ("b",)),
+        NetChange(NetKind.TRANSIT, ("b",)),
         NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
     ]
 
@@ -130,7 +130,7 @@ def test_after_a_truncate_every_row_is_known_to_be_absent(
 ) -> None:
     folded = fold([change], policy=ConflictPolicy.ERROR, is_keyed=is_keyed, is_truncated=True)
     assert folded.conflicts == {kind: 1}
-    assert [found.kind for found in folded.net()] == [NetKind.NOTHING]
+    assert [found.kind for found in folded.net()] == [NetKind.TRANSIENT]
 
 
 @pytest.mark.parametrize(("policy", "value"), [(ConflictPolicy.OVERWRITE, "2"), (ConflictPolicy.SKIP, "1")])
@@ -167,7 +167,7 @@ def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | Non
     """By which of the changes, counted from 0, the rows are born that they insert."""
     numbered = [replace(change, ordinal=number) for number, change in enumerate(changes)]
     return {
-        change.base_key: change.born
+        change.base_key: change.insert_ordinal
         for change in net(*numbered, is_keyed=is_keyed)
         if change.kind is NetKind.INSERT
     }
@@ -242,12 +242,12 @@ class Naive:
         for change in (change for change in changes if change.kind is NetKind.DELETE):
             self.remove(change)
         moved = [(change, self.rows.pop(change.base_key, None)) for change in changes if is_move(change)]
-        for change in (change for change in changes if change.kind is NetKind.NOTHING):
+        for change in (change for change in changes if change.kind is NetKind.TRANSIENT):
             if self.rows.pop(change.base_key, None) is not None:
                 self.conflicts[ConflictKind.INSERT_EXISTS] += 1
             else:
                 self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
-        self.clear_passed(change for change in changes if change.kind is NetKind.PASSED)
+        self.clear_passed(change for change in changes if change.kind is NetKind.TRANSIT)
         for change in (change for change in changes if change.kind is NetKind.UPDATE and not is_move(change)):
             self.overwrite_or_miss(self.rows.get(change.base_key), change)
         for change, found in moved:
@@ -461,7 +461,7 @@ def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
         ]
         made += list(folder.finish())
         [(net, text)] = [(net, text) for net in made if (text := changes_text(net)) is not None]
-        assert net["kind"].to_pylist() == [NetKind.NOTHING.value]
+        assert net["kind"].to_pylist() == [NetKind.TRANSIENT.value]
         assert list(changes_in(changes_of_text(text))) == changes
         assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
 
@@ -529,7 +529,7 @@ def in_python(row: dict[str, Any]) -> tuple[int, NetChange, int, Any]:
         row["kinds"],
         row["update_missing"],
         row["delete_missing"],
-        row["born"],
+        row["insert_ordinal"],
     )
     conflicts = None if row["conflicts"] is None else sorted(json.loads(row["conflicts"]).items())
     return row["target"], change, row["last_lsn"], conflicts

@@ -108,10 +108,15 @@ def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
 
 def canonical_births(made: list[Any]) -> list[str]:
     """As `canonical`; births count from 0, because each way to fold a window numbers changes its own way."""
-    known = sorted({change.born for _, change, _, _ in made if change.born is not None})
-    ranks: dict[int | None, int | None] = {None: None} | {born: rank for rank, born in enumerate(known)}
+    known = sorted({change.insert_ordinal for _, change, _, _ in made if change.insert_ordinal is not None})
+    ranks: dict[int | None, int | None] = {None: None} | {
+        insert_ordinal: rank for rank, insert_ordinal in enumerate(known)
+    }
     return canonical(
-        [(target, replace(change, born=ranks[change.born]), *rest) for target, change, *rest in made]
+        [
+            (target, replace(change, insert_ordinal=ranks[change.insert_ordinal]), *rest)
+            for target, change, *rest in made
+        ]
     )
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
-from cdc_replay.replay.toast.row_history import FOLLOWED, follow
-from cdc_replay.replay.toast.tracked_leaf import FOUND_SCHEMA, TrackedLeaf, TupleColumn, tuple_columns
+from cdc_replay.replay.toast.row_history import TRACKED, track
+from cdc_replay.replay.toast.tracked_leaf import RESOLVED_SCHEMA, TrackedLeaf, TupleColumn, tuple_columns
 
 LEAF = RelationId(7)
 
@@ -55,17 +55,17 @@ class Stream:
 
     def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
-        leaf = TrackedLeaf.of(self.versions, self.columns(), self.wanted)
+        leaf = TrackedLeaf.from_versions(self.versions, self.columns(), self.wanted)
         leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
         assert leaf.key
         types = {
             name: pa.list_(pa.string()) if name in {"old", "new", "key_before", "key_after"} else None
-            for name in FOLLOWED
+            for name in TRACKED
         }
-        columns = {name: pa.array([row[name] for row in self.rows], types[name]) for name in FOLLOWED}
+        columns = {name: pa.array([row[name] for row in self.rows], types[name]) for name in TRACKED}
         batch = pa.RecordBatch.from_pydict(columns)
-        batches = list(follow([batch.slice(0, 1), batch.slice(1)], {int(LEAF): leaf}, self.truncated))
-        assert all(each.schema == FOUND_SCHEMA for each in batches)
+        batches = list(track([batch.slice(0, 1), batch.slice(1)], {int(LEAF): leaf}, self.truncated))
+        assert all(each.schema == RESOLVED_SCHEMA for each in batches)
         return [
             (row["new"], row["new_kinds"], row["missing"], row["key"], row["lost"])
             for each in batches
@@ -90,7 +90,7 @@ class Stream:
     ) -> None:
         position = len(self.rows)
         shape = next(each for each in self.versions if each.version == version)
-        row = dict.fromkeys(FOLLOWED)
+        row = dict.fromkeys(TRACKED)
         row |= {"commit_lsn": position, "seq": 0, "lineage": 1, "kind": kind, "is_entry": is_entry}
         row |= {"relation_id": int(LEAF), "relation_version": version, "catalog_version": 0}
         row["key_before"] = key and [key]
@@ -249,7 +249,7 @@ def test_a_leaf_is_followed_under_one_key_only() -> None:
 
     def key(*versions: Relation, attnums: dict[int, tuple[int | None, ...]] | None = None) -> tuple[int, ...]:
         stream = Stream(versions=versions, attnums=attnums or {})
-        return TrackedLeaf.of(versions, stream.columns(), frozenset()).key
+        return TrackedLeaf.from_versions(versions, stream.columns(), frozenset()).key
 
     other = relation(2, "id", "body", "note", key="note")
     assert key(ONE) == (1,)
