@@ -100,7 +100,7 @@ def _staged(flow: WindowJob, lanes: Sequence[Sequence[PlannedSession]]) -> dict[
     return {
         name: staged
         if isinstance(staged, CdcReplayError)
-        else StagedChanges(staged, result.notes.survey(), result.notes.counts)
+        else StagedChanges(staged, result.notes.window_facts(), result.notes.counts)
         for lane, result in zip(names, results, strict=True)
         for name, staged in zip(lane, result.staged, strict=True)
     }

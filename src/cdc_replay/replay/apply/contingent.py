@@ -39,7 +39,7 @@ from cdc_replay.replay.apply.merge_sql import Statements
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
 from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys
-from cdc_replay.replay.contingent_changes import Key, Refold, changes_of
+from cdc_replay.replay.contingent_changes import Key, Refold, parse_changes
 from cdc_replay.subscriber.as_owner import TargetSession
 from cdc_replay.subscriber.staged_columns import check_types
 from cdc_replay.subscriber.tables import TargetTable
@@ -166,8 +166,8 @@ def settle_contingent(
     conflicts: collections.Counter[str] = collections.Counter()
     missing_keys: dict[str, list[str]] = {}
     for text in _changes(connection, contingent_table):
-        changes = refold(changes_of(text), policy=policy, is_keyed=staged.table.is_keyed)
-        refolded = changes.refolded(*probe.look_up(changes.keys))
+        changes = refold(parse_changes(text), policy=policy, is_keyed=staged.table.is_keyed)
+        refolded = changes.fold_again(*probe.look_up(changes.keys))
         _copy(connection, staged.table, encoding, refolded.net)
         conflicts.update({kind.value: count for kind, count in refolded.conflicts.items()})
         for kind, key in refolded.conflict_keys:

@@ -1,27 +1,15 @@
-"""The same fold, vectorised: batches of changes sorted by lineage become batches of net changes.
+"""The fold of `replay.compact.fold_reference`, vectorised: sorted changes become net changes, batch by batch.
 
-A *run* is the changes of one lineage. Ordinary runs are folded all at once, by position. They have one key,
-and every change is possible after the one before it:
+A *run* is the changes of one lineage. Ordinary runs are folded all at once (`replay.compact.ordinary_runs`).
+Every other run (a key that changes, conflicts inside the window, tables without a key) goes change by change
+through the reference fold, which defines the result.
 
-| run                   | net             | values merged over |
-|-----------------------|-----------------|--------------------|
-| U…                    | UPDATE          | all                |
-| D or U…D, ending in D | DELETE          |                    |
-| D or U…D, then … I U… | DELETE, INSERT  | from the last I    |
-| I U…                  | INSERT          | all                |
-| I …D, ending in D     | NOTHING         |                    |
-| I …D, then … I U…     | NOTHING, INSERT | from the last I    |
+Net changes of contingent runs are in batches of their own, with the changes that they come from
+(`cdc_replay.replay.contingent_changes`).
 
-where merging takes, per column, the last change that sent it. Every other run (a key that moves, conflicts
-inside the window, tables without a key) goes change by change through `replay.compact.fold_reference`, which
-defines the result.
-
-The net changes of contingent runs (`replay.compact.fold_reference`) are in batches of their own, with the
-changes that they come from (`cdc_replay.replay.contingent_changes`).
-
-A run may span batches. What is carried from one batch to the next is its net effect so far, written as at
-most three changes, or the state of its reference fold, with its changes compressed: a key with a million
-changes that does not move needs no more memory than one with three.
+A run may span batches. Carried over to the next batch is its net effect so far, as at most three changes, or
+the state of its reference fold, with its changes compressed: a key with a million changes that does not move
+needs no more memory than one with three.
 """
 
 from __future__ import annotations
@@ -55,10 +43,10 @@ from cdc_replay.replay.compact.fold_reference import (
     fold,
 )
 from cdc_replay.replay.compact.ordinary_runs import RunBatch, fold_ordinary, run_starts
-from cdc_replay.replay.contingent_changes import dumped, with_changes
+from cdc_replay.replay.contingent_changes import dump_batch, with_changes
 
-_LONGEST_EFFECT: Final = 2
-"""Changes that it takes at most to have the effect of any ordinary run: I and D, or U and D."""
+_MAX_EFFECT_CHANGES: Final = 2
+"""The longest of the shortest runs with the effect of any ordinary run: I and D, or U and D."""
 
 
 @dataclass(slots=True)
@@ -70,7 +58,7 @@ class RunFolder:
     _open: OpenFold | None = None
     _open_run: tuple[int, int] = field(default=(0, 0))
     _open_changes: list[pa.Buffer] = field(default_factory=list)
-    """The changes of the open run, as they may have to be folded once more."""
+    """The changes of the open run, which may have to be folded again."""
 
     def feed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The net changes of all lineages that end before the last row of `batch`."""
@@ -102,41 +90,41 @@ class RunFolder:
             return
         target, lineage = run["target"][0].as_py(), run["lineage"][0].as_py()
         if target in self.rules.by_leaf:
-            self._keep_open(Unfolded.of(run), run, target, lineage)
+            self._keep_open(Unfolded.from_changes(run), run, target, lineage)
             return
-        piece = RunBatch.of(run, target in self.rules.truncated, target in self.rules.keyless)
-        if piece.ordinary[0]:
-            found = [
+        runs = RunBatch.from_batch(run, target in self.rules.truncated, target in self.rules.keyless)
+        if runs.ordinary[0]:
+            changes = [
                 change
                 for net in fold_batch(run, self.rules)
-                for change in _as_changes(net, np.full(net.num_rows, lineage, np.int64))
+                for change in _net_as_changes(net, np.full(net.num_rows, lineage, np.int64))
             ]
-            self._carried = _joined(found)
+            self._carried = _concat(changes)
             return
         self._keep_open(_fold_rows(run, target, self.rules), run, target, lineage)
 
-    def _keep_open(self, opened: OpenFold, run: pa.RecordBatch, target: int, lineage: int) -> None:
-        self._open = opened
+    def _keep_open(self, folded: OpenFold, run: pa.RecordBatch, target: int, lineage: int) -> None:
+        self._open = folded
         self._open_run = (target, lineage)
-        self._open_changes = [dumped(run)]
+        self._open_changes = [dump_batch(run)]
 
-    def _continue_open(self, opened: OpenFold, batch: pa.RecordBatch) -> int:
-        """Feed the rows that still belong to the open run; the number of them."""
+    def _continue_open(self, folded: OpenFold, batch: pa.RecordBatch) -> int:
+        """Fold the rows that still belong to the open run; returns their number."""
         target, lineage = self._open_run
         other = (int_array(batch["target"]) != target) | (int_array(batch["lineage"]) != lineage)
         count = int(other.argmax()) if other.any() else batch.num_rows
         if count:
-            self._open_changes.append(dumped(batch.slice(0, count)))
-        if not isinstance(opened, Unfolded):
+            self._open_changes.append(dump_batch(batch.slice(0, count)))
+        if not isinstance(folded, Unfolded):
             for change in changes_in(batch.slice(0, count)):
-                opened.apply(change)
+                folded.apply(change)
         return count
 
-    def _close_open(self, opened: OpenFold) -> pa.RecordBatch:
+    def _close_open(self, folded: OpenFold) -> pa.RecordBatch:
         self._open = None
         changes, self._open_changes = self._open_changes, []
-        net = net_batch(net_rows(opened, self._open_run[0]))
-        return with_changes(net, changes) if opened.is_contingent else net
+        net = net_batch(net_rows(folded, self._open_run[0]))
+        return with_changes(net, changes) if folded.is_contingent else net
 
 
 def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBatch]:
@@ -150,23 +138,23 @@ def fold_batch(batch: pa.RecordBatch, rules: FoldRules) -> Iterator[pa.RecordBat
 
 def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterator[pa.RecordBatch]:
     if target in rules.by_leaf:
-        yield with_changes(net_batch(net_rows(Unfolded.of(batch), target)), [dumped(batch)])
+        yield with_changes(net_batch(net_rows(Unfolded.from_changes(batch), target)), [dump_batch(batch)])
         return
-    piece = RunBatch.of(batch, target in rules.truncated, target in rules.keyless)
-    if piece.ordinary.any():
-        yield from fold_ordinary(piece, target)
+    runs = RunBatch.from_batch(batch, target in rules.truncated, target in rules.keyless)
+    if runs.ordinary.any():
+        yield from fold_ordinary(runs, target)
     rows: list[dict[str, Any]] = []
     contingent: list[dict[str, Any]] = []
     kept = np.zeros(batch.num_rows, dtype=np.bool_)
-    for run in np.flatnonzero(~piece.ordinary):
-        start, end = int(piece.starts[run]), int(piece.ends[run])
+    for run in np.flatnonzero(~runs.ordinary):
+        start, end = int(runs.starts[run]), int(runs.ends[run])
         folded = _fold_rows(batch.slice(start, end - start), target, rules)
         kept[start:end] = folded.is_contingent
         (contingent if folded.is_contingent else rows).extend(net_rows(folded, target))
     if rows:
         yield net_batch(rows)
     if contingent:
-        yield with_changes(net_batch(contingent), [dumped(take_rows(batch, np.flatnonzero(kept)))])
+        yield with_changes(net_batch(contingent), [dump_batch(take_rows(batch, np.flatnonzero(kept)))])
 
 
 def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> KeyedFold | KeylessFold:
@@ -181,53 +169,53 @@ def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> KeyedFold 
 def combine_map_side(
     batch: pa.RecordBatch, rules: FoldRules, lineages_of: Callable[[Int64s, pa.ListArray], Int64s]
 ) -> pa.RecordBatch:
-    """`batch` (INPUT, in the order of the log) with as few changes as have the same effect.
+    """`batch` (INPUT, in log order), with fewer changes of the same effect.
 
-    Ordinary runs of more than two changes become the shortest that do the same; where there are few of them,
-    nothing is done. `lineages_of` gives the lineages of keys by their targets.
+    Ordinary runs of more than two changes become the shortest equivalent runs; if there are few of them, the
+    batch is returned as it is. `lineages_of` gives the lineages of keys by their targets.
     """
     lineages = int_array(batch["lineage"])
     order = np.argsort(lineages, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(lineages[order])) + 1, len(order))
     lengths = np.diff(ends, prepend=0)
-    if len(order) == 0 or 2 * lengths[lengths > _LONGEST_EFFECT].sum() < len(order):
+    if len(order) == 0 or 2 * lengths[lengths > _MAX_EFFECT_CHANGES].sum() < len(order):
         return batch
     targets = int_array(batch["target"])[order]
     ordered = take_rows(batch, order[np.argsort(targets, kind="stable")])
     targets = int_array(ordered["target"])
     borders = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(targets)]
-    found: list[pa.RecordBatch] = []
+    combined: list[pa.RecordBatch] = []
     for start, end in itertools.pairwise(borders):
         target = int(targets[start])
-        piece = RunBatch.of(
+        runs = RunBatch.from_batch(
             ordered.slice(start, end - start), target in rules.truncated, target in rules.keyless
         )
-        foldable = piece.ordinary & (piece.ends - piece.starts > _LONGEST_EFFECT)
+        foldable = runs.ordinary & (runs.ends - runs.starts > _MAX_EFFECT_CHANGES)
         if rules.policy is ConflictPolicy.SKIP:
-            # An INSERT that is skipped because of what came before does not take later UPDATEs along.
-            foldable &= piece.kinds[piece.starts] != ord(ChangeKind.INSERT.value)
-        piece = replace(piece, ordinary=foldable)
-        is_left = np.repeat(~piece.ordinary, piece.ends - piece.starts)
-        found.append(piece.batch.filter(pa.array(is_left)))
-        for net in fold_ordinary(piece, target):
+            # If an earlier row makes apply skip the INSERT, later UPDATEs still apply to that row.
+            foldable &= runs.kinds[runs.starts] != ord(ChangeKind.INSERT.value)
+        runs = replace(runs, ordinary=foldable)
+        is_remaining = np.repeat(~runs.ordinary, runs.ends - runs.starts)
+        combined.append(runs.batch.filter(pa.array(is_remaining)))
+        for net in fold_ordinary(runs, target):
             lineages = lineages_of(int_array(net["target"]), net["base_key"])
-            found += _as_changes(net, lineages)
-    return _joined(found)
+            combined += _net_as_changes(net, lineages)
+    return _concat(combined)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=INPUT)
 
 
-def _as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.RecordBatch]:
-    """Net changes of one kind (OUTPUT) as the shortest ordinary runs that have them, in order (INPUT).
+def _net_as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.RecordBatch]:
+    """Net changes of one kind (OUTPUT) as the shortest ordinary runs with their effect, in order (INPUT).
 
-    | net     | changes                                    |
-    |---------|--------------------------------------------|
-    | INSERT  | I                                          |
-    | UPDATE  | U                                          |
-    | DELETE  | U for the UPDATEs that it may miss, then D |
-    | NOTHING | I, then D                                  |
+    | net       | changes                                    |
+    |-----------|--------------------------------------------|
+    | INSERT    | I                                          |
+    | UPDATE    | U                                          |
+    | DELETE    | U for the UPDATEs that it may miss, then D |
+    | TRANSIENT | I, then D                                  |
     """
     no_key, weight = pa.nulls(net.num_rows, TEXTS), net["update_missing"]
     one = pa.array(np.ones(net.num_rows, np.int32))

@@ -1,4 +1,4 @@
-"""The frames of the fold, INPUT and OUTPUT, and their rows as values of the reference fold."""
+"""The frames of the fold, INPUT and OUTPUT, and their rows as values of `fold_reference`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ INPUT: Final = pa.schema(
         ("weight", pa.int32()),
     ]
 )
-"""What is folded: sorted by target, lineage and position; `weight` is how many UPDATEs a row stands for.
+"""Input of the fold, sorted by target, lineage and position; `weight` is the number of UPDATEs in a row.
 
-`ordinal` orders the INSERTs of the window as the log does; of other changes it is not looked at.
+`ordinal` orders the INSERTs of the window as the log does; it is ignored for other changes.
 """
 
 OUTPUT: Final = pa.schema(
@@ -54,27 +54,27 @@ OUTPUT: Final = pa.schema(
         ("conflicts", pa.string()),
     ]
 )
-"""`model.frames.NET` in Arrow's types. No map: Spark takes 40 µs for each, even for a NULL one."""
+"""`model.frames.NET` in Arrow's types. No map: Spark takes 40 µs for each, even if it is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldRules:
-    """What the fold needs to know of the targets, by their index; picklable."""
+    """Rules of the fold, by index of the target; picklable."""
 
     policy: ConflictPolicy
     keyless: frozenset[int]
     truncated: frozenset[int]
     by_leaf: frozenset[int] = frozenset()
-    """Those of which only apply can fold the changes (`SubscribedTable.is_by_leaf`): all are contingent."""
+    """Targets whose changes only apply can fold (`SubscribedTable.is_by_leaf`): all are contingent."""
 
     def with_truncated(self, targets: Iterable[int]) -> FoldRules:
-        """The same, where these targets are truncated too."""
+        """The same rules, with more truncated targets."""
         return replace(self, truncated=self.truncated.union(targets))
 
 
 @dataclass(frozen=True, slots=True)
 class Unfolded:
-    """Changes that are left as they are; a net change without effect stands for them."""
+    """Changes that are not folded; an empty net change stands for them."""
 
     first: NetChange
     last_lsn: int
@@ -82,13 +82,13 @@ class Unfolded:
     conflicts: Mapping[ConflictKind, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, changes: pa.RecordBatch) -> Unfolded:
-        """Of these (INPUT); there must be one."""
+    def from_changes(cls, changes: pa.RecordBatch) -> Unfolded:
+        """Represents these changes (INPUT), of which there must be one."""
         first = next(changes_in(changes.slice(0, 1)))
         return cls(NetChange(NetKind.TRANSIENT, first.search_key or first.new_key or ()), first.commit_lsn)
 
     def net(self) -> Iterator[NetChange]:
-        """What stands for them."""
+        """The net change that stands for them."""
         yield self.first
 
 
@@ -96,7 +96,7 @@ OpenFold: TypeAlias = KeyedFold | KeylessFold | Unfolded
 
 
 def changes_in(batch: pa.RecordBatch) -> Iterator[RoutedChange]:
-    """The rows of a batch (INPUT), one by one."""
+    """The rows of a batch (INPUT) as values."""
     for row in batch.to_pylist():
         yield RoutedChange(
             ChangeKind(row["kind"]),
@@ -115,12 +115,12 @@ def _key(texts: list[str | None] | None) -> Key | None:
 
 
 def net_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Net changes (OUTPUT) of what `net_rows` gives."""
+    """Net changes (OUTPUT) of the rows that `net_rows` returns."""
     return pa.RecordBatch.from_pylist(rows, schema=OUTPUT)
 
 
 def net_rows(folded: OpenFold, target: int) -> list[dict[str, Any]]:
-    """What a lineage of the target comes to, as rows of OUTPUT."""
+    """The net changes of a lineage of the target, as rows of OUTPUT."""
     rows = [_net_row(change, target, folded.last_lsn) for change in folded.net()]
     if rows and folded.conflicts:
         conflicts = {kind.value: count for kind, count in folded.conflicts.items()}

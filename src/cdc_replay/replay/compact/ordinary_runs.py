@@ -1,4 +1,18 @@
-"""The fold of ordinary runs, vectorised: runs of one key in which every change is possible."""
+"""The fold of ordinary runs, vectorised: all runs of one target at once, by position.
+
+An ordinary run has one key, and each of its changes is possible after the one before it:
+
+| run                   | net               | values merged over |
+|-----------------------|-------------------|--------------------|
+| U…                    | UPDATE            | all                |
+| D or U…D, ending in D | DELETE            |                    |
+| D or U…D, then … I U… | DELETE, INSERT    | from the last I    |
+| I U…                  | INSERT            | all                |
+| I …D, ending in D     | TRANSIENT         |                    |
+| I …D, then … I U…     | TRANSIENT, INSERT | from the last I    |
+
+Merging takes, per column, the last change that sent it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +35,7 @@ _NULL, _TEXT, _UNKNOWN = b"nt-"
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """The runs of one target: rows `starts[i]:ends[i]`, `ordinary[i]` if the table above covers them."""
+    """The runs of one target: rows `starts[i]:ends[i]`; `ordinary[i]` if the run is ordinary."""
 
     batch: pa.RecordBatch
     kinds: npt.NDArray[np.uint8]
@@ -31,22 +45,22 @@ class RunBatch:
     is_truncated: bool
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> RunBatch:
+    def from_batch(cls, batch: pa.RecordBatch, is_truncated: bool, is_keyless: bool) -> RunBatch:
         """The runs of `batch` (INPUT), which has one target."""
         kinds = ascii_bytes(batch["kind"])
         starts = run_starts(batch)
         ends = np.append(starts[1:], len(kinds))
-        odd = _odd_changes(batch, kinds, starts, is_truncated)
-        ordinary = ~np.logical_or.reduceat(odd, starts)
+        irregular = _irregular_changes(batch, kinds, starts, is_truncated)
+        ordinary = ~np.logical_or.reduceat(irregular, starts)
         if is_keyless:
             ordinary &= ends - starts == 1
         return cls(batch, kinds, starts, ends, ordinary, is_truncated)
 
 
-def _odd_changes(
+def _irregular_changes(
     batch: pa.RecordBatch, kinds: npt.NDArray[np.uint8], starts: Int64s, is_truncated: bool
 ) -> Bools:
-    """Changes that are not of the run's one key, or not possible after the change before them."""
+    """Changes of another key than the run's, or not possible after the change before them."""
     first = np.zeros(len(kinds), dtype=bool)
     first[starts] = True
     before = np.roll(kinds, 1)
@@ -56,8 +70,8 @@ def _odd_changes(
     other_key = np.zeros(len(kinds), dtype=bool)
     other_key[1:] = _differ(key.slice(1), key.slice(0, len(kinds) - 1))
     moved = (kinds == _U) & _differ(key, pc.coalesce(batch["new_key"], key))
-    odd: Bools = impossible | (other_key & ~first) | moved
-    return odd
+    irregular: Bools = impossible | (other_key & ~first) | moved
+    return irregular
 
 
 def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
@@ -80,28 +94,28 @@ def fold_ordinary(piece: RunBatch, target: int) -> Iterator[pa.RecordBatch]:
     last_insert = np.maximum.reduceat(np.where(piece.kinds == _I, rows, -1), starts)
     first_delete = np.minimum.reduceat(np.where(piece.kinds == _D, rows, len(rows)), starts)
     deletes = first_delete < len(rows)
-    inserted_first = piece.kinds[starts] == _I
-    there = piece.kinds[lasts] != _D
+    starts_with_insert = piece.kinds[starts] == _I
+    exists_after = piece.kinds[lasts] != _D
     updates = _updates_before(piece, np.minimum(first_delete, ends))
 
-    parts = _NetRowBuilder(piece, target)
-    runs = np.flatnonzero(piece.ordinary & ~inserted_first & deletes)
-    yield from parts.rows(NetKind.DELETE, runs, starts[runs], update_missing=updates[runs])
-    runs = np.flatnonzero(piece.ordinary & ~inserted_first & ~deletes)
-    yield from parts.rows(NetKind.UPDATE, runs, starts[runs], update_missing=updates[runs])
+    builder = _NetRowBuilder(piece, target)
+    runs = np.flatnonzero(piece.ordinary & ~starts_with_insert & deletes)
+    yield from builder.rows(NetKind.DELETE, runs, starts[runs], update_missing=updates[runs])
+    runs = np.flatnonzero(piece.ordinary & ~starts_with_insert & ~deletes)
+    yield from builder.rows(NetKind.UPDATE, runs, starts[runs], update_missing=updates[runs])
     if not piece.is_truncated:
-        runs = np.flatnonzero(piece.ordinary & inserted_first & deletes)
-        yield from parts.rows(NetKind.TRANSIENT, runs, starts[runs])
-    runs = np.flatnonzero(piece.ordinary & there & (last_insert >= 0))
-    yield from parts.rows(NetKind.INSERT, runs, last_insert[runs])
+        runs = np.flatnonzero(piece.ordinary & starts_with_insert & deletes)
+        yield from builder.rows(NetKind.TRANSIENT, runs, starts[runs])
+    runs = np.flatnonzero(piece.ordinary & exists_after & (last_insert >= 0))
+    yield from builder.rows(NetKind.INSERT, runs, last_insert[runs])
 
 
 def _updates_before(piece: RunBatch, borders: Int64s) -> Int64s:
-    """How many UPDATEs each run has before its border."""
+    """The number of UPDATEs of each run before its border."""
     weights = np.where(piece.kinds == _U, int_array(piece.batch["weight"]), 0)
     total = np.concatenate([[0], np.cumsum(weights)])
-    counted: Int64s = total[borders] - total[piece.starts]
-    return counted
+    updates: Int64s = total[borders] - total[piece.starts]
+    return updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +135,7 @@ class _NetRowBuilder:
         last = self.piece.ends[runs] - 1
         key = batch["new_key" if kind in {NetKind.INSERT, NetKind.TRANSIENT} else "search_key"]
         if kind in {NetKind.INSERT, NetKind.UPDATE}:
-            values, kinds = _merged(batch, first, last)
+            values, kinds = _latest_values(batch, first, last)
         else:
             values, kinds = pa.nulls(count, TEXTS), pa.nulls(count, pa.string())
         is_insert = kind is NetKind.INSERT
@@ -142,8 +156,8 @@ class _NetRowBuilder:
         yield pa.RecordBatch.from_arrays(columns, schema=OUTPUT)
 
 
-def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Array, pa.Array]:
-    """Values and kinds of the rows that the changes `first` to `last` make, one row per pair."""
+def _latest_values(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Array, pa.Array]:
+    """Values and kinds of the rows after the changes `first` to `last`, one row per pair."""
     if (first == last).all():
         rows = pa.array(first)
         return batch["values"].take(rows), batch["kinds"].take(rows)
@@ -152,14 +166,14 @@ def _merged(batch: pa.RecordBatch, first: Int64s, last: Int64s) -> tuple[pa.Arra
     kinds = ascii_bytes(pc.fill_null(batch["kinds"], unknown)).reshape(-1, width)
     sent = (kinds == _NULL) | (kinds == _TEXT)
     positions = np.where(sent, np.arange(len(kinds))[:, None], -1)
-    chosen = np.maximum.accumulate(positions, axis=0)[last]
-    chosen = np.where(chosen >= first[:, None], chosen, first[:, None])
+    last_sent = np.maximum.accumulate(positions, axis=0)[last]
+    last_sent = np.where(last_sent >= first[:, None], last_sent, first[:, None])
     columns = np.arange(width)
     offsets = batch["values"].offsets.to_numpy()[:-1]
-    texts = batch["values"].values.take(pa.array((offsets[chosen] + columns).ravel()))
+    texts = batch["values"].values.take(pa.array((offsets[last_sent] + columns).ravel()))
     borders = np.arange(len(first) + 1, dtype=np.int32) * width
     values = pa.ListArray.from_arrays(pa.array(borders), texts)
-    merged = np.ascontiguousarray(kinds[chosen, columns])
+    merged = np.ascontiguousarray(kinds[last_sent, columns])
     merged_kinds = pa.StringArray.from_buffers(len(first), pa.py_buffer(borders), pa.py_buffer(merged))
     return values, merged_kinds
 

@@ -30,8 +30,8 @@ from cdc_replay.replay.compact.fold_reference import (
     fold,
 )
 from cdc_replay.replay.compact.refold import contingent_changes
-from cdc_replay.replay.contingent_changes import changes_of as changes_of_text
 from cdc_replay.replay.contingent_changes import changes_text
+from cdc_replay.replay.contingent_changes import parse_changes as changes_of_text
 
 INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
 KEYS = ("a", "b", "c")
@@ -290,7 +290,7 @@ steps = st.tuples(
 )
 
 
-def changes_of(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
+def parse_changes(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
     made = []
     for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
         target = new if moves and kind is UPD else key
@@ -324,7 +324,7 @@ def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_d
     chosen: list[Any], present: set[str]
 ) -> None:
     """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
-    changes = changes_of(chosen, moves=False)
+    changes = parse_changes(chosen, moves=False)
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     for change in changes:
         one_by_one.apply(change)
@@ -343,7 +343,7 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
     """A publisher's own stream, with moves, swaps and chains, onto the rows that it started from."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in changes_of(chosen, moves=True):
+    for change in parse_changes(chosen, moves=True):
         there = {key for (key,) in one_by_one.rows if key is not None}
         searched = change.search_key is None or change.search_key[0] in there
         taken = change.new_key is not None and change.new_key[0] in there
@@ -365,7 +365,7 @@ def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
     """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in changes_of(chosen, moves=True):
+    for change in parse_changes(chosen, moves=True):
         there = one_by_one.rows
         found = None if change.search_key is None else there.get(change.search_key)
         # A row that the window has inserted is `insert_exists` to apply, wherever it moves.
@@ -405,7 +405,7 @@ def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_th
     """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     source, possible = Naive(base_rows(published)), []
-    for change in changes_of(chosen, moves=True):
+    for change in parse_changes(chosen, moves=True):
         trials = [Naive(copy.deepcopy(rows)) for rows in (source.rows, one_by_one.rows)]
         for trial in trials:
             trial.apply(change)
@@ -478,7 +478,7 @@ def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
     assert set(contingent.keys) == {("1", "one"), ("5", "one"), ("2", "two"), ("1", "two")}
     same: dict[Key, Key] = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
 
-    found = contingent.refolded({("1", "one"): 1}, same)
+    found = contingent.fold_again({("1", "one"): 1}, same)
 
     assert found.conflicts == {ConflictKind.UPDATE_MISSING: 1, ConflictKind.DELETE_MISSING: 1}
     assert [(row["kind"], row["base_key"], row["values"]) for row in found.net.to_pylist()] == [
@@ -590,7 +590,7 @@ def test_batches_of_any_size_give_what_the_state_machine_gives(
     rules = FoldRules(policy, keyless=frozenset({2, 3}), truncated=frozenset({1, 3}))
     rows = []
     for lineage, (target, moves, made) in enumerate(sorted(chosen, key=lambda run: run[0])):
-        changes = changes_of(made, moves=moves)
+        changes = parse_changes(made, moves=moves)
         if not moves:
             key = changes[0].search_key or changes[0].new_key
             changes = [with_key(change, key) for change in changes]

@@ -25,18 +25,18 @@ from cdc_replay.replay.compact.shuffle import (
     PartitionAssignment,
     ShuffleWriter,
     chunk_facts,
+    facts_row,
     fold_deferred,
-    note_piece,
     read_partitions,
 )
 from cdc_replay.replay.route.router import ROUTED_SCHEMA
 from unit.replay.compact.test_fold import (
     by_reference,
     canonical,
-    changes_of,
     delete,
     in_python,
     insert,
+    parse_changes,
     steps,
     update,
 )
@@ -126,9 +126,11 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
     notes = ChunkFacts()
     for number, chunk in enumerate(chunks):
         notes.add(chunk_facts(chunk, number, Counter()))
-    rules = rules.with_truncated(notes.emptied)
-    packer = ShuffleWriter(rules, notes.survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
-    packed = [packer.packed(chunk, number, ChunkFacts()) for number, chunk in enumerate(chunks)]
+    rules = rules.with_truncated(notes.last_truncates)
+    packer = ShuffleWriter(
+        rules, notes.window_facts(), 0, PartitionAssignment.from_weights(parts, {0: 3, 1: 1})
+    )
+    packed = [packer.write_partitions(chunk, number, ChunkFacts()) for number, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
     return [
         in_python(row)
@@ -142,21 +144,23 @@ def in_one_round(
     changes: Placed, cuts: list[int], rules: FoldRules, parts: int
 ) -> tuple[list[Any], list[Any], ChunkFacts]:
     """The net changes of what is not set aside, of what is, and what the driver is told; a task per chunk."""
-    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(parts, {0: 3, 1: 1}))
+    packer = ShuffleWriter(
+        rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(parts, {0: 3, 1: 1})
+    )
     packed = []
     for number, chunk in enumerate(chunks_of(changes, cuts)):
         notes = chunk_facts(chunk, number, Counter({"filtered_out": 1}))
         if not packer.is_void(notes):
-            packed.append(packer.packed(chunk, number, notes))
+            packed.append(packer.write_partitions(chunk, number, notes))
         packed += packer.write_facts(notes)
     packed.reverse()
     found = read_partitions(packed).values()
     folded = [in_python(row) for part in found for net in part.net(rules) for row in net.to_pylist()]
-    notes = ChunkFacts.joined(part.notes.dumped() for part in found)
-    survey = notes.survey()
+    notes = ChunkFacts.merge_dumps(part.notes.dump() for part in found)
+    survey = notes.window_facts()
     waiting = [
         in_python(row)
-        for share in range(2 if notes.aside else 0)
+        for share in range(2 if notes.deferred else 0)
         for net in fold_deferred(notes, survey, rules, share=share, shares=2)
         for row in net.to_pylist()
     ]
@@ -182,7 +186,7 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
 ) -> None:
     """Target 0 has a key, target 1 has none; three keys, so that chunks have several changes of one."""
     rules = FoldRules(policy, keyless=frozenset({1}), truncated=frozenset())
-    made = changes_of([step for _, step in chosen], moves=moves)
+    made = parse_changes([step for _, step in chosen], moves=moves)
     changes = [(target, change) for (target, _), change in zip(chosen, made, strict=True)]
     changes = with_truncates(changes, truncates)
     rows = [
@@ -199,7 +203,7 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
     assert canonical_births(folded + aside) == expected
     assert not notes.is_void
     # Where keys move only before a TRUNCATE, nothing may have to wait.
-    assert notes.moves if notes.aside else notes.truncations or not notes.moves
+    assert notes.moves if notes.deferred else notes.truncations or not notes.moves
     assert notes.counts == {"filtered_out": len(cuts) + 1}
 
 
@@ -207,10 +211,10 @@ def test_pieces_leave_no_memory_behind() -> None:
     """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
     changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(2, {0: 1}))
+    packer = ShuffleWriter(rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(2, {0: 1}))
     before = pa.total_allocated_bytes()
     for chunk in range(10):
-        packer.packed(changes, chunk, ChunkFacts())
+        packer.write_partitions(changes, chunk, ChunkFacts())
     assert pa.total_allocated_bytes() == before
 
 
@@ -227,7 +231,7 @@ def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
         (("l",), None, 0),
         (("k",), ("k", "3"), 4),
     ]
-    assert sorted((each.chunk, each.rows) for each in notes.aside) == [(0, 1), (1, 2), (2, 1)]
+    assert sorted((each.chunk, each.rows) for each in notes.deferred) == [(0, 1), (1, 2), (2, 1)]
     assert not notes.is_void
 
 
@@ -244,8 +248,8 @@ def test_where_too_much_would_wait_the_round_is_void(
     changes = [(0, update("k", "l", "x", lsn=1))]
     changes += [(0, update("l", "l", str(number), lsn=number)) for number in range(2, 9)]
     folded, aside, notes = in_one_round(changes, [1, 3, 5][: chunks - 1], rules, 1)
-    assert (folded, aside, notes.aside, notes.is_void) == ([], [], [], True)
-    assert len(notes.survey().lineages) == 2
+    assert (folded, aside, notes.deferred, notes.is_void) == ([], [], [], True)
+    assert len(notes.window_facts().lineages) == 2
 
 
 @pytest.mark.parametrize("limit", ["_MOST_JOINED_BYTES", "_BYTES_PER_FOLD"])
@@ -263,8 +267,10 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
 def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
     changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    packer = ShuffleWriter(rules, ChunkFacts().survey(), 0, PartitionAssignment.of(1, {0: 1, 1: 1}))
-    packed = packer.packed(routed(changes), 0, ChunkFacts())
+    packer = ShuffleWriter(
+        rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(1, {0: 1, 1: 1})
+    )
+    packed = packer.write_partitions(routed(changes), 0, ChunkFacts())
     (net,) = [row for batch in read_partitions([packed])[0].net(rules) for row in batch.to_pylist()]
     assert net["update_missing"] == 1000
     assert packed["piece"][0].as_buffer().size < 2500
@@ -291,7 +297,7 @@ def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
         (0, NetKind.INSERT, ("b", "new")): [("update_missing", 1)],
         (0, NetKind.INSERT, ("c", "new")): None,
     }
-    assert notes.survey().truncations == (Truncation(0, 2, 2, restart_identity=False),)
+    assert notes.window_facts().truncations == (Truncation(0, 2, 2, restart_identity=False),)
     assert not notes.is_void
 
 
@@ -299,7 +305,7 @@ def test_notes_name_moves_and_travel_with_the_pieces() -> None:
     chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
     notes = chunk_facts(chunk, 0, Counter({"filtered_out": 2}))
     assert notes.moves == {((0, ("a",)), (0, ("b",)))}
-    arrived = read_partitions([note_piece(notes, 3), note_piece(notes, 3)])[3].notes
+    arrived = read_partitions([facts_row(notes, 3), facts_row(notes, 3)])[3].notes
     assert arrived.moves == notes.moves
     assert arrived.counts == {"filtered_out": 4}
 
@@ -310,27 +316,27 @@ def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
     first, second = (
-        ShuffleWriter(rules, survey, 4, PartitionAssignment.of(3, {0: 1}))
-        for survey in (ChunkFacts().survey(), news.survey())
+        ShuffleWriter(rules, survey, 4, PartitionAssignment.from_weights(3, {0: 1}))
+        for survey in (ChunkFacts().window_facts(), news.window_facts())
     )
     for packer, rows in ((first, 0), (second, 20)):
         assert packer.is_void(news) == (rows == 0)
         assert not packer.is_void(ChunkFacts())
         parts = read_partitions(
             [
-                packer.packed(changes, 0, ChunkFacts()),
+                packer.write_partitions(changes, 0, ChunkFacts()),
                 *packer.write_facts(news),
                 *packer.write_facts(ChunkFacts()),
             ]
         )
         assert sum(net.num_rows for part in parts.values() for net in part.net(rules)) == rows
         assert sorted(parts) == [4, 5, 6]
-        assert parts[4].notes.survey() == news.survey()
+        assert parts[4].notes.window_facts() == news.window_facts()
 
 
 def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
     """So most tasks have one target, and none has much more than its share; all parts are used."""
-    spread = PartitionAssignment.of(10, {0: 500, 2: 250, 3: 125, 7: 125})
+    spread = PartitionAssignment.from_weights(10, {0: 500, 2: 250, 3: 125, 7: 125})
     rng = np.random.default_rng(1)
     lineages = rng.integers(-(2**63), 2**63, 4000)
     found = {target: spread.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}
