@@ -30,8 +30,7 @@ from cdc_replay.replay.compact.fold_reference import (
     fold,
 )
 from cdc_replay.replay.compact.refold import contingent_changes
-from cdc_replay.replay.contingent_changes import changes_text
-from cdc_replay.replay.contingent_changes import parse_changes as changes_of_text
+from cdc_replay.replay.contingent_changes import changes_text, parse_changes
 
 INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
 KEYS = ("a", "b", "c")
@@ -290,7 +289,7 @@ steps = st.tuples(
 )
 
 
-def parse_changes(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
+def make_changes(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
     made = []
     for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
         target = new if moves and kind is UPD else key
@@ -324,7 +323,7 @@ def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_d
     chosen: list[Any], present: set[str]
 ) -> None:
     """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
-    changes = parse_changes(chosen, moves=False)
+    changes = make_changes(chosen, moves=False)
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     for change in changes:
         one_by_one.apply(change)
@@ -343,7 +342,7 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
     """A publisher's own stream, with moves, swaps and chains, onto the rows that it started from."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in parse_changes(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         there = {key for (key,) in one_by_one.rows if key is not None}
         searched = change.search_key is None or change.search_key[0] in there
         taken = change.new_key is not None and change.new_key[0] in there
@@ -365,7 +364,7 @@ def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
     """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in parse_changes(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         there = one_by_one.rows
         found = None if change.search_key is None else there.get(change.search_key)
         # A row that the window has inserted is `insert_exists` to apply, wherever it moves.
@@ -405,7 +404,7 @@ def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_th
     """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     source, possible = Naive(base_rows(published)), []
-    for change in parse_changes(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         trials = [Naive(copy.deepcopy(rows)) for rows in (source.rows, one_by_one.rows)]
         for trial in trials:
             trial.apply(change)
@@ -444,7 +443,7 @@ def test_contingent_lineages_bring_their_changes_along_through_batches() -> None
         ]
         made += list(folder.finish())
         [text] = [text for text in map(changes_text, made) if text is not None]
-        assert list(changes_in(changes_of_text(text))) == changes
+        assert list(changes_in(parse_changes(text))) == changes
 
 
 def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
@@ -462,7 +461,7 @@ def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
         made += list(folder.finish())
         [(net, text)] = [(net, text) for net in made if (text := changes_text(net)) is not None]
         assert net["kind"].to_pylist() == [NetKind.TRANSIENT.value]
-        assert list(changes_in(changes_of_text(text))) == changes
+        assert list(changes_in(parse_changes(text))) == changes
         assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
 
 
@@ -590,7 +589,7 @@ def test_batches_of_any_size_give_what_the_state_machine_gives(
     rules = FoldRules(policy, keyless=frozenset({2, 3}), truncated=frozenset({1, 3}))
     rows = []
     for lineage, (target, moves, made) in enumerate(sorted(chosen, key=lambda run: run[0])):
-        changes = parse_changes(made, moves=moves)
+        changes = make_changes(made, moves=moves)
         if not moves:
             key = changes[0].search_key or changes[0].new_key
             changes = [with_key(change, key) for change in changes]

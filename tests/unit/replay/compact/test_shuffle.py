@@ -36,7 +36,7 @@ from unit.replay.compact.test_fold import (
     delete,
     in_python,
     insert,
-    parse_changes,
+    make_changes,
     steps,
     update,
 )
@@ -186,7 +186,7 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
 ) -> None:
     """Target 0 has a key, target 1 has none; three keys, so that chunks have several changes of one."""
     rules = FoldRules(policy, keyless=frozenset({1}), truncated=frozenset())
-    made = parse_changes([step for _, step in chosen], moves=moves)
+    made = make_changes([step for _, step in chosen], moves=moves)
     changes = [(target, change) for (target, _), change in zip(chosen, made, strict=True)]
     changes = with_truncates(changes, truncates)
     rows = [
