@@ -405,8 +405,8 @@ def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) ->
         keys = more.localCheckpoint()
     emptied = F.broadcast(truncated.withColumnRenamed("target", "emptied"))
     truncated_changes = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
-    others = touched.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
-    return others.unionByName(truncated_changes)
+    unaffected = touched.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
+    return unaffected.unionByName(truncated_changes)
 
 
 def _keys(changes: DataFrame) -> DataFrame:
@@ -417,11 +417,11 @@ def _keys(changes: DataFrame) -> DataFrame:
 
 def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
     """The changes of one of the keys, and every TRUNCATE."""
-    known = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
+    selected = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
     same = (F.col("target") == F.col("known_target")) & (
         (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))
     )
-    rows = routed.where(F.col("kind") != "T").join(known, same, "left_semi")
+    rows = routed.where(F.col("kind") != "T").join(selected, same, "left_semi")
     return rows.unionByName(routed.where(F.col("kind") == "T"))
 
 

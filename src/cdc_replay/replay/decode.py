@@ -67,7 +67,7 @@ class LogReader:
     catalogs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(
+    def for_cores(
         cls,
         groups: Sequence[RowGroup],
         window: Window,
@@ -116,14 +116,14 @@ class LogReader:
 
         decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
         first = sum(map(len, self.tasks[:task]))
-        for number, group in enumerate(self.tasks[task], first):
-            yield number, _decoded(decoder, group)
+        for index, group in enumerate(self.tasks[task], first):
+            yield index, _decoded(decoder, group)
 
-    def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes of the tasks in `numbers`, in batches for Spark."""
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                for _, changes in self.chunks(number):
+    def changes(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes of the tasks in `tasks`, in batches for Spark."""
+        for batch in tasks:
+            for task in batch.column("id").to_pylist():
+                for _, changes in self.chunks(task):
                     yield from _batches(changes)
 
 

@@ -36,17 +36,18 @@ def read_definitions_and_summary(
     """
     history = catalog_history(change_log)
     log_definitions = change_log.definitions_in(window, history.positions)
-    catalogs = _Catalogs(history, window, history.numbered({number for _, number in log_definitions.all}))
-    known = change_log.relations()
+    catalogs = _Catalogs(history, window, history.numbered({version for _, version in log_definitions.all}))
+    relations = change_log.relations()
     changes = [
-        VersionedRelation(known[version], number, catalogs.catalog_for(known[version].id, number))
-        for version, number in sorted(log_definitions.changes)
+        VersionedRelation(relations[relation], version, catalogs.catalog_for(relations[relation].id, version))
+        for relation, version in sorted(log_definitions.changes)
     ]
     with_changes = {(versioned.relation.id, versioned.catalog_version) for versioned in changes}
-    truncates_only = _truncates(sorted(log_definitions.truncates - with_changes), known.values(), catalogs)
-    return tuple(
-        sorted((*changes, *truncates_only), key=lambda versioned: versioned.catalog_version)
-    ), log_definitions.summary
+    truncates_only = _truncates(
+        sorted(log_definitions.truncates - with_changes), relations.values(), catalogs
+    )
+    defined = sorted((*changes, *truncates_only), key=lambda versioned: versioned.catalog_version)
+    return tuple(defined), log_definitions.summary
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,22 @@ class _Catalogs:
     window: Window
     in_force: Mapping[int, PublisherCatalog]
 
-    def catalog_for(self, relation: RelationId, number: int) -> PublisherCatalog:
+    def catalog_for(self, relation: RelationId, version: int) -> PublisherCatalog:
         """The catalog of that number; if it lacks the table, another one that has it, if there is one.
 
         A table that was dropped before the publisher's catalog was read is in the version before. The rows of
         CREATE TABLE AS are written before the message about the table.
         """
-        if relation in self.in_force[number].tables:
-            return self.in_force[number]
+        if relation in self.in_force[version].tables:
+            return self.in_force[version]
         with_table = {
-            version: catalog for version, catalog in self._nearby.items() if relation in catalog.tables
+            nearby: catalog for nearby, catalog in self._nearby.items() if relation in catalog.tables
         }
-        earlier = [version for version in with_table if version < number]
+        earlier = [nearby for nearby in with_table if nearby < version]
         if with_table:
             return with_table[max(earlier) if earlier else min(with_table)]
-        older = (catalog for catalog in self.history.whole_catalogs(number) if relation in catalog.tables)
-        return next(older, self.in_force[number])
+        older = (catalog for catalog in self.history.whole_catalogs(version) if relation in catalog.tables)
+        return next(older, self.in_force[version])
 
     @functools.cached_property
     def _nearby(self) -> Mapping[int, PublisherCatalog]:
@@ -80,13 +81,13 @@ class _Catalogs:
 
 
 def _truncates(
-    truncates: Iterable[tuple[RelationId, int]], known: Iterable[Relation], catalogs: _Catalogs
+    truncates: Iterable[tuple[RelationId, int]], relations: Iterable[Relation], catalogs: _Catalogs
 ) -> Iterator[VersionedRelation]:
-    last = {relation.id: relation for relation in known}
-    for relation, number in truncates:
+    last = {relation.id: relation for relation in relations}
+    for relation, version in truncates:
         if relation in last:
-            catalog = catalogs.catalog_for(relation, number)
-            yield VersionedRelation(_live_columns(catalog, last[relation]), number, catalog)
+            catalog = catalogs.catalog_for(relation, version)
+            yield VersionedRelation(_live_columns(catalog, last[relation]), version, catalog)
 
 
 def _live_columns(catalog: PublisherCatalog, relation: Relation) -> Relation:
@@ -107,7 +108,7 @@ def catalog_history(change_log: ChangeLog) -> CatalogHistory:
 def log_reader(change_log: ChangeLog, window: Window, *, cores: int) -> LogReader:
     """A reader of a window of the log for that many cores."""
     groups, catalogs = change_log.segments(window), catalog_history(change_log).positions
-    return LogReader.of(groups, window, change_log.relations(), catalogs, cores=cores)
+    return LogReader.for_cores(groups, window, change_log.relations(), catalogs, cores=cores)
 
 
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:

@@ -167,7 +167,7 @@ def test_the_stage_yields_the_changes_of_the_window(
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
     catalogs = [(0, 0), (0, log.column("lsn").to_pylist()[10])]
 
-    reader = LogReader.of(groups, window, assembly.relations, catalogs, cores=2)
+    reader = LogReader.for_cores(groups, window, assembly.relations, catalogs, cores=2)
     frame = reader.frame(spark)
 
     inside = [row for row in log.to_pylist() if window.after.value < row["commit_lsn"] <= window.upto.value]
@@ -185,7 +185,7 @@ def in_order(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
-    frame = LogReader.of((), EVERYTHING, {}, [(0, 0)], cores=2).frame(spark)
+    frame = LogReader.for_cores((), EVERYTHING, {}, [(0, 0)], cores=2).frame(spark)
     assert frame.columns == list(CHANGES.names)
     assert frame.count() == 0
 
@@ -225,7 +225,9 @@ def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
         batches = [log_batch([good, good | {"seq": 1}]), log_batch([good | {"seq": 2}, bad])]
         groups = write_segment(tmp_path, damage, batches)
         with pytest.raises(PythonException) as failed:
-            LogReader.of(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).collect()
+            LogReader.for_cores(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(
+                spark
+            ).collect()
         said = str(failed.value)
         assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
         assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
@@ -241,4 +243,7 @@ def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSessio
     batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
     groups = write_segment(tmp_path, "test", [batch])
     window = Window(Lsn(0), Lsn(100))
-    assert LogReader.of(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count() == 1
+    assert (
+        LogReader.for_cores(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count()
+        == 1
+    )

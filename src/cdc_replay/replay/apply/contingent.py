@@ -116,11 +116,9 @@ class _Probe:
         same_rows = self._same_row_keys(keys, statements)
         self.connection.execute(sql.SQL("drop table {} cascade").format(self.table.identifier))
         rows: collections.Counter[Key] = collections.Counter(
-            key for (number,) in matched if (key := keys[number - 1]) not in same_rows
+            key for (index,) in matched if (key := keys[index - 1]) not in same_rows
         )
-        rows.update(
-            {same_rows[keys[number - 1]]: 1 for (number,) in matched if keys[number - 1] in same_rows}
-        )
+        rows.update({same_rows[keys[index - 1]]: 1 for (index,) in matched if keys[index - 1] in same_rows})
         return rows, same_rows
 
     def _same_row_keys(self, keys: Sequence[Key], statements: Statements) -> dict[Key, Key]:
@@ -128,9 +126,9 @@ class _Probe:
             return {}
         firsts: dict[tuple[int, int], Key] = {}
         return {
-            keys[number - 1]: firsts.setdefault((leaf, rank), keys[number - 1])
+            keys[index - 1]: firsts.setdefault((leaf, rank), keys[index - 1])
             for statement in statements.group_by_leaf_key()
-            for number, leaf, rank in self.session.query(statement)
+            for index, leaf, rank in self.session.query(statement)
         }
 
 

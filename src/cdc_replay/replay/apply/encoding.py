@@ -125,7 +125,7 @@ class CsvEncoder:
 
     def parts(self) -> list[dict[str, Any]]:
         """What was staged, as rows of `PARTS`, after all texts were written."""
-        return [_part_row(counts.part(*place)) for place, counts in self._counts.items()]
+        return [_part_row(counts.part(*key)) for key, counts in self._counts.items()]
 
     def failure(self, failure: SerializedError) -> dict[str, Any]:
         """The row of `PARTS` with an error."""
@@ -190,7 +190,7 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, counts: _StagedC
 def to_copy_csv(columns: Sequence[pa.Array]) -> memoryview:
     """The columns as rows of COPY's CSV."""
     sink = pa.BufferOutputStream()
-    names = [str(number) for number in range(len(columns))]
+    names = [str(index) for index in range(len(columns))]
     pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), sink, _CSV)
     return memoryview(sink.getvalue())
 

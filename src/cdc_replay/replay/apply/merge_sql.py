@@ -132,7 +132,7 @@ class Statements(PairStatements):
         if not stage.is_keyed:
             return sql.SQL("analyze {}").format(stage.identifier)
         positions = (
-            *(f"b{number}" for number in range(len(stage.keys))),
+            *(f"b{index}" for index in range(len(stage.keys))),
             *(f"v{n}" for n in stage.key_positions),
         )
         columns = commas(sql.Identifier(name) for name in ("attempt", "kind", *positions))
@@ -157,7 +157,7 @@ class Statements(PairStatements):
         which some rows were updated before, yields 0.5 at least.
         """
         percent = min(100.0, 100.0 * rows / self.staged.count(kind))
-        key = self._as_in_index(f"b{number}" for number in range(len(self.staged.table.keys)))
+        key = self._as_in_index(f"b{index}" for index in range(len(self.staged.table.keys)))
         return self._fill(
             _PHYSICAL_ORDER, percent=sql.Literal(percent), staged_rows=self.staged_rows(kind), key=commas(key)
         )
@@ -201,10 +201,10 @@ class Statements(PairStatements):
         """DDL for the table that `detach_rows` fills, if the owner cannot create it (`has_view`)."""
         columns = (
             sql.SQL("{} {}{}").format(
-                sql.Identifier(f"{letter}{number}"), sql.SQL(column.type_sql), collate(column)
+                sql.Identifier(f"{letter}{index}"), sql.SQL(column.type_sql), collate(column)
             )
             for letter in ("co" if keep_originals else "c")
-            for number, column in enumerate(self._writable())
+            for index, column in enumerate(self._writable())
         )
         return temporary_table(detached, [sql.SQL("staged_ctid tid"), *columns])
 
@@ -213,13 +213,13 @@ class Statements(PairStatements):
     ) -> list[sql.Composed]:
         """Move rows to update to a temporary table: new values in `c0`…, original ones in `o0`…."""
         columns = [
-            sql.SQL("{} as {}").format(self._merged_value(column), sql.Identifier(f"c{number}"))
-            for number, column in enumerate(self._writable())
+            sql.SQL("{} as {}").format(self._merged_value(column), sql.Identifier(f"c{index}"))
+            for index, column in enumerate(self._writable())
         ]
         if keep_originals:
             columns += [
-                sql.SQL("{} as {}").format(qualified("target", column.name), sql.Identifier(f"o{number}"))
-                for number, column in enumerate(self._writable())
+                sql.SQL("{} as {}").format(qualified("target", column.name), sql.Identifier(f"o{index}"))
+                for index, column in enumerate(self._writable())
             ]
         staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
         return [
@@ -253,9 +253,9 @@ class Statements(PairStatements):
         assignments = [
             sql.SQL("{} = {}").format(
                 sql.Identifier(column.name),
-                self._value_or_current(number, column, number in self.staged.unsent),
+                self._value_or_current(index, column, index in self.staged.unsent),
             )
-            for number, column in self._settable()
+            for index, column in self._settable()
         ]
         return self._fill(
             "update {target} as target set {assignments} from {stage} as staged{pairs}"
@@ -277,9 +277,9 @@ class Statements(PairStatements):
         """Overwrite the columns sent in rows that have the key of staged INSERTs."""
         assignments = [
             sql.SQL("{} = {}").format(
-                sql.Identifier(column.name), self._value_or_current(number, column, True)
+                sql.Identifier(column.name), self._value_or_current(index, column, True)
             )
-            for number, column in self._settable()
+            for index, column in self._settable()
         ]
         return self._fill(
             "update {target} as target set {assignments} from {stage} as staged"
@@ -298,9 +298,9 @@ class Statements(PairStatements):
         slow.
         """
         columns = [
-            (number, column)
-            for number, column in enumerate(self.published)
-            if omitted[number : number + 1] != "-"
+            (index, column)
+            for index, column in enumerate(self.published)
+            if omitted[index : index + 1] != "-"
         ]
         conditions = [self.staged_rows(NetKind.INSERT)]
         if len(self.staged.omitted) > 1:
@@ -319,7 +319,7 @@ class Statements(PairStatements):
             table=self.name,
             # A table without columns still has a number of rows.
             names=sql.SQL(" ({})").format(names) if columns else sql.SQL(""),
-            values=commas(qualified("staged", f"v{number}") for number, _ in columns),
+            values=commas(qualified("staged", f"v{index}") for index, _ in columns),
             stage=self.stage,
             where=all_of(conditions),
             ordered=_IN_LOG_ORDER if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
@@ -329,7 +329,7 @@ class Statements(PairStatements):
         """(update_missing, keys) of staged INSERTs whose key the target does not have."""
         free = self._exists(self.occupies_inserted_key, expected=False)
         staged_rows = self.staged_rows(NetKind.INSERT)
-        key = texts(f"v{number}" for number in self.staged.table.key_positions)
+        key = texts(f"v{index}" for index in self.staged.table.key_positions)
         return self._fill(_UNMATCHED, free=free, staged_rows=staged_rows, key=key, limit=sql.Literal(limit))
 
     def blocking_rows(self, rows: sql.Composable, same: sql.Composable, limit: int) -> sql.Composed:
@@ -353,23 +353,23 @@ class Statements(PairStatements):
 
         An updated row may have a transit key that equals its own key but is written in another way.
         """
-        others = self._fill(
+        not_updated = self._fill(
             "not exists (select from {stage} as staged where {updated} and {key_match})",
             updated=self.staged_rows(NetKind.UPDATE),
         )
-        return all_of([self.staged_rows(NetKind.TRANSIT), self.key_match, others])
+        return all_of([self.staged_rows(NetKind.TRANSIT), self.key_match, not_updated])
 
     @property
     def occupies_detached_key(self) -> sql.Composed:
         """`target` has the key that `detached` moves to."""
-        numbers = {column.name: number for number, column in enumerate(self._writable())}
+        index_by_name = {column.name: index for index, column in enumerate(self._writable())}
         return self._same_key(
-            qualified("detached", f"c{numbers[column.name]}") for column in self.staged.table.keys
+            qualified("detached", f"c{index_by_name[column.name]}") for column in self.staged.table.keys
         )
 
     def _ordered_by_key(self) -> sql.Composable:
         """ORDER BY of staged INSERTs in the order of the target's index, if that has one."""
-        by = self._as_in_index(f"v{number}" for number in self.staged.table.key_positions)
+        by = self._as_in_index(f"v{index}" for index in self.staged.table.key_positions)
         return sql.SQL(" order by {}").format(commas(by)) if by else sql.SQL("")
 
     def _report_missing(
@@ -384,12 +384,12 @@ class Statements(PairStatements):
         columns = self._writable()
         statement = sql.SQL("insert into {} ({}) overriding system value select {} from {}")
         names = commas(sql.Identifier(column.name) for column in columns)
-        values = commas(qualified("detached", f"{letter}{number}") for number in range(len(columns)))
+        values = commas(qualified("detached", f"{letter}{index}") for index in range(len(columns)))
         return statement.format(self.name, names, values, rows)
 
     def _merged_value(self, column: TargetColumn) -> sql.Composed:
-        for number, published in enumerate(self.published):
+        for index, published in enumerate(self.published):
             if published.name == column.name:
-                sent = self._value_or_current(number, column, number in self.staged.unsent)
+                sent = self._value_or_current(index, column, index in self.staged.unsent)
                 return sql.SQL("({})::{}").format(sent, sql.SQL(column.type_sql))
         return sql.SQL("{}").format(qualified("target", column.name))

@@ -100,9 +100,9 @@ class StageTable:
     @property
     def _data_columns(self) -> list[tuple[str, TargetColumn]]:
         return [
-            (f"{letter}{number}", column)
+            (f"{letter}{index}", column)
             for letter, columns in (("b", self.keys), ("v", self.values))
-            for number, column in enumerate(columns)
+            for index, column in enumerate(columns)
         ]
 
     def _typed(self, named: tuple[str, TargetColumn]) -> sql.Composed:

@@ -65,7 +65,7 @@ class TargetSql:
         if not self.staged.table.is_keyed:
             return sql.SQL(_PAIR_MATCH).format()
         return self._same_key(
-            qualified("staged", f"b{number}") for number in range(len(self.staged.table.keys))
+            qualified("staged", f"b{index}") for index in range(len(self.staged.table.keys))
         )
 
     @property
@@ -73,37 +73,37 @@ class TargetSql:
         """The base key of `staged` as shown in conflicts; NULL in a table without a key."""
         if not self.staged.table.is_keyed:
             return sql.SQL("array[null]::text[]").format()
-        return texts(f"b{number}" for number in range(len(self.staged.table.keys)))
+        return texts(f"b{index}" for index in range(len(self.staged.table.keys)))
 
     @property
     def _base_names(self) -> list[str]:
-        return [f"b{number}" for number in range(len(self.staged.table.keys))]
+        return [f"b{index}" for index in range(len(self.staged.table.keys))]
 
     def _writable(self) -> list[TargetColumn]:
         return [column for column in self.target.columns if not column.is_generated]
 
     def _settable(self) -> list[tuple[int, TargetColumn]]:
-        return [(number, column) for number, column in enumerate(self.published) if column.identity != ALWAYS]
+        return [(index, column) for index, column in enumerate(self.published) if column.identity != ALWAYS]
 
-    def _same_key(self, others: Iterable[sql.Composable]) -> sql.Composed:
+    def _same_key(self, key_values: Iterable[sql.Composable]) -> sql.Composed:
         return all_of(
             equal(column.equality or _EQUALS, qualified("target", column.name), other)
-            for column, other in zip(self.staged.table.keys, others, strict=True)
+            for column, other in zip(self.staged.table.keys, key_values, strict=True)
         )
 
     @property
     def occupies_inserted_key(self) -> sql.Composed:
         """`target` has the key that `staged` inserts."""
-        return self._same_key(qualified("staged", f"v{number}") for number in self.staged.table.key_positions)
+        return self._same_key(qualified("staged", f"v{index}") for index in self.staged.table.key_positions)
 
-    def _value_or_current(self, number: int, column: TargetColumn, may_be_unsent: bool) -> sql.Composed:
+    def _value_or_current(self, index: int, column: TargetColumn, may_be_unsent: bool) -> sql.Composed:
         """The value sent for the column, else the row's current value."""
-        value = qualified("staged", f"v{number}")
+        value = qualified("staged", f"v{index}")
         if not may_be_unsent:
             return sql.SQL("{}").format(value)
         current = qualified("target", column.name)
         chosen = sql.SQL("case when substr(staged.kinds, {}, 1) not in ('n', 't') then {} else {} end")
-        return chosen.format(sql.Literal(number + 1), current, value)
+        return chosen.format(sql.Literal(index + 1), current, value)
 
     def _as_in_index(self, key: Iterable[str]) -> list[sql.Composed]:
         """ORDER BY items for the key columns of `staged`, as far as the index has an order."""

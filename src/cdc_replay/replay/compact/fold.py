@@ -111,8 +111,8 @@ class RunFolder:
     def _continue_open(self, folded: OpenFold, batch: pa.RecordBatch) -> int:
         """Fold the rows that still belong to the open run; returns their number."""
         target, lineage = self._open_run
-        other = (int_array(batch["target"]) != target) | (int_array(batch["lineage"]) != lineage)
-        count = int(other.argmax()) if other.any() else batch.num_rows
+        is_other_run = (int_array(batch["target"]) != target) | (int_array(batch["lineage"]) != lineage)
+        count = int(is_other_run.argmax()) if is_other_run.any() else batch.num_rows
         if count:
             self._open_changes.append(dump_batch(batch.slice(0, count)))
         if not isinstance(folded, Unfolded):
@@ -145,16 +145,18 @@ def _fold_target(batch: pa.RecordBatch, target: int, rules: FoldRules) -> Iterat
         yield from fold_ordinary(runs, target)
     rows: list[dict[str, Any]] = []
     contingent: list[dict[str, Any]] = []
-    kept = np.zeros(batch.num_rows, dtype=np.bool_)
+    is_contingent = np.zeros(batch.num_rows, dtype=np.bool_)
     for run in np.flatnonzero(~runs.ordinary):
         start, end = int(runs.starts[run]), int(runs.ends[run])
         folded = _fold_rows(batch.slice(start, end - start), target, rules)
-        kept[start:end] = folded.is_contingent
+        is_contingent[start:end] = folded.is_contingent
         (contingent if folded.is_contingent else rows).extend(net_rows(folded, target))
     if rows:
         yield net_batch(rows)
     if contingent:
-        yield with_changes(net_batch(contingent), [dump_batch(take_rows(batch, np.flatnonzero(kept)))])
+        yield with_changes(
+            net_batch(contingent), [dump_batch(take_rows(batch, np.flatnonzero(is_contingent)))]
+        )
 
 
 def _fold_rows(run: pa.RecordBatch, target: int, rules: FoldRules) -> KeyedFold | KeylessFold:
@@ -218,7 +220,7 @@ def _net_as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.Record
     | TRANSIENT | I, then D                                  |
     """
     no_key, weight = pa.nulls(net.num_rows, TEXTS), net["update_missing"]
-    one = pa.array(np.ones(net.num_rows, np.int32))
+    ones = pa.array(np.ones(net.num_rows, np.int32))
 
     def changes(kind: ChangeKind, search: pa.Array, new: pa.Array, weight: pa.Array) -> pa.RecordBatch:
         letters = pa.array([kind.value], pa.string()).take(pa.array(np.zeros(net.num_rows, np.int32)))
@@ -229,12 +231,12 @@ def _net_as_changes(net: pa.RecordBatch, lineages: Int64s) -> Iterator[pa.Record
 
     key, kinds = net["base_key"], set(net["kind"].unique().to_pylist())
     if kinds & {NetKind.INSERT.value, NetKind.TRANSIENT.value}:
-        yield changes(ChangeKind.INSERT, no_key, key, one)
+        yield changes(ChangeKind.INSERT, no_key, key, ones)
     if kinds & {NetKind.UPDATE.value, NetKind.DELETE.value}:
         updated = changes(ChangeKind.UPDATE, key, key, weight)
         yield updated.filter(pc.greater(weight, 0))
     if kinds & {NetKind.DELETE.value, NetKind.TRANSIENT.value}:
-        yield changes(ChangeKind.DELETE, key, no_key, one)
+        yield changes(ChangeKind.DELETE, key, no_key, ones)
 
 
 def _no_text(net: pa.RecordBatch) -> pa.Array:

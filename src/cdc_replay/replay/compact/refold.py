@@ -48,13 +48,13 @@ class ContingentChanges:
         conflicts: collections.Counter[ConflictKind] = collections.Counter()
         conflict_keys: list[tuple[ConflictKind, Key]] = []
         for lineage in self.lineages:
-            known = {key: rows.get(key, 0) for key in self._row_keys(lineage, same)}
+            known_rows = {key: rows.get(key, 0) for key in self._row_keys(lineage, same)}
             folded = fold(
                 lineage,
                 policy=self.policy,
                 is_keyed=self.is_keyed,
                 is_truncated=False,
-                known=known,
+                known=known_rows,
                 same=same,
             )
             conflicts.update(folded.conflicts)

@@ -262,12 +262,12 @@ class ShuffleWriter:
     def _with_lineage(self, routed: pa.RecordBatch, chunk: int) -> pa.RecordBatch:
         key = pc.coalesce(routed["search_key"], routed["new_key"])
         lineages = self._lineages(int_array(routed["target"]), key)
-        known = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
+        columns_by_name = {name: routed[name] for name in INPUT.names if name in routed.schema.names}
         # Chunks are numbered in log order, and none has more rows than these bits can count.
         ordinals = np.arange(routed.num_rows, dtype=np.int64) + (chunk << _ROW_BITS)
         weights = np.ones(routed.num_rows, dtype=np.int32)
         added = {"lineage": lineages, "ordinal": ordinals, "weight": weights}
-        columns = known | {name: pa.array(array) for name, array in added.items()}
+        columns = columns_by_name | {name: pa.array(array) for name, array in added.items()}
         return pa.RecordBatch.from_arrays([columns[name] for name in INPUT.names], schema=INPUT)
 
     def _lineages(self, targets: Int64s, keys: pa.ListArray) -> Int64s:
@@ -502,8 +502,8 @@ def _differ(left: pa.ListArray, right: pa.ListArray) -> Bools:
     """Whether two lists of one length differ, if neither is NULL; NULL elements count as equal."""
     both = is_valid(left) & is_valid(right)
     rows = pa.array(np.flatnonzero(both))
-    lists, others = left.take(rows), right.take(rows)
-    ours, theirs = lists.flatten(), others.flatten()
+    lists, other_lists = left.take(rows), right.take(rows)
+    ours, theirs = lists.flatten(), other_lists.flatten()
     unequal = booleans(pc.not_equal(ours, theirs)) | (is_valid(ours) != is_valid(theirs))
     count = offsets_from_lengths(unequal)
     ends = offsets_from_lengths(int_array(pc.list_value_length(lists)))

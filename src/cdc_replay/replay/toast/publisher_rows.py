@@ -77,7 +77,7 @@ class PublisherLeaf:
 
     def statement(self, columns: Sequence[str]) -> sql.Composed:
         """(index from 1, columns) of the rows with the given keys: one array of texts per key column."""
-        names = [sql.Identifier(f"k{number}") for number in range(len(self.keys))]
+        names = [sql.Identifier(f"k{index}") for index in range(len(self.keys))]
         same = [
             same_key(
                 sql.Identifier("t", column),
@@ -134,16 +134,16 @@ class PublisherTables:
 
 
 def _planned(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) -> PlannedTable:
-    numbers = {column: (column_id.attnum, column_id.type_oid) for column_id, column in columns.items()}
-    return PlannedTable(oid, name, is_partitioned=False, columns=numbers)
+    column_ids = {column: (column_id.attnum, column_id.type_oid) for column_id, column in columns.items()}
+    return PlannedTable(oid, name, is_partitioned=False, columns=column_ids)
 
 
 def _keys(
     table: TargetTable, leaf: TrackedLeaf, names: Mapping[TupleColumn, str]
 ) -> tuple[tuple[str, str, Operator], ...]:
     """The leaf's key columns as the table has them; none if its identity is another one now."""
-    by_number = {column.attnum: name for column, name in names.items()}
-    key = [by_number.get(number) for number in leaf.key]
+    name_by_attnum = {column.attnum: name for column, name in names.items()}
+    key = [name_by_attnum.get(attnum) for attnum in leaf.key]
     if sorted(table.identity) != sorted(name for name in key if name is not None):
         return ()
     columns = [table.column(name) for name in key if name is not None]
@@ -217,11 +217,11 @@ class PublisherRowReader:
             rows = to_read.read(session.connection, [entry["key"] for entry in entries])
             if len(rows) < len(entries):
                 to_read.check_not_rewritten(session.connection)
-        for number, entry in enumerate(entries, start=1):
-            if to_read is not None and number not in rows:
+        for index, entry in enumerate(entries, start=1):
+            if to_read is not None and index not in rows:
                 _put(entry, {}, entry["missing"])
             else:
-                values = dict(zip(to_read.positions, rows[number], strict=True)) if to_read else {}
+                values = dict(zip(to_read.positions, rows[index], strict=True)) if to_read else {}
                 _put(entry, values, is_gone)
 
 

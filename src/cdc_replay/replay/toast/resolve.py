@@ -110,8 +110,10 @@ def _resolve(history: ChangeHistory, entries: Sequence[ChangePosition]) -> DataF
     def pass_untracked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from untracked(batches, leaves)
 
-    known = F.col("relation_id").isin(list(leaves))
-    untracked_entries = marked.where(known & F.col("is_entry") & ~_is_tracked(history)).select(*CHANGES.names)
+    is_of_leaf = F.col("relation_id").isin(list(leaves))
+    untracked_entries = marked.where(is_of_leaf & F.col("is_entry") & ~_is_tracked(history)).select(
+        *CHANGES.names
+    )
     resolved = map_in_arrow(ordered, track_partition, RESOLVED.ddl).unionByName(
         map_in_arrow(untracked_entries, pass_untracked, RESOLVED.ddl)
     )

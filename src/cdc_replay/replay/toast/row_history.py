@@ -51,7 +51,7 @@ class _EnteringRow:
 
     def give_up(self, attnums: Collection[int]) -> None:
         """The values of these columns have changed since."""
-        self.given_up |= {self.unresolved.pop(number) for number in attnums if number in self.unresolved}
+        self.given_up |= {self.unresolved.pop(attnum) for attnum in attnums if attnum in self.unresolved}
 
     def lose(self) -> None:
         """The missing values cannot be proved any more."""

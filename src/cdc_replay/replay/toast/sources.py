@@ -130,10 +130,10 @@ def _visible_changes(
 
 
 def _versions(change_log: ChangeLog, window: Window) -> dict[RelationId, list[Relation]]:
-    known = change_log.relations()
+    relations = change_log.relations()
     versions: dict[RelationId, list[Relation]] = {}
     for version in sorted(change_log.relation_versions(window)):
-        versions.setdefault(known[version].id, []).append(known[version])
+        versions.setdefault(relations[version].id, []).append(relations[version])
     return versions
 
 
@@ -170,8 +170,8 @@ def _ambiguous_names(
     (R9.10): changes before a rename would be attributed to the other column.
     """
     names_by_leaf: dict[RelationId, set[str]] = {leaf: set() for leaf in leaves}
-    for (_, before), (number, after) in itertools.pairwise(sorted(catalogs.items())):
-        if not history.is_whole(number):
+    for (_, before), (version, after) in itertools.pairwise(sorted(catalogs.items())):
+        if not history.is_whole(version):
             continue
         for leaf, names in names_by_leaf.items():
             if leaf in before.tables and leaf in after.tables:
@@ -181,9 +181,11 @@ def _ambiguous_names(
 
 def _renamed(before: Table, after: Table) -> set[str]:
     """Names that moved to another column, and names of columns that were renamed."""
-    known = {(column.attnum, column.name) for table in (before, after) for column in table.columns}
-    numbers, names = (collections.Counter(pair[position] for pair in known) for position in (0, 1))
-    return {name for number, name in known if numbers[number] > 1 or names[name] > 1}
+    named_columns = {(column.attnum, column.name) for table in (before, after) for column in table.columns}
+    counts_by_attnum, names = (
+        collections.Counter(pair[position] for pair in named_columns) for position in (0, 1)
+    )
+    return {name for attnum, name in named_columns if counts_by_attnum[attnum] > 1 or names[name] > 1}
 
 
 def _is_identified(catalog: PublisherCatalog, leaf: RelationId) -> bool:

@@ -83,11 +83,13 @@ class TrackedLeaf:
         IDENTITY FULL an old tuple has every value, and nothing is ever missing.
         """
         versions = {relation.version: relation for relation in relations}
-        known = {shape: names for shape, names in columns.items() if shape[0] in versions}
-        keys = {_key(versions[version], names) for (version, _), names in known.items()}
+        shapes = {shape: names for shape, names in columns.items() if shape[0] in versions}
+        keys = {_key(versions[version], names) for (version, _), names in shapes.items()}
         is_full = any(version.replica_identity is ReplicaIdentity.FULL for version in versions.values())
         key = next(iter(keys)) if len(keys) == 1 and not is_full else ()
-        return cls(next(iter(versions.values())).id, tuple(versions.values()), known, subscribed_columns, key)
+        return cls(
+            next(iter(versions.values())).id, tuple(versions.values()), shapes, subscribed_columns, key
+        )
 
     def columns_of(self, shape: Shape, width: int) -> tuple[TupleColumn | None, ...]:
         """The columns of a tuple of this shape and width."""
@@ -105,8 +107,8 @@ def key_positions(relation: Relation) -> tuple[int, ...]:
 
 def _key(relation: Relation, columns: tuple[TupleColumn | None, ...]) -> tuple[int, ...]:
     key_columns = [columns[position] for position in key_positions(relation)]
-    known = [column.attnum for column in key_columns if column is not None]
-    return tuple(known) if len(known) == len(key_columns) else ()
+    attnums = [column.attnum for column in key_columns if column is not None]
+    return tuple(attnums) if len(attnums) == len(key_columns) else ()
 
 
 def tuple_columns(
@@ -117,15 +119,15 @@ def tuple_columns(
     Tuples hold columns in order of attribute number. If a catalog was read later than the version was in
     force, the order or a type may not fit; then it is ambiguous which columns these are.
     """
-    known = {} if table is None else {column.name: column for column in table.columns}
+    table_columns = {} if table is None else {column.name: column for column in table.columns}
     columns = [
-        TupleColumn(known[column.name].attnum, column.type_oid, column.typmod)
-        if column.name in known and known[column.name].type_oid == column.type_oid
+        TupleColumn(table_columns[column.name].attnum, column.type_oid, column.typmod)
+        if column.name in table_columns and table_columns[column.name].type_oid == column.type_oid
         else None
         for column in relation.columns
     ]
-    numbers = [column.attnum for column in columns if column is not None]
-    if numbers != sorted(numbers):
+    attnums = [column.attnum for column in columns if column is not None]
+    if attnums != sorted(attnums):
         return (None,) * len(columns)
     return tuple(
         None if relation_column.name in uncertain else column

@@ -200,7 +200,7 @@ def _published(subscription: Subscription, change_log: ChangeLog) -> frozenset[Q
     """The tables that a snapshot can copy, by the log's last catalog."""
     catalog = catalog_history(change_log).at(change_log.end_lsn)
     try:
-        return frozenset(each.table.name for each in synced_tables(catalog, subscription.publications))
+        return frozenset(table.table.name for table in synced_tables(catalog, subscription.publications))
     except PublicationRefused:
         return frozenset()
 
