@@ -100,7 +100,7 @@ def shared(database: Database) -> list[tuple[int, int]]:
     return [(key, value) for key, value, _ in database.rows(ROWS)]
 
 
-def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
+def test_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
     """The range touches 4, 5 (later deleted) and 2, 3, 1; what came later of them is applied as well."""
     everything = history.fill(0, 4)
     assert shared(history.ours) == STATES[4]
@@ -135,7 +135,7 @@ def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: Histor
     assert shared(history.ours) == [*STATES[4], (7, 7)]
 
 
-def test_an_update_that_finds_no_row_natively_brings_none(history: History) -> None:
+def test_update_that_matches_no_row_natively_inserts_none(history: History) -> None:
     """R4.1, R8.4: with publish = 'update' row 3 was never there, and nothing says that row 2 must be."""
     assert history.ours.rows("table w order by id") == [(1, 10), (2, 10)]
     history.ours.run("update w set a = -1 where id = 1; delete from w where id = 2")
@@ -163,7 +163,7 @@ def test_another_database_gets_the_range_as_it_was(history: History) -> None:
     assert shared(history.ours) == STATES[4]
 
 
-def test_a_range_may_be_given_by_time(history: History) -> None:
+def test_range_may_be_given_by_timestamps(history: History) -> None:
     """Up to the last transaction that was committed by then."""
     other = history.twin.database(TABLES)
     other.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
@@ -174,7 +174,7 @@ def test_a_range_may_be_given_by_time(history: History) -> None:
     assert history.positions[0] < result.from_lsn < result.to_lsn <= history.positions[3]
 
 
-def test_a_table_that_was_truncated_since_gets_what_came_after(history: History) -> None:
+def test_table_truncated_since_gets_the_changes_after_the_truncate(history: History) -> None:
     """The TRUNCATE empties what the range wrote; the rows that came after it are part of the repair."""
     history.twin.publish(
         "truncate t;\ninsert into t values (8, 8), (9, 9);\nupdate t set a = 90 where id = 9"
@@ -187,7 +187,7 @@ def test_a_table_that_was_truncated_since_gets_what_came_after(history: History)
     assert shared(history.ours) == [(8, 8), (9, 90)]
 
 
-def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
+def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     twin, config = history.twin, history.twin.config
     first, second = (str(each) for each in history.positions[:2])
     with pytest.raises(InvalidConfiguration, match="is empty"):

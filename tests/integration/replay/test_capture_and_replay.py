@@ -26,7 +26,7 @@ TRAFFIC = ";\n".join(
 )
 
 
-def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
+def test_captured_changes_are_applied_while_the_capture_runs(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One result over several windows, the sum of what they are."""
@@ -53,9 +53,7 @@ def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
     assert twin.rows("s", "t")
 
 
-def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_capture_leaves_its_changes_applied(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is that of the capture; the next run goes on where the log ends."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
@@ -75,7 +73,7 @@ def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
     assert len(twin.rows("s", "t")) == 8
 
 
-def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twin) -> None:
+def test_failed_subscription_is_left_out_of_later_windows(twin: Twin) -> None:
     """The other one comes to the end, and what stands in the way of the first is named."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
@@ -95,7 +93,7 @@ def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twi
     assert len(twin.rows("good", "t")) == 8
 
 
-def test_a_long_window_is_several_transactions_of_the_subscriber(
+def test_long_window_is_several_transactions_of_the_subscriber(
     twin: Twin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(plan, "ROWS_PER_WINDOW", 20)
@@ -118,7 +116,7 @@ def test_a_long_window_is_several_transactions_of_the_subscriber(
     assert twin.rows("s", "t")
 
 
-def test_subscriptions_that_see_the_same_share_a_lane_and_others_have_their_own(
+def test_subscriptions_with_equal_routes_share_a_routing_group(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One job for all of them; each row filter, policy and origin is asked for itself."""

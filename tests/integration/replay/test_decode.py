@@ -106,7 +106,7 @@ def test_replica_identity_full_sends_the_whole_old_row(stream: Stream) -> None:
     ]
 
 
-def test_a_truncate_of_several_tables_is_a_row_each(stream: Stream) -> None:
+def test_truncate_of_several_tables_is_one_row_per_table(stream: Stream) -> None:
     stream.database.run("truncate orders, visits restart identity cascade")
     changes = stream.decoded()
     (oids,) = zip(
@@ -120,7 +120,7 @@ def test_a_truncate_of_several_tables_is_a_row_each(stream: Stream) -> None:
     assert len({(change["commit_lsn"], change["seq"]) for change in changes}) == 1
 
 
-def test_a_table_that_is_altered_between_two_rows_has_two_shapes(stream: Stream) -> None:
+def test_table_altered_between_two_rows_has_two_shapes(stream: Stream) -> None:
     """R1.13: the tuples of each shape are read with their own number of columns (R1.4)."""
     stream.database.run(
         "begin; insert into visits values ('ann'); alter table visits add page int;"
@@ -133,7 +133,7 @@ def test_a_table_that_is_altered_between_two_rows_has_two_shapes(stream: Stream)
     assert first["relation_version"] != second["relation_version"]
 
 
-def test_a_logical_message_is_no_change(stream: Stream) -> None:
+def test_logical_message_is_not_a_change(stream: Stream) -> None:
     stream.database.run(
         "begin; select pg_logical_emit_message(true, 'p', 'x'); insert into visits values ('ann'); commit"
     )
@@ -151,9 +151,7 @@ def write_segment(folder: Path, name: str, batches: list[Any]) -> tuple[RowGroup
 
 
 @pytest.mark.spark
-def test_the_stage_yields_the_changes_of_the_window(
-    stream: Stream, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_reader_yields_the_changes_of_the_window(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
     """Through Parquet row groups and Spark tasks: the reference reader's changes, each once."""
     for number in range(1, 8):
         stream.database.run(f"insert into orders values ({number}, null, {number})")
@@ -215,9 +213,7 @@ DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.spark
-def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_task_error_names_segment_row_group_row_and_offset(spark: SparkSession, tmp_path: Path) -> None:
     """The driver gets the text alone; the segment around the damage is valid."""
     good = log_row(GOOD)
     for damage, (kind, message, problem) in DAMAGES.items():
@@ -238,7 +234,7 @@ def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
 
 
 @pytest.mark.spark
-def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_message_outside_of_the_window_is_ignored(spark: SparkSession, tmp_path: Path) -> None:
     """Only what is replayed is decoded."""
     batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
     groups = write_segment(tmp_path, "test", [batch])

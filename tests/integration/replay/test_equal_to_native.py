@@ -133,7 +133,7 @@ TABLES = {
 }
 
 
-def test_whatever_the_publications_ours_holds_what_native_holds(twin: Twin) -> None:
+def test_ours_equals_native_for_any_publications(twin: Twin) -> None:
     twin.publisher.run(f"{PLAIN}; {PARTS}; {SCHEMA}; {PUBLICATIONS}; {BEFORE}")
     for name, (publications, tables) in KINDS.items():
         twin.subscribe(name, *publications, tables=tables)

@@ -49,7 +49,7 @@ def due(twin: Twin) -> list[str]:
     return list(due_replays(twin.config, "pub", twin.pairs))
 
 
-def test_a_subscription_is_behind_since_the_oldest_transaction_that_it_lacks(twin: Twin) -> None:
+def test_subscription_lags_since_the_oldest_transaction_that_it_lacks(twin: Twin) -> None:
     subscribe(twin, "s")
     assert (told(twin).behind_since, told(twin).behind_reason, due(twin)) == (None, None, [])
 
@@ -72,7 +72,7 @@ def test_a_subscription_is_behind_since_the_oldest_transaction_that_it_lacks(twi
     assert (told(twin).behind_since, told(twin).behind_reason, due(twin)) == (None, None, [])
 
 
-def test_positions_of_the_log_without_a_transaction_are_no_lag(twin: Twin) -> None:
+def test_log_positions_without_a_transaction_are_not_lag(twin: Twin) -> None:
     """R9.13: a message outside of transactions, and the WAL of tables that nobody captures."""
     twin.publisher.run("create table other (id int)")
     subscribe(twin, "s")
@@ -83,7 +83,7 @@ def test_positions_of_the_log_without_a_transaction_are_no_lag(twin: Twin) -> No
     assert told(twin).behind_reason is None
 
 
-def test_a_subscriber_that_was_gone_is_due_once_it_is_back(twin: Twin) -> None:
+def test_subscriber_is_due_once_it_is_reachable_again(twin: Twin) -> None:
     """Nothing that failed meanwhile has left a record, and the last one says that all is well."""
     subscribe(twin, "s", "other")
     database = twin.pairs["s"].ours.name
@@ -124,7 +124,7 @@ def test_tables_that_wait_for_a_snapshot_are_named_and_no_replay_is_due(twin: Tw
     assert (told(twin).behind_since, due(twin)) == (None, [])
 
 
-def test_what_was_captured_during_a_copy_is_due_without_a_replay_before(twin: Twin) -> None:
+def test_changes_captured_during_a_copy_are_due_before_the_first_replay(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
     snapshot(twin.config, "s")
@@ -134,7 +134,7 @@ def test_what_was_captured_during_a_copy_is_due_without_a_replay_before(twin: Tw
     assert due(twin) == ["s"]
 
 
-def test_a_failure_that_may_pass_is_told_and_is_due(twin: Twin) -> None:
+def test_transient_failure_is_reported_and_due(twin: Twin) -> None:
     subscribe(twin, "s", lock_timeout=1)
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
@@ -149,7 +149,7 @@ def test_a_failure_that_may_pass_is_told_and_is_due(twin: Twin) -> None:
         assert due(twin) == ["s"]
 
 
-def test_what_is_parked_is_tried_again_after_a_while(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_subscription_is_due_after_a_while(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     """R8.5: not at once, because only somebody who repairs or skips it can end that."""
     subscribe(twin, "s")
     twin.pairs["s"].ours.run("insert into t values (1, 0)")
@@ -165,7 +165,7 @@ def test_what_is_parked_is_tried_again_after_a_while(twin: Twin, monkeypatch: py
     assert due(twin) == ["s"]
 
 
-def test_a_replay_that_ended_in_the_future_is_tried_again(twin: Twin) -> None:
+def test_replay_that_ended_in_the_future_is_due(twin: Twin) -> None:
     """The subscriber's clock was a year ahead, and has been put back."""
     subscribe(twin, "s")
     ours = twin.pairs["s"].ours
@@ -184,7 +184,7 @@ def test_a_replay_that_ended_in_the_future_is_tried_again(twin: Twin) -> None:
     assert (ours.rows("table t"), told(twin).behind_reason) == ([(1, 1)], None)
 
 
-def test_a_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our clock is behind that of the publisher, whose commit times these are."""
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
@@ -194,7 +194,7 @@ def test_a_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) ->
     assert told(twin).behind_since is not None
 
 
-def test_a_table_that_is_parked_alone_is_told_and_no_replay_is_due(twin: Twin) -> None:
+def test_parked_table_is_reported_and_no_replay_is_due(twin: Twin) -> None:
     subscribe(twin, "s", on_failure="table")
     twin.pairs["s"].ours.run("insert into t values (1, 0)")
     twin.publish("insert into t values (1, 1);\ninsert into u values (1, 1)")
@@ -207,7 +207,7 @@ def test_a_table_that_is_parked_alone_is_told_and_no_replay_is_due(twin: Twin) -
     assert due(twin) == []
 
 
-def test_a_replay_is_not_due_where_it_could_not_write_or_would_wait(twin: Twin) -> None:
+def test_replay_is_not_due_if_it_could_not_write_or_would_wait(twin: Twin) -> None:
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
@@ -220,7 +220,7 @@ def test_a_replay_is_not_due_where_it_could_not_write_or_would_wait(twin: Twin) 
     assert due(twin) == []
 
 
-def test_servers_that_never_answer_keep_nobody_waiting(twin: Twin) -> None:
+def test_servers_that_never_answer_do_not_block_status(twin: Twin) -> None:
     """One accepts connections and says nothing, another lets queries of its state wait for a lock."""
     subscribe(twin, "s", "silent", "locked")
     with socket.create_server(("127.0.0.1", 0)) as silent, twin.pairs["locked"].ours.connect() as other:
@@ -237,7 +237,7 @@ def test_servers_that_never_answer_keep_nobody_waiting(twin: Twin) -> None:
         assert (found[name].behind_reason or "").startswith("the subscriber does not answer: ")
 
 
-def test_what_a_subscriber_said_last_stays_visible_with_its_age(twin: Twin) -> None:
+def test_last_answer_of_a_subscriber_stays_visible_with_its_age(twin: Twin) -> None:
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
     with ServerAnswers(60) as answers:
@@ -256,7 +256,7 @@ def test_what_a_subscriber_said_last_stays_visible_with_its_age(twin: Twin) -> N
     assert after.publishers[0].seconds_old is None
 
 
-def test_a_server_that_stops_within_a_session_is_left(twin: Twin) -> None:
+def test_server_that_stops_within_a_session_is_abandoned(twin: Twin) -> None:
     """It heeds no timeout of its own, and its host goes on to acknowledge what we send."""
     subscribe(twin, "s")
     dsn = twin.config.dsn_of(twin.config.subscription("s"))
@@ -270,7 +270,7 @@ def test_a_server_that_stops_within_a_session_is_left(twin: Twin) -> None:
             os.kill(backend, signal.SIGCONT)
 
 
-def test_no_log_and_an_unreadable_one_are_told(twin: Twin) -> None:
+def test_missing_and_unreadable_logs_are_reported(twin: Twin) -> None:
     """The log says nothing; the subscriber's tables are as old as they are."""
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")

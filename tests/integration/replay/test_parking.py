@@ -119,7 +119,7 @@ def record(twin: Twin, name: str) -> state.SubscriptionRecord:
     return found
 
 
-def test_a_subscription_is_parked_before_the_transaction_and_goes_on_once_it_is_repaired(twin: Twin) -> None:
+def test_subscription_parks_before_the_transaction_and_continues_once_repaired(twin: Twin) -> None:
     """Of all that is refused for good, and beside a subscription that refuses nothing."""
     subscribed(twin, "good", *REFUSED)
     ends = traffic(twin)
@@ -153,7 +153,7 @@ def test_a_subscription_is_parked_before_the_transaction_and_goes_on_once_it_is_
             assert ours(twin, name, query) == ours(twin, "good", query), name
 
 
-def test_a_transaction_is_skipped_by_the_position_that_it_is_parked_before(twin: Twin) -> None:
+def test_transaction_is_skipped_by_its_position(twin: Twin) -> None:
     """As ALTER SUBSCRIPTION … SKIP (lsn = …): the whole transaction, and no other."""
     subscribed(twin, "constraint")
     ends = traffic(twin)
@@ -172,7 +172,7 @@ def test_a_transaction_is_skipped_by_the_position_that_it_is_parked_before(twin:
     assert ours(twin, "constraint", "select id from u order by id") == [(1,), (4,), (5,), (6,)]
 
 
-def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> None:
+def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
     names = [name for name in REFUSED if name != "identity"]
     subscribed(twin, *names, "identity", on_failure="table")
     ends = traffic(twin)
@@ -218,7 +218,7 @@ def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> 
         resume(twin.config, "constraint", tables=[T])
 
 
-def test_what_may_pass_by_itself_parks_nothing(twin: Twin) -> None:
+def test_transient_error_parks_nothing(twin: Twin) -> None:
     """A lock: the error names its holder, and the next run applies the window."""
     subscribed(twin, "good", lock_timeout=0.2)
     traffic(twin)

@@ -68,7 +68,7 @@ def test_missing_rows_are_counted_as_natively(twin: Twin) -> None:
     assert result.conflict_keys["delete_missing"] == ("public.t (id)=(2)",)
 
 
-def test_rows_in_the_way_have_natives_kind(twin: Twin) -> None:
+def test_blocking_rows_have_the_native_conflict_kind(twin: Twin) -> None:
     """Native tries again and counts each time; ours is parked, with the kind and the key in its error."""
     for name in STOPPED:
         table = f"create table {name} (id int primary key, a int unique)"

@@ -72,7 +72,7 @@ def _insert(first: int, last: int) -> str:
     return ";\n".join(f"insert into t values ({number}, {number})" for number in range(first, last + 1))
 
 
-def test_a_window_is_staged_while_the_one_before_is_merged(
+def test_window_is_staged_while_the_previous_one_is_merged(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes second changes rows that the first brings."""
@@ -94,7 +94,7 @@ def test_a_window_is_staged_while_the_one_before_is_merged(
     assert _staging_tables(twin) == 0
 
 
-def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
+def test_staged_rows_are_dropped_if_the_previous_window_is_refused(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The subscription is parked before the transaction that is refused, as without the second window."""
@@ -117,7 +117,7 @@ def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
     assert len(twin.rows("s", "t")) == 8
 
 
-def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
+def test_no_window_is_opened_during_the_merge_of_a_truncate(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = windows_of_four
@@ -134,7 +134,7 @@ def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
     assert len(twin.rows("s", "t")) == 7
 
 
-def test_one_subscription_stops_while_the_other_goes_on(windows_of_four: Twin) -> None:
+def test_one_subscription_stops_while_the_other_continues(windows_of_four: Twin) -> None:
     """Both are staged together, and what one has in the way is its own."""
     twin = windows_of_four
     twin.subscribe("bad", "p", tables=TABLE, native=False)

@@ -63,9 +63,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_rewritten_values_come_to_the_rows_that_both_sides_have(
-    twin: Twin, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rewritten_values_reach_the_rows_of_both_sides(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """R11.9: `own` is the subscriber's, and so is row 50, which differs from nothing on the publisher."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE)
@@ -89,7 +87,7 @@ def test_rewritten_values_come_to_the_rows_that_both_sides_have(
     assert ours(twin, "t")[0] == (1, 7, "kept")
 
 
-def test_a_key_that_was_rewritten_leaves_rows_as_natively_and_counts_them(
+def test_rewritten_key_leaves_rows_as_natively_and_counts_them(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R11.9: the UPDATE of id 101 finds nothing, as natively; `refresh --reconcile` moves them."""
@@ -125,7 +123,7 @@ def test_rows_of_a_rewritten_key_do_not_get_each_other_s_values(twin: Twin) -> N
     assert "because its key may have been rewritten" in str(compared.warning)
 
 
-def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> None:
+def test_rewrite_in_a_skipped_transaction_is_compared(twin: Twin) -> None:
     """R8.5, R11.9: nothing of the transaction is applied, and the values that it left are brought."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
@@ -149,7 +147,7 @@ def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> N
 @pytest.mark.parametrize(
     ("listed", "ddl"), [("", WIDENED), (" (id, a)", "alter table t add serial bigserial")]
 )
-def test_a_rewrite_that_changes_no_value_moves_nothing(
+def test_rewrite_without_changed_values_updates_nothing(
     twin: Twin, caplog: pytest.LogCaptureFixture, listed: str, ddl: str
 ) -> None:
     """R8.2: integer to bigint, and a column that is not published."""
@@ -190,7 +188,7 @@ def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twi
     assert brought == twin.publisher.rows("select id, c from t order by id")
 
 
-def test_rows_that_the_rewrite_lets_in_and_takes_out_are_counted(twin: Twin) -> None:
+def test_rows_that_enter_or_leave_the_filter_by_a_rewrite_are_counted(twin: Twin) -> None:
     """R9.12: the filter is the same one before the rewrite and behind it."""
     twin.publisher.run(f"{T}; create publication p for table t where (a > 1)")
     twin.publisher.run(f"{T_ROWS}, (3, 3), (4, 4)")
@@ -260,7 +258,7 @@ def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -
         ),
     ],
 )
-def test_where_values_may_differ_changes_go_on_as_natively(
+def test_changes_continue_as_natively_if_values_may_differ(
     twin: Twin, publication: str, options: dict[str, object], before: str, because: str
 ) -> None:
     """R2.2, R7.11, R8.19, R9.12: nothing is moved, and what differs is counted."""
@@ -315,7 +313,7 @@ def test_changes_before_a_rewrite_are_applied_before_it(twin: Twin) -> None:
     assert twin.rows("s", "t") == [(1, "one", 1), (2, "two", None), (3, None, 3)]
 
 
-def test_a_column_that_was_renamed_before_a_rewrite_keeps_what_came_under_its_old_name(twin: Twin) -> None:
+def test_column_renamed_before_a_rewrite_keeps_earlier_values(twin: Twin) -> None:
     """R8.1, R11.9: what came under `b` stays there; under `d` comes what is published by that name."""
     twin.publisher.run("create table t (id int primary key, b text); create publication p for table t")
     twin.subscribe("s", "p", tables="create table t (id int primary key, b text, d text, c bigint)")
@@ -363,7 +361,7 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_refresh_compares_and_a_copy_forgets_a_rewrite(twin: Twin, copies: bool) -> None:
+def test_refresh_compares_and_copy_clears_a_rewrite(twin: Twin, copies: bool) -> None:
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     twin.sync_ours()
@@ -381,7 +379,7 @@ def test_a_refresh_compares_and_a_copy_forgets_a_rewrite(twin: Twin, copies: boo
     assert marks(twin) == []
 
 
-def test_a_table_that_cannot_be_compared_goes_on_and_is_compared_later(
+def test_table_that_cannot_be_compared_continues_and_is_compared_later(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R8.1: the subscriber lacks the new column until somebody adds it; nothing natively stops for that."""
@@ -400,7 +398,7 @@ def test_a_table_that_cannot_be_compared_goes_on_and_is_compared_later(
     assert ours(twin, "t") == [(1, 1, "own", 1), (2, 2, "own", 2)]
 
 
-def test_values_that_rows_exchange_are_brought_under_a_unique_constraint(twin: Twin) -> None:
+def test_values_exchanged_between_rows_are_updated_under_a_unique_constraint(twin: Twin) -> None:
     """R8.2: rows of two partitions exchange them, and one moves to the other partition here."""
     twin.publisher.run("create table t (id int primary key, a int unique); create publication p for table t")
     twin.publisher.run(f"{T_ROWS}, (3, 3)")
@@ -420,7 +418,7 @@ def test_values_that_rows_exchange_are_brought_under_a_unique_constraint(twin: T
     assert ours(twin, "t") == [(1, 3, "kept 1"), (2, 2, "kept 2"), (3, 1, "kept 3")]
 
 
-def test_a_table_that_an_earlier_version_has_parked_is_compared(twin: Twin) -> None:
+def test_table_parked_by_an_earlier_version_is_compared(twin: Twin) -> None:
     """R11.9: it goes on from where it was parked, and no row of the subscriber's own goes."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)

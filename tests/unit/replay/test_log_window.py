@@ -56,7 +56,7 @@ def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[s
     ]
 
 
-def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallLog) -> None:
+def test_only_catalogs_in_force_for_some_change_are_read(small: SmallLog) -> None:
     """Numbers are those of the whole history; a change is of the window by its commit."""
     small.log.add_catalogs([
         whole(0, table(TABLE.id, "s.t", "id a")),
@@ -71,7 +71,7 @@ def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallL
     assert used(small, Window(Lsn(160), Lsn(200))) == []
 
 
-def test_a_transaction_has_its_own(small: SmallLog) -> None:
+def test_transaction_has_its_own_catalog(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id a")), command(110, 150, "id a own")])
     small.pull(140, rows_of(140, [(0, insert(1))], lsn=115))
     small.pull(150, rows_of(150, [(0, insert(1))], lsn=115))
@@ -79,7 +79,7 @@ def test_a_transaction_has_its_own(small: SmallLog) -> None:
     assert used(small) == [(0, ("id", "a"), ["id", "a"]), (1, ("id", "a"), ["id", "a", "own"])]
 
 
-def test_a_truncate_has_the_columns_that_its_catalog_knows(small: SmallLog) -> None:
+def test_truncate_has_the_columns_of_its_catalog(small: SmallLog) -> None:
     """R1.1: T has no shape. Where a row change is under the same catalog, its shape serves."""
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id")), command(120, 130, "id a")])
     small.pull(110, rows_of(110, [(0, TRUNCATE)]))
@@ -106,7 +106,7 @@ def test_rows_of_create_table_as_come_before_its_message(small: SmallLog) -> Non
     assert used(small) == [(0, ("id", "a"), ["id", "a"])]
 
 
-def test_a_table_that_no_catalog_knows_is_not_made_up(small: SmallLog) -> None:
+def test_table_without_a_catalog_stays_unknown(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0)])
     small.pull(120, rows_of(120, [(0, insert(1)), (1, TRUNCATE)]))
 

@@ -64,7 +64,7 @@ MIN_CORRELATION: Final = 0.4
 
 
 @dataclass(slots=True)
-class Merged:
+class MergeResult:
     """Rows changed in a target, and conflicts, by `ConflictKind` value."""
 
     insert: int = 0
@@ -82,7 +82,7 @@ def merge(
     staged: StagedTable,
     policy: ConflictPolicy,
     refold: Refold | None = None,
-) -> Merged:
+) -> MergeResult:
     """Apply the staged net changes to `target`, in the caller's transaction, by the target's `session`.
 
     `refold` is required if contingent changes are staged (`replay.apply.contingent`).
@@ -111,7 +111,7 @@ class _Merge:
     staged: StagedTable
     policy: ConflictPolicy
     statements: Statements
-    merged: Merged = field(default_factory=Merged)
+    merged: MergeResult = field(default_factory=MergeResult)
     _detached: list[sql.Identifier] = field(default_factory=list)
 
     def run(self) -> None:

@@ -43,7 +43,7 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
-from cdc_replay.replay.apply.merge import Merged, merge
+from cdc_replay.replay.apply.merge import MergeResult, merge
 from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
 from cdc_replay.replay.apply.staging import StagedTable, stage_frame
 from cdc_replay.replay.contingent_changes import Refold
@@ -174,7 +174,7 @@ class ApplySession:
         self, staged: Mapping[int, StagedTable], truncations: Sequence[Truncation], started: float
     ) -> Applied:
         names = {table.index: table.name for table in self.request.tables}
-        total = Merged()
+        total = MergeResult()
         merged_into = [self.targets[names[index]] for index in staged]
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
@@ -193,7 +193,7 @@ class ApplySession:
         )
 
     def _merge(
-        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: Merged
+        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: MergeResult
     ) -> None:
         policy, refold = self.request.subscription.on_conflict, self.request.refold
         with apply_errors(name):

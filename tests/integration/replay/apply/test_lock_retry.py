@@ -63,7 +63,7 @@ class OnRetry(logging.Handler):
         self.tries.append(record.getMessage())
 
 
-def test_a_lock_that_is_released_only_delays_the_window(target: Target, subscriber: Database) -> None:
+def test_released_lock_only_delays_the_window(target: Target, subscriber: Database) -> None:
     """What is staged stays, so that only the merge is done again; each further try is one line of the log."""
     with subscriber.connect() as other:
         other.execute("begin; lock table t in share mode")
@@ -82,7 +82,7 @@ def test_a_lock_that_is_released_only_delays_the_window(target: Target, subscrib
 
 
 @pytest.mark.parametrize("held", ["lock table t in share mode", "update t set a = 5 where id = 1"])
-def test_a_lock_that_is_never_released_ends_in_an_error_that_names_its_holder(
+def test_lock_that_is_never_released_ends_in_an_error_with_its_holder(
     target: Target, subscriber: Database, held: str
 ) -> None:
     with subscriber.connect() as other:
@@ -101,7 +101,7 @@ def test_a_lock_that_is_never_released_ends_in_an_error_that_names_its_holder(
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
 
 
-def test_the_victim_of_a_deadlock_is_applied_at_the_next_try(target: Target, subscriber: Database) -> None:
+def test_deadlock_victim_is_applied_at_the_next_try(target: Target, subscriber: Database) -> None:
     """The other session waits for t, and has what the caller's record waits for then."""
     with subscriber.connect() as other, subscriber.connect() as watcher:
         other.execute("set deadlock_timeout = '10min'")
@@ -136,7 +136,7 @@ def is_waiting(watcher: Connection, pid: int) -> bool:
     return bool(found)
 
 
-def test_a_transaction_that_cannot_be_serialized_is_tried_again(target: Target, subscriber: Database) -> None:
+def test_transaction_that_cannot_be_serialized_is_retried(target: Target, subscriber: Database) -> None:
     """With another default isolation level of the database, a row that others change is such a failure."""
     subscriber.run(f"alter database {subscriber.name} set default_transaction_isolation = 'repeatable read'")
     calls = []

@@ -44,7 +44,7 @@ def has_failed(twin: Twin, name: str) -> bool:
     return errors(twin, name) > 0
 
 
-def test_a_move_onto_a_row_that_is_there_is_refused_although_the_row_moves_on(twin: Twin) -> None:
+def test_move_onto_an_existing_row_is_refused_although_the_row_moves_on(twin: Twin) -> None:
     for name, (key, _) in STOPPED.items():
         twin.publisher.run(
             f"create table {name} (a int, b int, v text, {key}); alter table {name} replica identity full;"
@@ -67,7 +67,7 @@ def test_a_move_onto_a_row_that_is_there_is_refused_although_the_row_moves_on(tw
         assert twin.rows(name, name) == ROWS, name
 
 
-def test_moves_that_meet_no_row_are_applied_however_far_they_go(twin: Twin) -> None:
+def test_chains_of_moves_without_blocking_rows_are_applied(twin: Twin) -> None:
     """Rows that exchange keys by way of a free one, shift them in a safe order, pass through and return."""
     twin.publisher.run(
         "create table t (a int primary key, v text); create publication p for table t;"

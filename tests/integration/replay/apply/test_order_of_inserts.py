@@ -82,7 +82,7 @@ def in_order(twin: Twin, table: str, column: str = "id") -> list[object]:
     return [value for value, _ in sorted(found, key=lambda row: int(row[1]))]
 
 
-def test_numbers_and_triggers_show_the_order_of_the_log(subscribed: Twin) -> None:
+def test_sequence_values_and_triggers_show_the_log_order(subscribed: Twin) -> None:
     """One window of several pulls and transactions; the one that began first commits last.
 
     Another subscription to the same shares it, whose tables show nothing.
@@ -113,7 +113,7 @@ def test_numbers_and_triggers_show_the_order_of_the_log(subscribed: Twin) -> Non
     assert in_order(subscribed, f"{low} as low") == [40, 20, 10, 30]
 
 
-def test_rows_that_enter_with_unsent_values_come_in_order_too(subscribed: Twin) -> None:
+def test_rows_that_enter_with_unsent_values_are_inserted_in_log_order(subscribed: Twin) -> None:
     """R4.6: such a window goes through another flow. Native stores NULL for what was not sent."""
     subscribed.publish("insert into entered values (5, repeat('x', 3000))")
     subscribed.sync()

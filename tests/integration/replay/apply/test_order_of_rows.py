@@ -49,7 +49,7 @@ def _few_rows_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["in order", "reversed", "in two runs", "in no order", "two columns", "partitioned", "without a key"],
 )
-def test_rows_are_found_as_they_lie(
+def test_join_method_follows_the_physical_order(
     spark: SparkSession, subscriber: Database, key: str, options: str, rows: str, hashjoin: str
 ) -> None:
     subscriber.run(f"create table t (id int, a int, b int, {key}) {options}")
@@ -75,7 +75,7 @@ def test_rows_are_found_as_they_lie(
 
 
 @pytest.mark.parametrize("key", ["primary key (id)", "primary key (a, id)"])
-def test_what_comes_before_the_first_row_of_a_window_is_not_read(
+def test_rows_before_the_first_key_of_a_window_are_not_read(
     spark: SparkSession, subscriber: Database, key: str
 ) -> None:
     # The merge join needs many rows to be the better way; half of the table are those that the window finds.

@@ -59,7 +59,7 @@ def assert_resumes(target: Target, rows: int = 3) -> None:
     assert target.rows("select count(*) from pg_class where relname like 'stage%'") == [(0,)]
 
 
-def test_a_target_that_is_read_only(target: Target, subscriber: Database) -> None:
+def test_read_only_target(target: Target, subscriber: Database) -> None:
     subscriber.run(f"alter database {subscriber.name} set default_transaction_read_only = on")
     with (
         connect(subscriber.dsn, purpose="test") as connection,
@@ -74,7 +74,7 @@ def test_a_target_that_is_read_only(target: Target, subscriber: Database) -> Non
     assert_resumes(target)
 
 
-def test_a_target_without_room(target: Target, subscriber: Database) -> None:
+def test_target_without_disk_space(target: Target, subscriber: Database) -> None:
     """What a statement may write to disk is limited; a full disk is an error of the same class."""
     limits = {
         "temp_file_limit": "'64kB'",
@@ -93,7 +93,7 @@ def test_a_target_without_room(target: Target, subscriber: Database) -> None:
     assert_resumes(target, MANY)
 
 
-def test_a_target_that_is_lost_before_the_commit(target: Target, subscriber: Database) -> None:
+def test_target_lost_before_the_commit(target: Target, subscriber: Database) -> None:
     def lose(connection: Connection, _applied: Applied) -> None:
         with subscriber.connect() as other:
             other.execute("select pg_terminate_backend(%s, 10000)", (connection.info.backend_pid,))
@@ -120,7 +120,7 @@ def test_a_target_that_is_lost_before_the_commit(target: Target, subscriber: Dat
         ),
     ],
 )
-def test_a_target_that_is_altered_between_staging_and_merge(
+def test_target_altered_between_staging_and_merge(
     target: Target, subscriber: Database, altered: str, back: str, words: str
 ) -> None:
     changes = moved(target)

@@ -90,7 +90,7 @@ def ends(twin: Twin) -> list[Lsn]:
     return [commit.commit_lsn for commit in change_log.commits(Window(ZERO, change_log.end_lsn))]
 
 
-def test_values_are_found_whatever_their_column_is_called_since(twin: Twin) -> None:
+def test_values_of_renamed_columns_are_found(twin: Twin) -> None:
     """R9.10: a column is the same by its attribute number, before and after a rename, in a transaction too.
 
     The log alone has the values of row 6: it is deleted again, which is not published.
@@ -129,7 +129,7 @@ def test_values_are_found_whatever_their_column_is_called_since(twin: Twin) -> N
     assert {row[1:] for row in native(twin, query)} == {(None, None)}
 
 
-def test_a_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
+def test_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
     """The new `body` has a value of its own; that of the old one is what entered, and is in the log only."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
@@ -152,7 +152,7 @@ def test_a_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
     assert native(twin, query) == [(21, None, None), (26, None, None)]
 
 
-def test_a_rewrite_takes_what_the_publisher_had_and_not_what_the_log_has(twin: Twin) -> None:
+def test_rewrite_ends_the_publishers_values_and_not_the_logs(twin: Twin) -> None:
     """R11.9: after it a row of the publisher may have another key and other values."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", copy_data=False)
@@ -181,9 +181,7 @@ GONE: Final = {
 
 
 @pytest.mark.parametrize("gone", GONE)
-def test_what_cannot_matter_any_more_is_null_as_natively(
-    twin: Twin, gone: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_given_up_value_is_null_as_natively(twin: Twin, gone: str, caplog: pytest.LogCaptureFixture) -> None:
     """The row or the value is nowhere since: nothing stops for it, whatever the subscription says."""
     statements, expected = GONE[gone]
     prepare(twin, publish="insert, update")
@@ -207,7 +205,7 @@ def test_what_cannot_matter_any_more_is_null_as_natively(
     assert f"(id)=({expected[0][0]})" in told[0]
 
 
-def test_what_the_log_cannot_tell_of_the_past_does_not_matter(twin: Twin) -> None:
+def test_gaps_in_earlier_history_do_not_lose_values(twin: Twin) -> None:
     """The replica identity was another one before the window; in it the row can be followed, and is gone."""
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
@@ -241,7 +239,7 @@ AROUND: Final = [(11, "k", None), (12, None, None), (13, "m", "n")]
 QUERY: Final = "select id, body, note from t order by id"
 
 
-def test_a_value_that_nobody_has_parks_before_its_transaction(twin: Twin) -> None:
+def test_lost_value_parks_before_its_transaction(twin: Twin) -> None:
     """Everything before is applied, and every way on that the error names is one."""
     prepare(twin)
     for name in ("skip", "accept", "copy"):
@@ -293,7 +291,7 @@ def test_a_value_that_nobody_has_parks_before_its_transaction(twin: Twin) -> Non
         resume(twin.config, "skip", accept_null=True)
 
 
-def test_a_table_alone_parks_before_the_transaction(twin: Twin) -> None:
+def test_table_alone_parks_before_the_transaction(twin: Twin) -> None:
     prepare(twin)
     for name in ("skip", "accept"):
         twin.subscribe(name, "p", "q", tables=f"{TABLE}; {OTHER}", native=False, on_failure="table")
@@ -317,7 +315,7 @@ def test_a_table_alone_parks_before_the_transaction(twin: Twin) -> None:
     assert isinstance(twin.states("accept")["t"], Ready)
 
 
-def test_a_refused_change_in_the_extension_parks_at_itself(twin: Twin) -> None:
+def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None:
     """Row 21 enters, its value is changed later, and the subscriber refuses a row between the two."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", native=False)
@@ -340,7 +338,7 @@ def test_a_refused_change_in_the_extension_parks_at_itself(twin: Twin) -> None:
     assert ours(twin, QUERY) == [(21, "X", "n")]
 
 
-def test_native_stores_null_as_native_does(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """What can be found is found; what nobody has is NULL, and refused where the column takes none."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", unchanged_toast="native")

@@ -92,7 +92,7 @@ IDENTITY_PUBLICATION = """
 TABLES = ("by_key", "by_index", "by_row", "long_key", "inserted", "only_updates")
 
 
-def test_a_row_that_enters_has_its_values_whatever_the_replica_identity(twin: Twin) -> None:
+def test_entering_row_has_its_values_under_every_replica_identity(twin: Twin) -> None:
     """R1.6: the old tuple has the key only, but under REPLICA IDENTITY FULL; the body is sent by neither."""
     rows = f"""
         insert into by_key select n, {long("a")} from generate_series(1, 3) n;
@@ -155,7 +155,7 @@ def subscribed(twin: Twin, *, native: bool = True, publish: str = "", **options:
     twin.sync() if native else twin.sync_ours()
 
 
-def test_rows_are_followed_whatever_the_subscription_sees_of_them(twin: Twin) -> None:
+def test_rows_are_tracked_through_changes_outside_the_subscription(twin: Twin) -> None:
     """One window; the last values are the publisher's, which only the filter id > 10 restricts."""
     subscribed(twin)
     twin.publish(
@@ -201,7 +201,7 @@ def test_rows_are_followed_whatever_the_subscription_sees_of_them(twin: Twin) ->
     assert result.conflicts == {}
 
 
-def test_what_the_log_tells_needs_no_publisher(twin: Twin) -> None:
+def test_values_in_the_log_need_no_publisher(twin: Twin) -> None:
     """Inserted outside of the filter and brought in within a window: nothing is read, no fence is opened."""
     subscribed(twin, native=False)
     twin.publish(f"insert into t values (6, 0, {long('f')});\nupdate t set id = 20 where id = 6")
@@ -214,7 +214,7 @@ def test_what_the_log_tells_needs_no_publisher(twin: Twin) -> None:
     assert result.to_lsn == end == ChangeLog.open(str(twin.change_log)).end_lsn
 
 
-def test_a_value_that_has_not_changed_up_to_the_fence_leaves_the_window_as_it_is(twin: Twin) -> None:
+def test_value_unchanged_up_to_the_fence_does_not_extend_the_window(twin: Twin) -> None:
     """`--to-lsn` is kept: later changes of the key and of another column tell that it is the same row."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
@@ -229,7 +229,7 @@ def test_a_value_that_has_not_changed_up_to_the_fence_leaves_the_window_as_it_is
     assert ours(twin, "s", "table t order by id") == [(21, 1, "a"), (50, 0, None)]
 
 
-def test_the_window_is_extended_to_the_change_that_has_the_value(
+def test_window_is_extended_to_the_change_that_has_the_value(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`a` is nowhere any more: at its LSN the row cannot be known, at the fence it can."""
@@ -267,7 +267,7 @@ def test_open_transactions_are_not_waited_for(twin: Twin) -> None:
     assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (22, 0, "A")]
 
 
-def test_what_is_committed_while_the_fence_is_opened_comes_after_it(
+def test_commits_during_the_opening_of_the_fence_are_after_it(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits between the snapshot and the position: they are in the log, and not in the rows.
@@ -320,7 +320,7 @@ def standby(twin: Twin) -> Iterator[Callable[[], None]]:
     answers()
 
 
-def test_a_commit_that_waits_for_a_standby_is_waited_for(
+def test_commit_in_the_window_that_waits_for_a_standby_is_awaited(
     twin: Twin, standby: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is in the log, and nobody sees it before the standby has answered."""
@@ -340,7 +340,7 @@ def test_a_commit_that_waits_for_a_standby_is_waited_for(
     assert ours(twin, "s", "table t") == [(20, 0, "a")]
 
 
-def test_a_commit_behind_the_window_that_waits_for_a_standby_is_not(
+def test_commit_after_the_window_that_waits_for_a_standby_is_not_awaited(
     twin: Twin, standby: Callable[[], None]
 ) -> None:
     """The snapshot holds commits behind it, one of them of a row that has entered."""
@@ -362,7 +362,7 @@ def test_a_commit_behind_the_window_that_waits_for_a_standby_is_not(
 
 
 @pytest.mark.parametrize("gone", ["delete from t where id = 20", "truncate t"])
-def test_a_row_that_goes_after_the_window_is_gone(twin: Twin, gone: str) -> None:
+def test_row_deleted_after_the_window_is_deleted(twin: Twin, gone: str) -> None:
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     capture(twin.config, "pub")
@@ -373,7 +373,7 @@ def test_a_row_that_goes_after_the_window_is_gone(twin: Twin, gone: str) -> None
     assert ours(twin, "s", "table t") == []
 
 
-def test_a_row_that_is_gone_without_a_published_delete_has_null_as_natively(twin: Twin) -> None:
+def test_row_gone_without_a_published_delete_has_null_as_natively(twin: Twin) -> None:
     """Only UPDATEs are published: the subscriber keeps a row that is gone, and nobody has what it was.
 
     That another row has its key now, which the subscription does not see either, must not deceive.
@@ -389,7 +389,7 @@ def test_a_row_that_is_gone_without_a_published_delete_has_null_as_natively(twin
     assert native(twin, "s", "table t order by id") == [(20, 0, None), (21, 0, None)]
 
 
-def test_the_log_before_the_window_has_what_the_publisher_has_no_more(twin: Twin) -> None:
+def test_log_before_the_window_has_values_that_the_publisher_lacks(twin: Twin) -> None:
     """The DELETE is not published; the row's INSERT is older than the window, and in the log."""
     subscribed(twin, publish="insert, update")
     twin.publish(f"insert into t values (6, 0, {long('f')})")
@@ -402,7 +402,7 @@ def test_the_log_before_the_window_has_what_the_publisher_has_no_more(twin: Twin
     assert native(twin, "s", "table t") == [(20, 0, None)]
 
 
-def test_a_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None:
+def test_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None:
     """Under the other identity nothing links the row's changes; the copy brings it."""
     subscribed(twin, native=False)
     twin.publisher.run("update t set a = id")
@@ -513,7 +513,7 @@ def test_rows_of_partitions_enter_under_their_root(twin: Twin, of_root: str, of_
         assert native(twin, "s", query) == [(id_, region, None, note) for id_, region, _, note in expected]
 
 
-def test_a_root_that_promises_whole_old_rows_which_its_leaf_does_not_send(twin: Twin) -> None:
+def test_root_with_identity_full_whose_leaf_sends_keys_only(twin: Twin) -> None:
     """R8.11: by the root's FULL identity native looks for whole rows, does not find them, and goes on.
 
     Without a key on the subscriber ours finds them by the key that the leaf does send; the value that is not
@@ -536,7 +536,7 @@ def test_a_root_that_promises_whole_old_rows_which_its_leaf_does_not_send(twin: 
     assert ours(twin, "s", "table parts") == [(1, "n", "a", "two")]
 
 
-def test_a_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
+def test_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
     """The window must end at the fence, or nothing could be compared there."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
@@ -547,7 +547,7 @@ def test_a_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
     assert ours(twin, "s", "table t") == [(20, 0, "a")]
 
 
-def test_a_backfill_finds_the_values_as_well(twin: Twin) -> None:
+def test_backfill_finds_unsent_values(twin: Twin) -> None:
     subscribed(twin, native=False)
     begin = twin.position()
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -573,7 +573,7 @@ def test_a_backfill_finds_the_values_as_well(twin: Twin) -> None:
     assert another.rows("table t") == []
 
 
-def test_a_publisher_that_cannot_be_asked_stops_the_window_and_parks_nothing(twin: Twin) -> None:
+def test_unreachable_publisher_stops_the_window_and_parks_nothing(twin: Twin) -> None:
     """The cause may pass: the next run does it."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")

@@ -26,7 +26,7 @@ def net(kind: str, *key: str | None, **more: Any) -> dict[str, Any]:
 
 
 @given(KEYS)
-def test_keys_arrive_as_they_were_sent(keys: list[int]) -> None:
+def test_transient_keys_are_encoded_without_loss(keys: list[int]) -> None:
     sent = TransientKeys.encode(np.array(keys, dtype=np.int64))
     assert TransientKeys(sent.count, sent.steps).keys.tolist() == sorted(keys)
 
@@ -36,7 +36,7 @@ def test_new_keys_take_two_bytes_at_most() -> None:
     assert len(TransientKeys.encode(keys).steps) < 2 * len(keys)
 
 
-def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
+def test_transient_rows_are_split_off_unless_they_have_conflicts() -> None:
     rows = [
         net("N", "7"),
         net("I", "8", values=["8"], kinds="t"),
@@ -54,7 +54,7 @@ def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.0", "x", "", str(2**63)])
-def test_texts_that_are_no_integers_are_staged(text: str) -> None:
+def test_keys_that_are_not_integers_are_staged(text: str) -> None:
     """The publisher's column has another type: what its text means is the subscriber's business (R8.1)."""
     batch = pa.RecordBatch.from_pylist([net("N", "7"), net("N", text)], schema=OUTPUT)
     staged, keys = split_transient_keys(batch)
@@ -83,7 +83,7 @@ def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | 
         ((key(),), False, False),
     ],
 )
-def test_keys_are_counted_where_the_index_of_the_target_orders_integers_as_numbers(
+def test_transient_keys_are_tracked_if_the_index_compares_integers(
     keys: tuple[TargetColumn, ...], has_own_key: bool, expected: bool
 ) -> None:
     places = tuple(range(len(keys)))

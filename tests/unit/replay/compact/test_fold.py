@@ -72,23 +72,23 @@ def test_updates_merge_and_the_last_sent_value_wins() -> None:
     assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", "3", "x"), "ttt", update_missing=3)]
 
 
-def test_a_null_is_a_value_and_an_unsent_value_is_not() -> None:
+def test_null_is_a_value_and_an_unsent_value_is_not() -> None:
     changes = [update("a", "a", "1"), update("a", "a", None), update("a", "a", None, kinds="tu")]
     assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", None), "tn", update_missing=3)]
 
 
-def test_insert_and_delete_leave_only_the_check_that_nothing_was_there() -> None:
+def test_insert_and_delete_leave_only_the_check_for_a_subscriber_row() -> None:
     assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.TRANSIENT, ("a",))]
 
 
-def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -> None:
+def test_delete_and_reinsert_keeps_nothing_of_the_old_row() -> None:
     assert net(update("a", "a", "0"), delete("a"), insert("a", None, kinds="tu"), update("a", "a", "2")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
         NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
     ]
 
 
-def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
+def test_moved_row_keeps_unsent_values() -> None:
     assert net(update("a", "b", None, kinds="tu"), update("b", "c", "2")) == [
         NetChange(NetKind.TRANSIT, ("b",)),
         NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2),
@@ -105,13 +105,13 @@ def test_two_rows_swap_their_keys() -> None:
     ]
 
 
-def test_keys_that_rows_have_left_need_no_look() -> None:
+def test_keys_that_rows_have_left_need_no_check() -> None:
     """Keys shifted in a safe order, where each row ends at a key that another has left before."""
     shift = [update("c", "d", "3"), update("b", "c", "2"), update("a", "b", "1"), delete("b"), delete("c")]
     assert sorted(change.kind.value for change in net(*shift)) == ["D", "D", "U"]
 
 
-def test_a_key_that_was_left_is_free_for_another_row() -> None:
+def test_key_that_a_row_has_left_is_free_for_another() -> None:
     assert net(update("a", "b", "1"), insert("a", "2"), delete("b")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
         NetChange(NetKind.TRANSIT, ("b",)),
@@ -124,7 +124,7 @@ def test_a_key_that_was_left_is_free_for_another_row() -> None:
     [(update("a", "a", "1"), ConflictKind.UPDATE_MISSING), (delete("a"), ConflictKind.DELETE_MISSING)],
 )
 @pytest.mark.parametrize("is_keyed", [True, False])
-def test_after_a_truncate_every_row_is_known_to_be_absent(
+def test_every_row_is_absent_after_a_truncate(
     change: RoutedChange, kind: ConflictKind, is_keyed: bool
 ) -> None:
     folded = fold([change], policy=ConflictPolicy.ERROR, is_keyed=is_keyed, is_truncated=True)
@@ -133,7 +133,7 @@ def test_after_a_truncate_every_row_is_known_to_be_absent(
 
 
 @pytest.mark.parametrize(("policy", "value"), [(ConflictPolicy.OVERWRITE, "2"), (ConflictPolicy.SKIP, "1")])
-def test_the_policy_decides_between_two_inserts_of_one_key(policy: ConflictPolicy, value: str) -> None:
+def test_policy_decides_between_two_inserts_of_one_key(policy: ConflictPolicy, value: str) -> None:
     folded = fold([insert("a", "1"), insert("a", "2")], policy=policy, is_keyed=True, is_truncated=False)
     assert folded.conflicts == {ConflictKind.INSERT_EXISTS: 1}
     assert list(folded.net()) == [NetChange(NetKind.INSERT, ("a",), ("a", value), "tt")]
@@ -172,7 +172,7 @@ def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | Non
     }
 
 
-def test_a_row_is_born_by_its_last_insert() -> None:
+def test_row_has_the_ordinal_of_its_last_insert() -> None:
     """R8.2: whatever is done to it afterwards, and whether the subscriber had another one or not."""
     assert births(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
     assert births(update("a", "a"), insert("a")) == {("a",): 1}
@@ -180,7 +180,7 @@ def test_a_row_is_born_by_its_last_insert() -> None:
     assert births(insert("a"), insert("a")) == {("a",): 0}
 
 
-def test_a_row_without_a_key_is_born_by_its_insert() -> None:
+def test_row_without_a_key_has_the_ordinal_of_its_insert() -> None:
     changed = RoutedChange(UPD, 1, ("a", None), ("b", None), ("b", None), "tn")
     assert births(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
         ("c",): 0,
@@ -188,7 +188,7 @@ def test_a_row_without_a_key_is_born_by_its_insert() -> None:
     }
 
 
-def test_keys_are_one_lineage_if_moves_link_them_however_far() -> None:
+def test_keys_linked_by_any_number_of_moves_are_one_lineage() -> None:
     moves = [((1, ("a",)), (1, ("b",))), ((1, ("c",)), (1, ("d",))), ((1, ("d",)), (1, ("b",)))]
     numbers = {(target, key): number for target, key, number in linked([*moves, ((2, ("a",)), (2, ("b",)))])}
     assert len({numbers[1, (key,)] for key in "abcd"}) == 1
@@ -319,7 +319,7 @@ def base_rows(keys: set[str]) -> dict[Key, dict[str, str | None]]:
 
 @given(st.lists(steps, max_size=12), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_do(
+def test_net_changes_have_the_effect_of_all_changes_for_any_subscriber_rows(
     chosen: list[Any], present: set[str]
 ) -> None:
     """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
@@ -338,7 +338,7 @@ def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_d
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str]) -> None:
+def test_moves_end_as_if_applied_one_by_one(chosen: list[Any], present: set[str]) -> None:
     """A publisher's own stream, with moves, swaps and chains, onto the rows that it started from."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
@@ -358,7 +358,7 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
+def test_row_that_blocks_a_move_is_never_taken_for_the_moved_one(
     chosen: list[Any], present: set[str]
 ) -> None:
     """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
@@ -398,7 +398,7 @@ def settled(
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=500, deadline=None)
-def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_there(
+def test_change_of_a_key_that_a_missing_row_moved_to_is_for_the_subscriber_row(
     chosen: list[Any], published: set[str], present: set[str]
 ) -> None:
     """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
@@ -420,7 +420,7 @@ def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_th
     assert +at_once.conflicts == +one_by_one.conflicts
 
 
-def test_equal_rows_without_a_key_are_found_one_by_one_too() -> None:
+def test_equal_rows_without_a_key_are_refolded_one_by_one() -> None:
     """R8.10: the subscriber lacks `a`, and has two rows `b`; the second change is for one of these."""
     first = RoutedChange(UPD, 1, ("a",), ("b",), ("b",), "t")
     second = RoutedChange(UPD, 1, ("b",), ("c",), ("c",), "t")
@@ -429,7 +429,7 @@ def test_equal_rows_without_a_key_are_found_one_by_one_too() -> None:
     assert list(folded.net()) == 2 * [NetChange(NetKind.UPDATE, ("b",), ("c",), "t", update_missing=1)]
 
 
-def test_contingent_lineages_bring_their_changes_along_through_batches() -> None:
+def test_contingent_lineages_carry_their_changes_across_batches() -> None:
     """Whatever the batches are, what is to be folded once more is what was folded."""
     changes = [update("a", "b", "1"), update("b", "b", "2"), update("b", "c", "3"), delete("c")]
     rows = [(0, 1, update("x", "y")), *((0, 2, change) for change in changes), (0, 3, insert("z"))]
@@ -446,7 +446,7 @@ def test_contingent_lineages_bring_their_changes_along_through_batches() -> None
         assert list(changes_in(parse_changes(text))) == changes
 
 
-def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
+def test_changes_that_only_apply_can_fold_stay_in_order() -> None:
     """However many batches they come in; one net change without effect stands for them."""
     changes = [update_row(("a", "1"), ("a", "2")), insert_row("b", "1"), update_row(("a", "2"), ("c", "2"))]
     rows = [(0, 1, insert("z")), *((1, 7, change) for change in changes), (2, 9, delete("a"))]
@@ -465,7 +465,7 @@ def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
         assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
 
 
-def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
+def test_keys_that_the_server_finds_equal_are_one_row() -> None:
     """R8.12: the subscriber lacks 2; what comes for 1 then finds nothing, as the row there has left."""
     changes = [
         update_row(("1", "one"), ("5", "one")),
@@ -582,7 +582,7 @@ lineages = st.tuples(st.integers(0, 3), st.booleans(), st.lists(steps, min_size=
     ConflictPolicy.OVERWRITE,
 )
 @settings(max_examples=400, deadline=None)
-def test_batches_of_any_size_give_what_the_state_machine_gives(
+def test_batches_of_any_size_fold_like_the_reference(
     chosen: list[tuple[int, bool, list[Any]]], cuts: list[int], policy: ConflictPolicy
 ) -> None:
     """Targets: 0 has a key, 1 is truncated, 2 has none, 3 has none and is truncated."""
@@ -608,7 +608,7 @@ def with_key(change: RoutedChange, key: Key | None) -> RoutedChange:
     )
 
 
-def test_a_hot_key_is_carried_in_at_most_three_rows() -> None:
+def test_hot_key_is_carried_over_in_at_most_three_rows() -> None:
     """A run over many batches holds its net effect, not its changes."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     folder = RunFolder(rules)

@@ -176,7 +176,7 @@ def in_one_round(
     st.integers(1, 3),
 )
 @settings(max_examples=600, deadline=None)
-def test_any_chunks_and_parts_give_what_the_state_machine_gives(
+def test_any_chunks_and_parts_fold_like_the_reference(
     chosen: list[tuple[int, Any]],
     cuts: list[int],
     policy: ConflictPolicy,
@@ -207,7 +207,7 @@ def test_any_chunks_and_parts_give_what_the_state_machine_gives(
     assert notes.counts == {"filtered_out": len(cuts) + 1}
 
 
-def test_pieces_leave_no_memory_behind() -> None:
+def test_pieces_do_not_leak_memory() -> None:
     """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
     changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
@@ -218,7 +218,7 @@ def test_pieces_leave_no_memory_behind() -> None:
     assert pa.total_allocated_bytes() == before
 
 
-def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
+def test_only_changes_of_moved_keys_are_deferred() -> None:
     """The chunk that moves a key and those that only change it, before and after; a move back and forth."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     first = [update("k", "k", "1", lsn=1), update("a", "a", "1", lsn=1), update("b", "b", "1", lsn=2)]
@@ -239,7 +239,7 @@ def test_changes_of_moved_keys_wait_for_each_other_and_no_others_do() -> None:
     ("limit", "bound"), [("_MOST_ROWS_ASIDE", 2), ("_MOST_BYTES_ASIDE", 1000)], ids=["rows", "bytes"]
 )
 @pytest.mark.parametrize("chunks", [1, 4], ids=["in a task", "in a part"])
-def test_where_too_much_would_wait_the_round_is_void(
+def test_round_is_void_above_the_defer_limit(
     monkeypatch: pytest.MonkeyPatch, limit: str, bound: int, chunks: int
 ) -> None:
     """Then nothing of it is set aside, and the moves are known for the next one."""
@@ -264,7 +264,7 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
     assert len(expected) == 7
 
 
-def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
+def test_chunk_of_one_key_becomes_a_handful_of_changes() -> None:
     changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     packer = ShuffleWriter(
@@ -277,7 +277,7 @@ def test_a_chunk_of_one_key_leaves_as_a_handful_of_changes() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [2], [3], [1, 2, 3, 4, 5]], ids=str)
-def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
+def test_changes_before_a_truncate_are_dropped(cuts: list[int]) -> None:
     """The changes before it, of its table only, in its chunk and in others; also where keys have moved."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = [
@@ -301,7 +301,7 @@ def test_what_a_truncate_made_void_is_left_out(cuts: list[int]) -> None:
     assert not notes.is_void
 
 
-def test_notes_name_moves_and_travel_with_the_pieces() -> None:
+def test_facts_have_moves_and_are_shuffled_with_the_pieces() -> None:
     chunk = routed([(0, update("a", "b", lsn=1)), (0, update("c", "c", lsn=2)), (0, delete("d", lsn=3))])
     notes = chunk_facts(chunk, 0, Counter({"filtered_out": 2}))
     assert notes.moves == {((0, ("a",)), (0, ("b",)))}
@@ -310,7 +310,7 @@ def test_notes_name_moves_and_travel_with_the_pieces() -> None:
     assert arrived.counts == {"filtered_out": 4}
 
 
-def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
+def test_void_round_folds_nothing() -> None:
     """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
     news = ChunkFacts(unsent={(0, 5, 1)})
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
@@ -334,7 +334,7 @@ def test_a_round_without_what_has_to_be_known_folds_nothing() -> None:
         assert parts[4].notes.window_facts() == news.window_facts()
 
 
-def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
+def test_target_gets_parts_by_its_share_of_changes() -> None:
     """So most tasks have one target, and none has much more than its share; all parts are used."""
     spread = PartitionAssignment.from_weights(10, {0: 500, 2: 250, 3: 125, 7: 125})
     rng = np.random.default_rng(1)
@@ -350,7 +350,7 @@ def test_a_target_gets_as_many_parts_as_it_has_changes() -> None:
     assert spread.parts_of(np.array([7]), np.array([-1]))[0] == 9
 
 
-def test_equal_keys_have_equal_numbers_and_a_null_is_not_an_empty_text() -> None:
+def test_equal_keys_have_equal_hashes_and_null_is_not_an_empty_text() -> None:
     keys: list[list[str | None] | None] = [
         ["a"],
         ["a"],

@@ -103,7 +103,7 @@ class Stream:
         self.rows.append(row)
 
 
-def test_an_earlier_change_of_the_row_has_the_value_whatever_its_key_was() -> None:
+def test_earlier_change_of_the_row_has_the_value_under_any_key() -> None:
     stream = Stream()
     stream.insert("1", "x", "n")
     stream.update("1", "2", ..., None)
@@ -111,21 +111,21 @@ def test_an_earlier_change_of_the_row_has_the_value_whatever_its_key_was() -> No
     assert stream.found() == [(["20", "x", None], "ttn", [], None, 0)]
 
 
-def test_a_row_of_before_is_asked_for_under_the_key_that_it_has_in_the_end() -> None:
+def test_older_row_is_read_under_its_last_key() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.update("20", "30", ..., "m")
     assert stream.found() == [(["20", None, "n"], "tut", [1], ["30"], 0)]
 
 
-def test_a_value_that_is_sent_later_is_lost_and_another_one_is_not() -> None:
+def test_value_that_is_sent_later_is_lost_and_others_are_not() -> None:
     stream = Stream()
     stream.update("1", "20", ..., ..., enters=True)
     stream.update("20", "20", "y", ...)
     assert stream.found() == [(["20", None, None], "txu", [2], ["20"], 1)]
 
 
-def test_a_column_is_the_same_under_another_name() -> None:
+def test_renamed_column_is_the_same() -> None:
     """R9.10: what was sent as `body` before the columns exchanged their names is in `note` now."""
     exchanged = relation(2, "id", "note", "body")
     stream = Stream(versions=(ONE, exchanged), attnums={2: (1, 2, 3)})
@@ -134,14 +134,14 @@ def test_a_column_is_the_same_under_another_name() -> None:
     assert stream.found() == [(["20", "x", "n"], "ttt", [], None, 0)]
 
 
-def test_a_new_column_of_the_old_name_is_another_one() -> None:
+def test_new_column_with_an_old_name_is_another_one() -> None:
     stream = Stream(versions=(ONE, relation(2, "id", "note", "body")), attnums={2: (1, 3, 4)})
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., version=2, enters=True)
     assert stream.found() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
 
 
-def test_a_value_of_which_the_column_is_not_certain_is_lost_with_all_others() -> None:
+def test_ambiguous_column_loses_all_values_of_the_row() -> None:
     """A catalog that was read afterwards does not tell under which name a column was sent."""
     stream = Stream(versions=(ONE, relation(2, "id", "body", "note")), attnums={2: (1, None, 3)})
     stream.insert("1", "x", "n")
@@ -155,7 +155,7 @@ def test_a_value_of_which_the_column_is_not_certain_is_lost_with_all_others() ->
     ]
 
 
-def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:
+def test_deleted_row_is_not_the_next_one_with_its_key() -> None:
     for gone in ("delete", "nothing"):
         stream = Stream()
         stream.update("1", "20", ..., "n", enters=True)
@@ -165,7 +165,7 @@ def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:
         assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)], gone
 
 
-def test_what_an_earlier_row_with_the_key_had_says_nothing() -> None:
+def test_earlier_row_with_the_same_key_proves_nothing() -> None:
     stream = Stream()
     stream.insert("1", "x", "n")
     stream.delete("1")
@@ -185,7 +185,7 @@ def test_rows_may_exchange_their_keys() -> None:
     assert [values for values, *_ in stream.found()] == [["21", "y", "n"], ["22", "x", "n"]]
 
 
-def test_a_row_may_enter_more_than_once() -> None:
+def test_row_may_enter_more_than_once() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.update("20", "1", ..., "n")
@@ -200,14 +200,14 @@ def test_a_row_may_enter_more_than_once() -> None:
     ]
 
 
-def test_a_truncate_takes_the_rows_before_it() -> None:
+def test_truncate_removes_earlier_rows() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.truncate()
     assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)]
 
 
-def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
+def test_known_values_end_at_a_table_rewrite() -> None:
     """R11.9: keys and values may be others then. What the log had before is that of the entries before."""
     stream = Stream(rewrites=(3,))
     stream.insert("1", "x", "n")
@@ -223,7 +223,7 @@ def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
     ]
 
 
-def test_a_value_of_another_type_says_nothing() -> None:
+def test_value_of_another_type_proves_nothing() -> None:
     """R9.10: the column was altered between the two versions."""
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body", type_oid=17)))
     stream.insert("1", "x", "n")
@@ -231,20 +231,20 @@ def test_a_value_of_another_type_says_nothing() -> None:
     assert stream.found() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
 
 
-def test_columns_are_the_same_wherever_they_are() -> None:
+def test_columns_are_the_same_at_any_position() -> None:
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body")))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
     assert stream.found() == [(["n", "20", "x"], "ttt", [], None, 0)]
 
 
-def test_what_the_subscription_does_not_have_is_not_looked_for() -> None:
+def test_columns_outside_the_subscription_are_not_looked_up() -> None:
     stream = Stream(wanted=frozenset({"id", "note"}))
     stream.update("1", "20", ..., ..., enters=True)
     assert stream.found() == [(["20", None, None], "tuu", [2], ["20"], 0)]
 
 
-def test_a_leaf_is_followed_under_one_key_only() -> None:
+def test_leaf_is_tracked_under_one_key_only() -> None:
     """R1.6, R9.10: under another identity old tuples have other columns; its name may change."""
 
     def key(*versions: Relation, attnums: dict[int, tuple[int | None, ...]] | None = None) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ def table(*columns: tuple[int, str]) -> Table:
     return Table(LEAF, name, False, None, ReplicaIdentity.DEFAULT, ("id",), ("id",), found)
 
 
-def test_a_tuple_has_its_columns_in_order_of_attribute_number() -> None:
+def test_tuple_columns_are_in_order_of_attribute_number() -> None:
     """R9.10: a catalog that does not fit was read later than the tuple was in force."""
     columns = (TupleColumn(1, 25, -1), TupleColumn(2, 25, -1), TupleColumn(4, 25, -1))
     assert tuple_columns(ONE, table((1, "id"), (2, "body"), (4, "note"))) == columns
