@@ -189,7 +189,7 @@ def test_table_truncated_since_gets_the_changes_after_the_truncate(history: Hist
 
 def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     twin, config = history.twin, history.twin.config
-    first, second = (str(each) for each in history.positions[:2])
+    first, second = (str(lsn) for lsn in history.positions[:2])
     with pytest.raises(InvalidConfiguration, match="is empty"):
         backfill(config, "s", second, first)
     with pytest.raises(InvalidConfiguration, match="is empty"):

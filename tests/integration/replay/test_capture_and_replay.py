@@ -141,7 +141,7 @@ def test_subscriptions_with_equal_routes_share_a_routing_group(
 
     results = replay(twin.config, ["one", "two", "three", "four"])
 
-    assert [each.error for each in results] == [None] * 4
+    assert [result.error for result in results] == [None] * 4
     assert seen == [[1, 1, 2]]
     twin.sync("one", "two", "three")
     assert twin.rows("one", "t") == twin.rows("two", "t") != twin.rows("three", "t")

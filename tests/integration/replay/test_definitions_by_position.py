@@ -464,7 +464,7 @@ def test_killed_capture_leaves_the_definitions_unchanged(twin: Twin, point: str)
 
     assert twin.rows("s", "inside") == INSIDE.expected["inside"]
     versions = captured.log.catalogs()
-    assert len({(each.owner, each.from_lsn) for each in versions}) == len(versions)
+    assert len({(version.owner, version.from_lsn) for version in versions}) == len(versions)
     verify_log(twin.config, "pub")
 
 

@@ -41,7 +41,11 @@ def subscribe(twin: Twin, *names: str, **options: object) -> None:
 
 
 def told(twin: Twin, name: str = "s") -> SubscriptionStatus:
-    (found,) = (each for each in status(twin.config).subscriptions if each.subscription == name)
+    (found,) = (
+        subscription
+        for subscription in status(twin.config).subscriptions
+        if subscription.subscription == name
+    )
     return found
 
 
@@ -90,7 +94,7 @@ def test_subscriber_is_due_once_it_is_reachable_again(twin: Twin) -> None:
     twin.pairs["other"].ours.run(f"alter database {database} allow_connections false")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
-    results = {each.subscription: each for each in replay(twin.config, ["s", "other"])}
+    results = {result.subscription: result for result in replay(twin.config, ["s", "other"])}
     assert results["s"].retry is Retry.LATER
     assert results["other"].error is None
     gone = told(twin)
@@ -229,7 +233,9 @@ def test_servers_that_never_answer_do_not_block_status(twin: Twin) -> None:
         with other.transaction():
             other.execute("lock table cdc_replay.subscription_table")
             impatient = replace(twin.config, timeouts=Timeouts(answer=timedelta(seconds=2)))
-            found = {each.subscription: each for each in status(impatient).subscriptions}
+            found = {
+                subscription.subscription: subscription for subscription in status(impatient).subscriptions
+            }
             assert list(due_replays(impatient, "pub", twin.pairs)) == []
     assert (found["s"].error, found["s"].behind_reason) == (None, None)
     for name in ("silent", "locked"):
@@ -249,10 +255,10 @@ def test_last_answer_of_a_subscriber_stays_visible_with_its_age(twin: Twin) -> N
     assert now.applied_lsn == then.applied_lsn is not None
     assert (now.seconds_old or 0) > 0
     assert "127.0.0.1" in (now.error or "")
-    assert [(each.table, each.state) for each in after.tables] == [
-        (each.table, each.state) for each in before.tables
+    assert [(table.table, table.state) for table in after.tables] == [
+        (table.table, table.state) for table in before.tables
     ]
-    assert all(each.seconds_old for each in after.tables)
+    assert all(table.seconds_old for table in after.tables)
     assert after.publishers[0].seconds_old is None
 
 

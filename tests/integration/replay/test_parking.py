@@ -109,7 +109,7 @@ def traffic(twin: Twin) -> list[Lsn]:
 
 
 def replayed(twin: Twin, *names: str) -> dict[str, ReplayResult]:
-    return {each.subscription: each for each in replay(twin.config, names)}
+    return {result.subscription: result for result in replay(twin.config, names)}
 
 
 def record(twin: Twin, name: str) -> state.SubscriptionRecord:
@@ -128,7 +128,7 @@ def test_subscription_parks_before_the_transaction_and_continues_once_repaired(t
 
     assert results["good"].error is None
     assert ours(twin, "good", "table u order by id") == ALL_OF_U
-    reported = {each.subscription: each for each in status(twin.config).subscriptions}
+    reported = {subscription.subscription: subscription for subscription in status(twin.config).subscriptions}
     for name, (_, stop, words, _) in REFUSED.items():
         error = results[name].error or ""
         for part in (f"parked before the transaction that committed at {ends[stop]}", words, "--skip"):
@@ -180,7 +180,7 @@ def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
     results = replayed(twin, *names, "identity")
 
     table_of = {**dict.fromkeys(names, "t"), "identity": "v"}
-    shown = {(each.subscription, each.table): each.state for each in status(twin.config).tables}
+    shown = {(table.subscription, table.table): table.state for table in status(twin.config).tables}
     for name, result in results.items():
         assert (result.error, result.parked) == (None, (f"public.{table_of[name]}",)), name
         assert ours(twin, name, "table u order by id") == ALL_OF_U, name
@@ -194,17 +194,19 @@ def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
 
     # It stays where it is, whatever else comes, until it is resumed or copied.
     twin.publish("insert into u values (7, 7);\ninsert into t values (7, '7', 7)")
-    for each in twin.sync_ours():
-        assert (each.replay.error, each.replay.parked, each.snapshot.tables) == (None, (), ())
+    for synced in twin.sync_ours():
+        assert (synced.replay.error, synced.replay.parked, synced.snapshot.tables) == (None, (), ())
     for name in ("type", "identity", "column"):
         twin.pairs[name].ours.run(REFUSED[name][3])
         resume(twin.config, name, tables=[QualifiedName("public", table_of[name])])
     resume(twin.config, "constraint", tables=[T], skip=ends[2])
     twin.pairs["trigger"].ours.run(REFUSED["trigger"][3])
     snapshot(twin.config, "trigger", tables=[T])
-    for each in twin.sync_ours("type", "identity", "column", "constraint", "trigger"):
-        assert each.replay.error is None, each.replay.error
-        assert all(isinstance(found, Ready) for found in twin.states(each.subscription).values())
+    for synced in twin.sync_ours("type", "identity", "column", "constraint", "trigger"):
+        assert synced.replay.error is None, synced.replay.error
+        assert all(
+            isinstance(table_state, Ready) for table_state in twin.states(synced.subscription).values()
+        )
     for name in ("type", "identity", "column", "trigger"):
         assert ours(twin, name, "select id, a, c from t order by id") == [
             (1, "1", None),

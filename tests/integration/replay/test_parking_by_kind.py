@@ -85,7 +85,7 @@ def test_blocking_rows_have_the_native_conflict_kind(twin: Twin) -> None:
         twin.publish(statement.format(name))
     capture(twin.config, "pub")
 
-    results = {each.subscription: each for each in replay(twin.config, list(STOPPED))}
+    results = {result.subscription: result for result in replay(twin.config, list(STOPPED))}
 
     for name, (_, _, kind, key) in STOPPED.items():
         error = results[name].error or ""

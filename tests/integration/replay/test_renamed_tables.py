@@ -225,7 +225,7 @@ def test_table_recreated_on_the_subscriber_is_skipped_until_copied(
     assert twin.rows("sub", "a") == [(50, "own")]
     assert twin.rows("sub", "b")[-1] == (3, "b")
     assert results["sub"].passed_over == ("public.a",)
-    [table] = [each for each in status(twin.config).tables if each.table == "public.a"]
+    [table] = [table for table in status(twin.config).tables if table.table == "public.a"]
     assert "refresh" in table.state
     assert refresh(twin.config, "sub").added == ("public.a",)
     twin.native("sub").refresh()

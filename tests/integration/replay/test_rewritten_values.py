@@ -56,7 +56,7 @@ def synced(twin: Twin, name: str = "s") -> list[TableCompared]:
 
 def marks(twin: Twin, name: str = "s") -> list[str]:
     with twin.pairs[name].ours.connect() as connection:
-        return [each.name for each in state.rewritten_tables(connection, name)]
+        return [table.name for table in state.rewritten_tables(connection, name)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -140,7 +140,7 @@ def test_rewrite_in_a_skipped_transaction_is_compared(twin: Twin) -> None:
 
     assert marks(twin) == ["t"]
     (result,) = twin.sync_ours()
-    assert [each.updated for each in result.compared] == [3]
+    assert [table.updated for table in result.compared] == [3]
     assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200), (3, 3)]
 
 
@@ -236,8 +236,8 @@ def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -
 
     tables_compared = synced(twin)
 
-    assert [each.table for each in tables_compared] == ["public.d", "public.r"]
-    assert [each.warning for each in tables_compared] == [None, None]
+    assert [table.table for table in tables_compared] == ["public.d", "public.r"]
+    assert [table.warning for table in tables_compared] == [None, None]
     assert [row[:3] for row in ours(twin, "r")] == [(1, "n", 1), (2, "s", 2), (3, "w", 3)]
     assert [row[:3] for row in ours(twin, "r")] == [row[:3] for row in native(twin, "r")]
     assert [row[:2] for row in ours(twin, "d")] == [(1, 1), (2, 2), (3, 3), (4, 40)]
@@ -344,10 +344,10 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
     assert [row[:2] for row in ours(twin, "t")] == [(1, 1), (2, 2), (3, 3)]
     assert ours(twin, "u") == [(1,)]
     assert isinstance(twin.states("s")["t"], Ready)
-    notices = {each.table: each.notice for each in status(twin.config).tables}
+    notices = {table.table: table.notice for table in status(twin.config).tables}
     assert "`cdc-replay snapshot s` updates the rows that differ" in str(notices["public.t"])
     assert notices["public.u"] is None
-    assert [each for each in explain(twin.config, "s").warnings if "R11.9" in each]
+    assert [warning for warning in explain(twin.config, "s").warnings if "R11.9" in warning]
     validated = validate(twin.config, "s")
     assert not validated.success
     assert "its values have not been compared since" in str(validated.error)
@@ -357,7 +357,7 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
     assert compared.updated == 3
     assert [row[:2] for row in ours(twin, "t")] == [(1, 10000), (2, 20000), (3, 300)]
     assert validate(twin.config, "s").success
-    assert {each.notice for each in status(twin.config).tables} == {None}
+    assert {table.notice for table in status(twin.config).tables} == {None}
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -373,7 +373,7 @@ def test_refresh_compares_and_copy_clears_a_rewrite(twin: Twin, copies: bool) ->
     if copies:
         assert snapshot(twin.config, "s", tables=[QualifiedName("public", "t")]).compared == ()
     else:
-        assert [each.updated for each in refresh(twin.config, "s").snapshot.compared] == [2]
+        assert [table.updated for table in refresh(twin.config, "s").snapshot.compared] == [2]
 
     assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200)]
     assert marks(twin) == []
@@ -394,7 +394,7 @@ def test_table_that_cannot_be_compared_continues_and_is_compared_later(
     assert marks(twin) == ["t"]
 
     on_both(twin, "alter table t add c bigint")
-    assert [each.updated for each in synced(twin)] == [2]
+    assert [result.updated for result in synced(twin)] == [2]
     assert ours(twin, "t") == [(1, 1, "own", 1), (2, 2, "own", 2)]
 
 
@@ -412,7 +412,7 @@ def test_values_exchanged_between_rows_are_updated_under_a_unique_constraint(twi
     twin.pairs["s"].ours.run("update t set own = 'kept ' || id")
     twin.publish("alter table t alter a type bigint using 4 - a")
 
-    ((compared,),) = [each.compared for each in twin.sync_ours()]
+    ((compared,),) = [result.compared for result in twin.sync_ours()]
 
     assert compared.updated == 2
     assert ours(twin, "t") == [(1, 3, "kept 1"), (2, 2, "kept 2"), (3, 1, "kept 3")]

@@ -46,13 +46,13 @@ def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[s
     found = definitions(small.reopened(), window)
     return [
         (
-            each.catalog_version,
-            each.relation.column_names,
-            [column.name for column in each.catalog.tables[TABLE.id].columns]
-            if TABLE.id in each.catalog.tables
+            versioned.catalog_version,
+            versioned.relation.column_names,
+            [column.name for column in versioned.catalog.tables[TABLE.id].columns]
+            if TABLE.id in versioned.catalog.tables
             else [],
         )
-        for each in found
+        for versioned in found
     ]
 
 

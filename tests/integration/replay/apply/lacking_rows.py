@@ -194,7 +194,7 @@ class Case:
 
     def _found(self, row: Row) -> Row | None:
         wanted = self.shape.identity(row)
-        return next((each for each in self.subscriber if self.shape.identity(each) == wanted), None)
+        return next((row for row in self.subscriber if self.shape.identity(row) == wanted), None)
 
     def _has_room(self, row: Row) -> bool:
         is_full_leaf = self.shape.identity is _leaf and row.r == "c"

@@ -85,7 +85,7 @@ def test_first_rows_of_each_kind_are_named_by_their_keys_only(
     assert len(keys["update_missing"]) == 5
     missing = {f"public.t (id)=({number})" for number in (*range(10, 17), 31)}
     assert set(keys["update_missing"]) <= missing
-    logged = [each.getMessage() for each in caplog.records if " x " in each.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if " x " in record.getMessage()]
     assert len(logged) == 4
     assert not any("777" in line for line in logged)
 

@@ -126,7 +126,7 @@ def test_deadlock_victim_is_applied_at_the_next_try(target: Target, subscriber: 
             target.apply(changed(target), before_commit=record)
         finally:
             locks.logger.removeHandler(on_retry)
-    assert ["deadlock detected" in each for each in on_retry.tries] == [True]
+    assert ["deadlock detected" in message for message in on_retry.tries] == [True]
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
 
 

@@ -57,7 +57,7 @@ def test_move_onto_an_existing_row_is_refused_although_the_row_moves_on(twin: Tw
         twin.publisher.run(transaction)
     capture(twin.config, "pub")
 
-    results = {each.subscription: each for each in replay(twin.config, list(STOPPED))}
+    results = {result.subscription: result for result in replay(twin.config, list(STOPPED))}
 
     for name in STOPPED:
         error = results[name].error or ""

@@ -102,7 +102,7 @@ def test_sequence_values_and_triggers_show_the_log_order(subscribed: Twin) -> No
     subscribed.native("plain").wait()
     subscribed.native("s").wait()
 
-    assert [(each.error, each.applied["update"]) for each in results] == [(None, 0)] * 2
+    assert [(result.error, result.applied["update"]) for result in results] == [(None, 0)] * 2
     assert len(subscribed.rows("plain", "numbered")) == len(subscribed.rows("plain", "audited")) + 2
     # 10 has moved to 90; 70 was born again; 50 enters with its UPDATE (R4.4).
     assert in_order(subscribed, "numbered") == [30, 90, 20, 5, 50, 70, 2, 99, 1]

@@ -74,7 +74,7 @@ def test_random_changes_of_few_keys_equal_native(twin: Twin, seed: int) -> None:
         for case in drawn:
             twin.publish(";\n".join(case.changes(12)))
 
-        results = {each.subscription: each.replay for each in twin.sync_ours()}
+        results = {result.subscription: result.replay for result in twin.sync_ours()}
 
         twin.native("error").wait()
         for policy in POLICIES:

@@ -52,7 +52,7 @@ def test_role_without_ownership_is_warned_that_statement_triggers_fire(
         assert run_once(Target(spark, dsn, PUBLISHED, run_as_owner=True))
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
-        [warning] = [each.getMessage() for each in caplog.records if each.name == triggers.__name__]
+        [warning] = [record.getMessage() for record in caplog.records if record.name == triggers.__name__]
         assert warning.startswith("table public.t: triggers for each statement fire, other than in a native")
         assert "must be owner of table t" in warning
     finally:

@@ -199,7 +199,7 @@ def test_given_up_value_is_null_as_natively(twin: Twin, gone: str, caplog: pytes
     assert native(twin, query) == [(id_, None, None) for id_, *_ in expected]
     assert ours(twin, "table u order by id") == [(1, 1), (2, 2)]
     assert result.unsent_nulls == sum(value is None for row in expected for value in row)
-    told = [each.message for each in caplog.records if "NULL" in each.message]
+    told = [record.message for record in caplog.records if "NULL" in record.message]
     assert len(told) == 1
     assert "public.t" in told[0]
     assert f"(id)=({expected[0][0]})" in told[0]
@@ -264,12 +264,14 @@ def test_lost_value_parks_before_its_transaction(twin: Twin) -> None:
             assert (record(twin, name).parked_transaction, result.unsent_nulls) == (end, 0)
             assert ours(twin, QUERY, name) == AROUND[:2]
             assert ours(twin, "table u order by id", name) == [(1, 1)]
-    assert {str(end) in (each.error or "") for each in status(twin.config).subscriptions} == {True}
+    assert {str(end) in (subscription.error or "") for subscription in status(twin.config).subscriptions} == {
+        True
+    }
 
     resume(twin.config, "skip", skip=end)
     resume(twin.config, "accept", accept_null=True)
     snapshot(twin.config, "copy", tables=[T])
-    results = {each.subscription: each for each in replay(twin.config, ["skip", "accept", "copy"])}
+    results = {result.subscription: result for result in replay(twin.config, ["skip", "accept", "copy"])}
     assert {name: (each.error, each.unsent_nulls) for name, each in results.items()} == {
         "skip": (None, 0),
         "accept": (None, 2),
@@ -308,8 +310,8 @@ def test_table_alone_parks_before_the_transaction(twin: Twin) -> None:
 
     resume(twin.config, "skip", tables=[T], skip=end)
     resume(twin.config, "accept", tables=[T], accept_null=True)
-    results = {each.subscription: each for each in replay(twin.config, ["skip", "accept"])}
-    assert [(each.error, each.unsent_nulls) for each in results.values()] == [(None, 0), (None, 2)]
+    results = {result.subscription: result for result in replay(twin.config, ["skip", "accept"])}
+    assert [(result.error, result.unsent_nulls) for result in results.values()] == [(None, 0), (None, 2)]
     assert ours(twin, QUERY, "skip") == AROUND
     assert ours(twin, QUERY, "accept") == [*AROUND, (21, None, None)]
     assert isinstance(twin.states("accept")["t"], Ready)
@@ -325,7 +327,7 @@ def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None
     before = twin.position()
     twin.publish(f"insert into u values (2, 2);\nupdate t set body = {long('X')}, note = 'n' where id = 21")
     capture(twin.config, "pub")
-    end = next(each for each in ends(twin) if each > before)
+    end = next(lsn for lsn in ends(twin) if lsn > before)
 
     (result,) = replay(twin.config, ["s"])
 
@@ -350,15 +352,15 @@ def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptur
     lose(twin, 2)
 
     with caplog.at_level(logging.WARNING, "cdc_replay"):
-        results = {each.subscription: each.replay for each in twin.sync_ours()}
+        results = {result.subscription: result.replay for result in twin.sync_ours()}
 
     twin.native("s").wait()
     assert (results["s"].error, results["s"].unsent_nulls) == (None, 4)
     assert twin.rows("s", "t") == [(21, 101, None, None), (22, 102, None, None)]
     told = [
-        each.message
-        for each in caplog.records
-        if "NULL" in each.message and "subscription s:" in each.message
+        record.message
+        for record in caplog.records
+        if "NULL" in record.message and "subscription s:" in record.message
     ]
     assert len(told) == 1
     assert "(id)=(21), (id)=(22)" in told[0]

@@ -60,9 +60,9 @@ def native(twin: Twin, name: str, query: str) -> list[tuple[Any, ...]]:
 
 def replayed(twin: Twin, *names: str) -> dict[str, ReplayResult]:
     """Replay what is captured, without a capture; none fails."""
-    results = {each.subscription: each for each in replay(twin.config, names or tuple(twin.pairs))}
-    for each in results.values():
-        assert each.error is None, each.error
+    results = {result.subscription: result for result in replay(twin.config, names or tuple(twin.pairs))}
+    for result in results.values():
+        assert result.error is None, result.error
     return results
 
 
@@ -243,7 +243,7 @@ def test_window_is_extended_to_the_change_that_has_the_value(
 
     assert result.error is None
     assert result.to_lsn > end
-    [warning] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    [warning] = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.startswith("subscription s: window")
     assert ours(twin, "s", "table t order by id") == [(20, 0, "A"), (22, 0, "b"), (50, 0, None)]
     assert twin.states("s")["t"] == Ready(result.to_lsn)
@@ -441,7 +441,7 @@ def test_several_subscriptions_share_the_fence(twin: Twin) -> None:
         twin.pairs[name].ours.run("insert into t values (20, 99, 'stands')")
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 200 where id = 4")
 
-    results = {each.subscription: each.replay for each in twin.sync_ours()}
+    results = {result.subscription: result.replay for result in twin.sync_ours()}
 
     assert {result.error for result in results.values()} == {None}
     assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (200, 0, "d")]

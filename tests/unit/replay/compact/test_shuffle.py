@@ -231,12 +231,12 @@ def test_only_changes_of_moved_keys_are_deferred() -> None:
         (("l",), None, 0),
         (("k",), ("k", "3"), 4),
     ]
-    assert sorted((each.chunk, each.rows) for each in notes.deferred) == [(0, 1), (1, 2), (2, 1)]
+    assert sorted((changes.chunk, changes.rows) for changes in notes.deferred) == [(0, 1), (1, 2), (2, 1)]
     assert not notes.is_void
 
 
 @pytest.mark.parametrize(
-    ("limit", "bound"), [("_MOST_ROWS_ASIDE", 2), ("_MOST_BYTES_ASIDE", 1000)], ids=["rows", "bytes"]
+    ("limit", "bound"), [("_MAX_DEFERRED_ROWS", 2), ("_MAX_DEFERRED_BYTES", 1000)], ids=["rows", "bytes"]
 )
 @pytest.mark.parametrize("chunks", [1, 4], ids=["in a task", "in a part"])
 def test_round_is_void_above_the_defer_limit(
@@ -252,7 +252,7 @@ def test_round_is_void_above_the_defer_limit(
     assert len(notes.window_facts().lineages) == 2
 
 
-@pytest.mark.parametrize("limit", ["_MOST_JOINED_BYTES", "_BYTES_PER_FOLD"])
+@pytest.mark.parametrize("limit", ["_MAX_CONCAT_BYTES", "_BYTES_PER_FOLD"])
 def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """Also where the pieces of a part are too much for one array."""
     changes = [(0, insert(str(number % 7), lsn=number)) for number in range(7)]

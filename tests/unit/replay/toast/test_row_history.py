@@ -65,20 +65,20 @@ class Stream:
         columns = {name: pa.array([row[name] for row in self.rows], types[name]) for name in TRACKED}
         batch = pa.RecordBatch.from_pydict(columns)
         batches = list(track([batch.slice(0, 1), batch.slice(1)], {int(LEAF): leaf}, self.truncated))
-        assert all(each.schema == RESOLVED_SCHEMA for each in batches)
+        assert all(batch.schema == RESOLVED_SCHEMA for batch in batches)
         return [
             (row["new"], row["new_kinds"], row["missing"], row["key"], row["lost"])
-            for each in batches
-            for row in each.to_pylist()
+            for batch in batches
+            for row in batch.to_pylist()
         ]
 
     def columns(self) -> dict[tuple[int, int], tuple[TupleColumn | None, ...]]:
         return {
-            (each.version, 0): tuple(
+            (version.version, 0): tuple(
                 None if number is None else TupleColumn(number, column.type_oid, column.typmod)
-                for number, column in zip(self._attnums(each), each.columns, strict=True)
+                for number, column in zip(self._attnums(version), version.columns, strict=True)
             )
-            for each in self.versions
+            for version in self.versions
         }
 
     def _attnums(self, version: Relation) -> tuple[int | None, ...]:
