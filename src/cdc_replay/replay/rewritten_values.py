@@ -132,7 +132,7 @@ class _MarkedTables:
     _results: list[TableCompared] = field(default_factory=list)
 
     def compare(self) -> tuple[TableCompared, ...]:
-        """Compare the tables that replay has brought to the fence."""
+        """Compare the tables that replay has advanced to the fence."""
         session, name = self.session, self.session.subscription.name
         try:
             marked = state.rewritten_tables(session.connection, name)

@@ -91,9 +91,9 @@ STATES = (
 
 @pytest.fixture
 def history(twin: Twin) -> History:
-    found = History(twin)
-    assert shared(found.ours) == STATES[4]
-    return found
+    history = History(twin)
+    assert shared(history.ours) == STATES[4]
+    return history
 
 
 def shared(database: Database) -> list[tuple[int, int]]:
@@ -147,13 +147,13 @@ def test_update_that_matches_no_row_natively_inserts_none(history: History) -> N
 
 def test_another_database_gets_the_range_as_it_was(history: History) -> None:
     """It holds the state at `--from`, so it holds that at `--to` afterwards; nothing else stays behind."""
-    other = history.twin.database(TABLES)
-    other.run("insert into t values (1, 0), (2, 0), (3, 0)")
+    database = history.twin.database(TABLES)
+    database.run("insert into t values (1, 0), (2, 0), (3, 0)")
     for end in range(1, 5):
-        history.fill(end - 1, end, other)
-        assert shared(other) == STATES[end], end
-    assert other.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
-    assert other.rows("table u") == [(1, 1)]
+        history.fill(end - 1, end, database)
+        assert shared(database) == STATES[end], end
+    assert database.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
+    assert database.rows("table u") == [(1, 1)]
 
     # Empty tables get the rows that the range inserts or updates whole.
     empty = history.twin.database(TABLES)
@@ -165,11 +165,11 @@ def test_another_database_gets_the_range_as_it_was(history: History) -> None:
 
 def test_range_may_be_given_by_timestamps(history: History) -> None:
     """Up to the last transaction that was committed by then."""
-    other = history.twin.database(TABLES)
-    other.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
-    result = backfill(history.twin.config, "s", history.times[1], history.times[3], into=other.dsn)
+    database = history.twin.database(TABLES)
+    database.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
+    result = backfill(history.twin.config, "s", history.times[1], history.times[3], into=database.dsn)
 
-    assert shared(other) == STATES[3]
+    assert shared(database) == STATES[3]
     assert result.transactions == 2
     assert history.positions[0] < result.from_lsn < result.to_lsn <= history.positions[3]
 

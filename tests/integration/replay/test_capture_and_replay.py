@@ -39,16 +39,16 @@ def test_captured_changes_are_applied_while_the_capture_runs(
     twin.publish(TRAFFIC)
 
     with caplog.at_level(logging.INFO, logger="cdc_replay.replay.pipeline"):
-        (found,) = twin.sync_ours()
+        (result,) = twin.sync_ours()
 
-    assert found.replay.error is None
-    assert found.capture.pulls > 10
+    assert result.replay.error is None
+    assert result.capture.pulls > 10
     windows = [record for record in caplog.records if "changes read" in record.getMessage()]
     assert len(windows) > 1
     assert start is not None
-    assert (found.replay.from_lsn, found.replay.to_lsn) == (start, found.to_lsn)
-    assert found.replay.changes_read == found.capture.messages
-    assert found.replay.transactions == found.capture.transactions
+    assert (result.replay.from_lsn, result.replay.to_lsn) == (start, result.to_lsn)
+    assert result.replay.changes_read == result.capture.messages
+    assert result.replay.transactions == result.capture.transactions
     twin.sync()
     assert twin.rows("s", "t")
 
@@ -59,7 +59,7 @@ def test_failed_capture_leaves_its_changes_applied(twin: Twin, monkeypatch: pyte
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
     twin.sync()
-    twin.publish(";\n".join(f"insert into t values ({number}, 0, '')" for number in range(1, 9)))
+    twin.publish(";\n".join(f"insert into t values ({row_id}, 0, '')" for row_id in range(1, 9)))
     monkeypatch.setenv("CDC_REPLAY_FAILPOINT", "capture.after_segment@4=error")
 
     with pytest.raises((CdcReplayError, RuntimeError)):
@@ -82,7 +82,7 @@ def test_failed_subscription_is_left_out_of_later_windows(twin: Twin) -> None:
     twin.sync("good")
     twin.sync_ours("bad")
     twin.pairs["bad"].ours.run("insert into t values (3, 0, 'in the way')")
-    twin.publish(";\n".join(f"insert into t values ({number}, 0, '')" for number in range(1, 9)))
+    twin.publish(";\n".join(f"insert into t values ({row_id}, 0, '')" for row_id in range(1, 9)))
 
     good, bad = twin.sync_ours("good", "bad")
 

@@ -153,8 +153,8 @@ def write_segment(folder: Path, name: str, batches: list[Any]) -> tuple[RowGroup
 @pytest.mark.spark
 def test_reader_yields_the_changes_of_the_window(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
     """Through Parquet row groups and Spark tasks: the reference reader's changes, each once."""
-    for number in range(1, 8):
-        stream.database.run(f"insert into orders values ({number}, null, {number})")
+    for index in range(1, 8):
+        stream.database.run(f"insert into orders values ({index}, null, {index})")
         stream.database.run("update visits set who = who; insert into visits values ('ä', now(), '{}')")
     stream.database.run("truncate visits, orders cascade")
     assembly = stream.assembly()
@@ -224,12 +224,12 @@ def test_task_error_names_segment_row_group_row_and_offset(spark: SparkSession, 
             LogReader.for_cores(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(
                 spark
             ).collect()
-        said = str(failed.value)
-        assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
-        assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
+        message_text = str(failed.value)
+        assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in message_text
+        assert message_text.count("cdc_replay.errors.InvalidMessage: ") == 1
         assert (
             "DETAIL: Row 1 is message 3 of the transaction that commits at 0/64"
-            f" and has {len(message or b'')} bytes." in said
+            f" and has {len(message or b'')} bytes." in message_text
         )
 
 

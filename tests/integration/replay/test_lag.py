@@ -40,13 +40,13 @@ def subscribe(twin: Twin, *names: str, **options: object) -> None:
     twin.sync_ours()
 
 
-def told(twin: Twin, name: str = "s") -> SubscriptionStatus:
-    (found,) = (
+def read_status(twin: Twin, name: str = "s") -> SubscriptionStatus:
+    (subscription_status,) = (
         subscription
         for subscription in status(twin.config).subscriptions
         if subscription.subscription == name
     )
-    return found
+    return subscription_status
 
 
 def due(twin: Twin) -> list[str]:
@@ -55,25 +55,25 @@ def due(twin: Twin) -> list[str]:
 
 def test_subscription_lags_since_the_oldest_transaction_that_it_lacks(twin: Twin) -> None:
     subscribe(twin, "s")
-    assert (told(twin).behind_since, told(twin).behind_reason, due(twin)) == (None, None, [])
+    assert (read_status(twin).behind_since, read_status(twin).behind_reason, due(twin)) == (None, None, [])
 
     [(before,)] = twin.publisher.rows("select now()")
     twin.publish("insert into t values (1, 1)")
     [(after,)] = twin.publisher.rows("select now()")
     twin.publish("insert into u values (1, 1)")
-    assert (told(twin).behind_since, due(twin)) == (None, [])  # the log has nothing that it lacks
+    assert (read_status(twin).behind_since, due(twin)) == (None, [])  # the log has nothing that it lacks
     capture(twin.config, "pub")
 
-    behind = told(twin)
-    since = datetime.fromisoformat(behind.behind_since or "")
+    lagging_status = read_status(twin)
+    since = datetime.fromisoformat(lagging_status.behind_since or "")
     assert before - timedelta(seconds=1) <= since <= after  # in whole seconds
-    assert (behind.behind_reason or "").startswith("no replay since ")
-    assert (behind.last_replay or "").startswith("succeeded at ")
-    assert behind.lag_seconds == pytest.approx((datetime.now(UTC) - since).total_seconds(), abs=5)
+    assert (lagging_status.behind_reason or "").startswith("no replay since ")
+    assert (lagging_status.last_replay or "").startswith("succeeded at ")
+    assert lagging_status.lag_seconds == pytest.approx((datetime.now(UTC) - since).total_seconds(), abs=5)
     assert due(twin) == ["s"]
 
     replay(twin.config, ["s"])
-    assert (told(twin).behind_since, told(twin).behind_reason, due(twin)) == (None, None, [])
+    assert (read_status(twin).behind_since, read_status(twin).behind_reason, due(twin)) == (None, None, [])
 
 
 def test_log_positions_without_a_transaction_are_not_lag(twin: Twin) -> None:
@@ -84,7 +84,7 @@ def test_log_positions_without_a_transaction_are_not_lag(twin: Twin) -> None:
     twin.publisher.run("select pg_logical_emit_message(false, 'test', 'nothing')")
     capture(twin.config, "pub")
     assert due(twin) == []
-    assert told(twin).behind_reason is None
+    assert read_status(twin).behind_reason is None
 
 
 def test_subscriber_is_due_once_it_is_reachable_again(twin: Twin) -> None:
@@ -97,35 +97,37 @@ def test_subscriber_is_due_once_it_is_reachable_again(twin: Twin) -> None:
     results = {result.subscription: result for result in replay(twin.config, ["s", "other"])}
     assert results["s"].retry is Retry.LATER
     assert results["other"].error is None
-    gone = told(twin)
-    assert (gone.behind_reason or "").startswith("the subscriber does not answer: cannot connect")
-    assert gone.error is not None
-    assert (told(twin, "other").error, told(twin, "other").behind_reason) == (None, None)
+    unreachable_status = read_status(twin)
+    assert (unreachable_status.behind_reason or "").startswith(
+        "the subscriber does not answer: cannot connect"
+    )
+    assert unreachable_status.error is not None
+    assert (read_status(twin, "other").error, read_status(twin, "other").behind_reason) == (None, None)
     assert due(twin) == []
 
     twin.pairs["other"].ours.run(f"alter database {database} allow_connections true")
 
-    back = told(twin)
+    back = read_status(twin)
     assert back.behind_since is not None
     assert (back.behind_reason or "").startswith("no replay since ")
     assert due(twin) == ["s"]
     replay(twin.config, ["s"])
-    assert told(twin).behind_reason is None
+    assert read_status(twin).behind_reason is None
 
 
 def test_tables_that_wait_for_a_snapshot_are_named_and_no_replay_is_due(twin: Twin) -> None:
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     twin.subscribe("s", "p", tables=TABLES, native=False)
-    assert told(twin).behind_reason == "waits for its first snapshot"
+    assert read_status(twin).behind_reason == "waits for its first snapshot"
     assert due(twin) == []
     snapshot(twin.config, "s")
     capture(twin.config, "pub")
-    assert told(twin).behind_reason is None
+    assert read_status(twin).behind_reason is None
 
     with twin.pairs["s"].ours.connect() as connection:
         state.set_table_state(connection, "s", QualifiedName("public", "u"), Pending())
-    assert told(twin).behind_reason == "public.u: waiting for its snapshot"
-    assert (told(twin).behind_since, due(twin)) == (None, [])
+    assert read_status(twin).behind_reason == "public.u: waiting for its snapshot"
+    assert (read_status(twin).behind_since, due(twin)) == (None, [])
 
 
 def test_changes_captured_during_a_copy_are_due_before_the_first_replay(twin: Twin) -> None:
@@ -134,7 +136,7 @@ def test_changes_captured_during_a_copy_are_due_before_the_first_replay(twin: Tw
     snapshot(twin.config, "s")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
-    assert told(twin).behind_reason == "no replay has run yet"
+    assert read_status(twin).behind_reason == "no replay has run yet"
     assert due(twin) == ["s"]
 
 
@@ -146,10 +148,10 @@ def test_transient_failure_is_reported_and_due(twin: Twin) -> None:
         other.execute("lock table t")
         (failed,) = replay(twin.config, ["s"])
         assert failed.retry is Retry.LATER
-        behind = told(twin)
-        assert (behind.last_replay or "").startswith("failed: ")
-        assert "the last replay failed at " in (behind.behind_reason or "")
-        assert (failed.error or "-") in (behind.behind_reason or "")
+        lagging_status = read_status(twin)
+        assert (lagging_status.last_replay or "").startswith("failed: ")
+        assert "the last replay failed at " in (lagging_status.behind_reason or "")
+        assert (failed.error or "-") in (lagging_status.behind_reason or "")
         assert due(twin) == ["s"]
 
 
@@ -160,9 +162,9 @@ def test_parked_subscription_is_due_after_a_while(twin: Twin, monkeypatch: pytes
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
     replay(twin.config, ["s"])
-    behind = told(twin)
-    assert behind.behind_since is not None
-    assert (behind.behind_reason or "").startswith("parked at ")
+    lagging_status = read_status(twin)
+    assert lagging_status.behind_since is not None
+    assert (lagging_status.behind_reason or "").startswith("parked at ")
     assert due(twin) == []
 
     monkeypatch.setattr(lag, "PATIENCE", timedelta(0))
@@ -185,7 +187,7 @@ def test_replay_that_ended_in_the_future_is_due(twin: Twin) -> None:
     assert due(twin) == ["s"]
     ours.run("delete from t")
     replay(twin.config, ["s"])
-    assert (ours.rows("table t"), told(twin).behind_reason) == ([(1, 1)], None)
+    assert (ours.rows("table t"), read_status(twin).behind_reason) == ([(1, 1)], None)
 
 
 def test_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +196,8 @@ def test_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> N
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
     monkeypatch.setattr("cdc_replay.commands.status.time.time", lambda: 0.0)
-    assert told(twin).lag_seconds == 0
-    assert told(twin).behind_since is not None
+    assert read_status(twin).lag_seconds == 0
+    assert read_status(twin).behind_since is not None
 
 
 def test_parked_table_is_reported_and_no_replay_is_due(twin: Twin) -> None:
@@ -204,10 +206,10 @@ def test_parked_table_is_reported_and_no_replay_is_due(twin: Twin) -> None:
     twin.publish("insert into t values (1, 1);\ninsert into u values (1, 1)")
     capture(twin.config, "pub")
     replay(twin.config, ["s"])
-    behind = told(twin)
-    assert behind.lag_seconds == 0
-    assert behind.behind_since is not None
-    assert (behind.behind_reason or "").startswith("public.t: parked at ")
+    lagging_status = read_status(twin)
+    assert lagging_status.lag_seconds == 0
+    assert lagging_status.behind_since is not None
+    assert (lagging_status.behind_reason or "").startswith("public.t: parked at ")
     assert due(twin) == []
 
 
@@ -217,10 +219,12 @@ def test_replay_is_not_due_if_it_could_not_write_or_would_wait(twin: Twin) -> No
     capture(twin.config, "pub")
     ours = twin.pairs["s"].ours
     with ours.connect() as other, state.lock(other, "s"):
-        assert (told(twin).behind_reason or "").startswith("a process is at work: It is server process ")
+        assert (read_status(twin).behind_reason or "").startswith(
+            "a process is at work: It is server process "
+        )
         assert due(twin) == []
     ours.run(f"alter database {ours.name} set default_transaction_read_only = on")
-    assert told(twin).behind_reason == "the subscriber is read-only"
+    assert read_status(twin).behind_reason == "the subscriber is read-only"
     assert due(twin) == []
 
 
@@ -233,14 +237,14 @@ def test_servers_that_never_answer_do_not_block_status(twin: Twin) -> None:
         with other.transaction():
             other.execute("lock table cdc_replay.subscription_table")
             impatient = replace(twin.config, timeouts=Timeouts(answer=timedelta(seconds=2)))
-            found = {
+            statuses = {
                 subscription.subscription: subscription for subscription in status(impatient).subscriptions
             }
             assert list(due_replays(impatient, "pub", twin.pairs)) == []
-    assert (found["s"].error, found["s"].behind_reason) == (None, None)
+    assert (statuses["s"].error, statuses["s"].behind_reason) == (None, None)
     for name in ("silent", "locked"):
-        assert re.search("timeout|no answer within 2 s", found[name].error or "")
-        assert (found[name].behind_reason or "").startswith("the subscriber does not answer: ")
+        assert re.search("timeout|no answer within 2 s", statuses[name].error or "")
+        assert (statuses[name].behind_reason or "").startswith("the subscriber does not answer: ")
 
 
 def test_last_answer_of_a_subscriber_stays_visible_with_its_age(twin: Twin) -> None:
@@ -284,5 +288,5 @@ def test_missing_and_unreadable_logs_are_reported(twin: Twin) -> None:
     setup(twin.config, "pub")
     for segment in (twin.change_log / "changes").glob("*.parquet"):
         segment.write_bytes(b"")
-    assert "is damaged or missing" in (told(twin).error or "")
+    assert "is damaged or missing" in (read_status(twin).error or "")
     assert due(twin) == []

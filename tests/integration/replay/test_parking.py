@@ -104,7 +104,7 @@ def traffic(twin: Twin) -> list[Lsn]:
         twin.publisher.run(transaction)
     capture(twin.config, "pub")
     change_log = ChangeLog.open(str(twin.change_log))
-    commits = [each.commit_lsn for each in change_log.commits(Window(ZERO, change_log.end_lsn))]
+    commits = [commit.commit_lsn for commit in change_log.commits(Window(ZERO, change_log.end_lsn))]
     return [min(commit for commit in commits if commit > begin) for begin in begins]
 
 

@@ -36,22 +36,22 @@ class Watched:
         stage, apply = WindowJob.staged, ApplySession.apply
 
         def staged(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
-            found = stage(flow, lanes)
+            result = stage(flow, lanes)
             with self._changed:
                 self._staged += 1
                 self.events.append(f"staged {self._staged}")
                 self._changed.notify_all()
-            return found
+            return result
 
         def applied(window: ApplySession, *given: Any, **named: Any) -> Applied:
             with self._changed:
                 self._merged += 1
-                number, wanted = self._merged, self.staged_before_merge(self._merged)
-                assert self._changed.wait_for(lambda: self._staged >= wanted, WAIT_SECONDS)
-            found = apply(window, *given, **named)
+                index, expected = self._merged, self.staged_before_merge(self._merged)
+                assert self._changed.wait_for(lambda: self._staged >= expected, WAIT_SECONDS)
+            result = apply(window, *given, **named)
             with self._changed:
-                self.events.append(f"merged {number}")
-            return found
+                self.events.append(f"merged {index}")
+            return result
 
         monkeypatch.setattr(WindowJob, "staged", staged)
         monkeypatch.setattr(ApplySession, "apply", applied)
@@ -69,7 +69,7 @@ def windows_of_four(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> Twin:
 
 
 def _insert(first: int, last: int) -> str:
-    return ";\n".join(f"insert into t values ({number}, {number})" for number in range(first, last + 1))
+    return ";\n".join(f"insert into t values ({row_id}, {row_id})" for row_id in range(first, last + 1))
 
 
 def test_window_is_staged_while_the_previous_one_is_merged(
@@ -81,7 +81,7 @@ def test_window_is_staged_while_the_previous_one_is_merged(
     twin.publish(f"{_insert(5, 9)}; {_insert(3, 3)}; update t set id = -id where id = 4")
     capture(twin.config, "pub")
     last = 3
-    watched = Watched(lambda number: min(number + 1, last))
+    watched = Watched(lambda index: min(index + 1, last))
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])
@@ -102,7 +102,7 @@ def test_staged_rows_are_dropped_if_the_previous_window_is_refused(
     twin.pairs["s"].ours.run("insert into t values (2, -2)")
     twin.publish(_insert(1, 8))
     capture(twin.config, "pub")
-    watched = Watched(lambda number: 2 if number == 1 else 0)
+    watched = Watched(lambda index: 2 if index == 1 else 0)
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])
@@ -123,7 +123,7 @@ def test_no_window_is_opened_during_the_merge_of_a_truncate(
     twin = windows_of_four
     twin.publish(f"{_insert(1, 2)}; truncate t; {_insert(3, 9)}")
     capture(twin.config, "pub")
-    watched = Watched(lambda number: number)
+    watched = Watched(lambda index: index)
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])

@@ -103,9 +103,9 @@ def test_table_renamed_alike_on_both_sides_continues(twin: Twin) -> None:
         assert (3, "new") in twin.rows("sub", table), table
     assert set(twin.states("sub")) == {"u", "t", "moving", "trunk", "leaflet"}
     # Nothing is new to a refresh, nothing is copied again, and nothing is forgotten.
-    found = refresh(twin.config, "sub")
+    result = refresh(twin.config, "sub")
     twin.native("sub").refresh()
-    assert (found.added, found.removed, found.snapshot.rows) == ((), (), 0)
+    assert (result.added, result.removed, result.snapshot.rows) == ((), (), 0)
     twin.publish(changed(tuple(ALIKE), 4))
     twin.sync()
     for table in ALIKE:
@@ -184,13 +184,13 @@ def test_renamed_on_the_subscriber_alone_stops(twin: Twin) -> None:
 
 
 def test_the_only_table_is_dropped_on_the_subscriber(twin: Twin) -> None:
-    one = "create table a (id int primary key, v text)"
-    subscribed(twin, tables=one, rows="insert into a values (1, 'a')")
+    table_ddl = "create table a (id int primary key, v text)"
+    subscribed(twin, tables=table_ddl, rows="insert into a values (1, 'a')")
     on_subscribers(twin, "sub", "drop table a")
     twin.publish("insert into a values (2, 'a')")
     assert_native_stops(twin, "sub")
     assert_ours_stops(twin, "sub", '"public"."a"')
-    on_subscribers(twin, "sub", one)
+    on_subscribers(twin, "sub", table_ddl)
     twin.publish("insert into a values (3, 'a')")
     twin.sync()
     assert twin.rows("sub", "a") == []
@@ -314,6 +314,6 @@ def test_backfill_reaches_a_table_under_its_old_name(twin: Twin) -> None:
 def test_validation_fails_for_a_table_recreated_on_the_subscriber(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     on_subscribers(twin, "sub", "drop table a; create table a (id int primary key, v text)")
-    found = validate(twin.config, "sub")
-    assert not found.success
-    assert "refresh" in (found.error or "")
+    result = validate(twin.config, "sub")
+    assert not result.success
+    assert "refresh" in (result.error or "")

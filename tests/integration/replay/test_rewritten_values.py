@@ -184,8 +184,8 @@ def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twi
 
     assert [row[0] for row in ours(twin, "t", "low")] == [1, 150, 160, 2, 3, 500]
     assert [row[:3] for row in ours(twin, "t", "low")] == [row[:3] for row in native(twin, "t", "low")]
-    brought = twin.pairs["low"].ours.rows("select id, c from t where id < 500 order by id")
-    assert brought == twin.publisher.rows("select id, c from t order by id")
+    updated_rows = twin.pairs["low"].ours.rows("select id, c from t where id < 500 order by id")
+    assert updated_rows == twin.publisher.rows("select id, c from t order by id")
 
 
 def test_rows_that_enter_or_leave_the_filter_by_a_rewrite_are_counted(twin: Twin) -> None:

@@ -32,18 +32,18 @@ def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogRow:
 def command(at: int, commit: int, columns: str | None) -> CatalogRow:
     """The table is made or altered, or dropped."""
     names = [
-        [TABLE.id, number, name, 23, -1, "integer", None, "", None]
-        for number, name in enumerate((columns or "").split(), start=1)
+        [TABLE.id, version, name, 23, -1, "integer", None, "", None]
+        for version, name in enumerate((columns or "").split(), start=1)
     ]
     rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], len(names)]]
     content = {"format": 1, "touched_tables": [TABLE.id], "publications": []}
-    told = {"tables": rows if columns else [], "columns": names, "memberships": []}
-    return CatalogRow(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
+    table_content = {"tables": rows if columns else [], "columns": names, "memberships": []}
+    return CatalogRow(Lsn(at), Lsn(commit), json.dumps(content | table_content), Lsn(commit))
 
 
 def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[str], Sequence[str]]]:
     """Number of the catalog version, columns of the relation version, columns of the catalog's table."""
-    found = definitions(small.reopened(), window)
+    versions = definitions(small.reopened(), window)
     return [
         (
             versioned.catalog_version,
@@ -52,7 +52,7 @@ def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[s
             if TABLE.id in versioned.catalog.tables
             else [],
         )
-        for versioned in found
+        for versioned in versions
     ]
 
 

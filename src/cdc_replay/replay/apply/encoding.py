@@ -24,13 +24,13 @@ from cdc_replay.replay.contingent_changes import changes_text
 
 _CSV: Final = pa_csv.WriteOptions(include_header=False, quoting_style="needed")
 
-KEY_CHANGED: Final = "moved"
+KEY_CHANGED: Final = "key_changed"
 """Count of UPDATEs that change their row's key, next to the counts by `NetKind`."""
 
-UPDATE_MAY_MISS: Final = "unsure"
+UPDATE_MAY_MISS: Final = "update_may_miss"
 """Count of INSERTs after UPDATEs of a row that may not exist."""
 
-TRANSIENT_MAY_MISS: Final = "gone unsure"
+TRANSIENT_MAY_MISS: Final = "transient_may_miss"
 """Count of transient rows with earlier changes of a row that may not exist."""
 
 

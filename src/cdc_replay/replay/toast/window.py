@@ -7,7 +7,7 @@ known, or not needed. A value that is missing then:
 |------------------------------------------------|---------------------------------------------------------|
 | that is given up (`replay.toast`)              | NULL                                                    |
 | under `unchanged_toast: native`                | NULL                                                    |
-| that somebody has accepted as lost             | NULL                                                    |
+| that was accepted as lost (`resume`)            | NULL                                                    |
 | otherwise                                      | an error; the subscription parks before the transaction |
 
 NULL is what a native subscription stores. It is counted and logged.

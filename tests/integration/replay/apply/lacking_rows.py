@@ -192,13 +192,13 @@ class Case:
     def _passes(self, row: Row) -> bool:
         return not self.shape.is_filtered or row.id <= FILTER_ABOVE
 
-    def _found(self, row: Row) -> Row | None:
-        wanted = self.shape.identity(row)
-        return next((row for row in self.subscriber if self.shape.identity(row) == wanted), None)
+    def _find_row(self, row: Row) -> Row | None:
+        identity_wanted = self.shape.identity(row)
+        return next((row for row in self.subscriber if self.shape.identity(row) == identity_wanted), None)
 
     def _has_room(self, row: Row) -> bool:
         is_full_leaf = self.shape.identity is _leaf and row.r == "c"
-        return not self.shape.is_unique or is_full_leaf or self._found(row) is None
+        return not self.shape.is_unique or is_full_leaf or self._find_row(row) is None
 
     def _insert(self, row: Row) -> bool:
         if not self._passes(row):
@@ -211,28 +211,28 @@ class Case:
     def _delete(self, row: Row) -> None:
         if not self._passes(row):
             return
-        if (found := self._found(row)) is None:
+        if (row_found := self._find_row(row)) is None:
             self.missing["delete_missing"] += 1
         else:
-            self.subscriber.remove(found)
+            self.subscriber.remove(row_found)
 
     def _update(self, old: Row, new: Row) -> bool:
         before, after = self._passes(old), self._passes(new)
         if not before:
             return not after or self._insert(new)
         if not after or (self.shape.is_split and ("a" in {old.r, new.r}) and old.r != new.r):
-            kept = dataclasses.replace(self, subscriber=[*self.subscriber], missing={**self.missing})
+            remaining = dataclasses.replace(self, subscriber=[*self.subscriber], missing={**self.missing})
             self._delete(old)
             if after and not self._insert(new):
-                self.subscriber, self.missing = kept.subscriber, kept.missing
+                self.subscriber, self.missing = remaining.subscriber, remaining.missing
                 return False
             return True
-        if (found := self._found(old)) is None:
+        if (row_found := self._find_row(old)) is None:
             self.missing["update_missing"] += 1
             return True
-        self.subscriber.remove(found)
+        self.subscriber.remove(row_found)
         if not self._has_room(new):
-            self.subscriber.append(found)
+            self.subscriber.append(row_found)
             return False
         self.subscriber.append(new)
         return True

@@ -81,12 +81,14 @@ def test_released_lock_only_delays_the_window(target: Target, subscriber: Databa
     assert target.rows(STAGING) == [(0,)]
 
 
-@pytest.mark.parametrize("held", ["lock table t in share mode", "update t set a = 5 where id = 1"])
+@pytest.mark.parametrize(
+    "locking_statement", ["lock table t in share mode", "update t set a = 5 where id = 1"]
+)
 def test_lock_that_is_never_released_ends_in_an_error_with_its_holder(
-    target: Target, subscriber: Database, held: str
+    target: Target, subscriber: Database, locking_statement: str
 ) -> None:
     with subscriber.connect() as other:
-        other.execute(f"begin; {held}".encode())
+        other.execute(f"begin; {locking_statement}".encode())
         with pytest.raises(SubscriberLocked) as raised:
             target.apply(changed(target))
         other.execute("rollback")
@@ -132,8 +134,8 @@ def test_deadlock_victim_is_applied_at_the_next_try(target: Target, subscriber: 
 
 def is_waiting(watcher: Connection, pid: int) -> bool:
     query = "select exists (select from pg_locks where pid = %s and not granted)"
-    ((found,),) = watcher.execute(query, (pid,)).fetchall()
-    return bool(found)
+    ((is_waiting,),) = watcher.execute(query, (pid,)).fetchall()
+    return bool(is_waiting)
 
 
 def test_transaction_that_cannot_be_serialized_is_retried(target: Target, subscriber: Database) -> None:

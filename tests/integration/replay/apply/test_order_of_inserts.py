@@ -78,8 +78,8 @@ def subscribed(twin: Twin) -> Twin:
 
 def in_order(twin: Twin, table: str, column: str = "id") -> list[object]:
     """One column of a table by the subscriber's own numbers, after a check that native has the same order."""
-    found = twin.rows("s", f"(select {column}, row_number() over (order by n)::int from {table})")
-    return [value for value, _ in sorted(found, key=lambda row: int(row[1]))]
+    numbered_rows = twin.rows("s", f"(select {column}, row_number() over (order by n)::int from {table})")
+    return [value for value, _ in sorted(numbered_rows, key=lambda row: int(row[1]))]
 
 
 def test_sequence_values_and_triggers_show_the_log_order(subscribed: Twin) -> None:

@@ -70,8 +70,8 @@ def test_join_method_follows_the_physical_order(
     changes.insert("t", ROWS + 1, 7, 0)
     applied = target.apply(changes)
     assert (applied.insert, applied.update, applied.delete) == (1, half, ROWS - half)
-    found = target.rows("select operation, hashjoin from seen order by operation")
-    assert found == [("DELETE", hashjoin), ("INSERT", "on"), ("UPDATE", hashjoin)]
+    operations = target.rows("select operation, hashjoin from seen order by operation")
+    assert operations == [("DELETE", hashjoin), ("INSERT", "on"), ("UPDATE", hashjoin)]
 
 
 @pytest.mark.parametrize("key", ["primary key (id)", "primary key (a, id)"])

@@ -79,12 +79,12 @@ def test_random_changes_of_few_keys_equal_native(twin: Twin, seed: int) -> None:
         twin.native("error").wait()
         for policy in POLICIES:
             assert results[policy].error is None, (policy, results[policy].error)
-            found = results[policy].conflicts
-            assert set(found) <= {"update_missing", "delete_missing"}, (policy, found)
+            conflicts = results[policy].conflicts
+            assert set(conflicts) <= {"update_missing", "delete_missing"}, (policy, conflicts)
             before = counted[policy]
             counted[policy] = (
-                before[0] + found.get("update_missing", 0),
-                before[1] + found.get("delete_missing", 0),
+                before[0] + conflicts.get("update_missing", 0),
+                before[1] + conflicts.get("delete_missing", 0),
             )
         wrong = [
             (policy, case.name, rows(twin, policy, case.name), rows(twin, "error", case.name, native=True))

@@ -206,8 +206,8 @@ def test_names_and_values_may_have_any_character(make: Make) -> None:
     for value in values:
         changes.insert(weird, value, value, '{"a": null}')
     target.apply(changes)
-    found = target.rows('select "%s ""Key"" 1", "{}", "select" from "we""ird; -- Näme"')
-    assert sorted(found) == sorted((value, value, {"a": None}) for value in values)
+    rows = target.rows('select "%s ""Key"" 1", "{}", "select" from "we""ird; -- Näme"')
+    assert sorted(rows) == sorted((value, value, {"a": None}) for value in values)
 
 
 def test_values_of_another_unique_constraint_can_be_exchanged(make: Make) -> None:

@@ -36,9 +36,9 @@ UNTOUCHED = "select count(*), sum(a) from t"
 @pytest.fixture
 def target(spark: SparkSession, subscriber: Database) -> Target:
     subscriber.run(TABLE)
-    found = Target(spark, subscriber.dsn, {"t": ("id", "a")})
-    found.apply(found.window())
-    return found
+    created_target = Target(spark, subscriber.dsn, {"t": ("id", "a")})
+    created_target.apply(created_target.window())
+    return created_target
 
 
 def moved(target: Target, rows: int = 3) -> Changes:
@@ -136,8 +136,8 @@ def test_target_altered_between_staging_and_merge(
 def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayError:
     """What merging fails with, where the script is run once all is staged."""
     routed = target.routed(changes)
-    found = scan_window(routed)
-    net = fold_frame(routed, found, changes.tables, changes.window, policy=target.policy)
+    facts = scan_window(routed)
+    net = fold_frame(routed, facts, changes.tables, changes.window, policy=target.policy)
     request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,
@@ -148,5 +148,5 @@ def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayErro
         connection.execute("set search_path = public")
         connection.execute(script.encode())
         with pytest.raises(CdcReplayError) as raised:
-            window.apply(staged, found.truncations)
+            window.apply(staged, facts.truncations)
     return raised.value

@@ -79,9 +79,9 @@ def on_both(twin: Twin, statement: str) -> None:
 
 def record(twin: Twin, name: str = "s") -> state.SubscriptionRecord:
     with twin.pairs[name].ours.connect() as connection:
-        found = state.subscription_record(connection, name)
-    assert found is not None
-    return found
+        record = state.subscription_record(connection, name)
+    assert record is not None
+    return record
 
 
 def ends(twin: Twin) -> list[Lsn]:
@@ -180,10 +180,12 @@ GONE: Final = {
 }
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_given_up_value_is_null_as_natively(twin: Twin, gone: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("disappearance", GONE)
+def test_given_up_value_is_null_as_natively(
+    twin: Twin, disappearance: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The row or the value is nowhere since: nothing stops for it, whatever the subscription says."""
-    statements, expected = GONE[gone]
+    statements, expected = GONE[disappearance]
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.sync()
@@ -199,10 +201,10 @@ def test_given_up_value_is_null_as_natively(twin: Twin, gone: str, caplog: pytes
     assert native(twin, query) == [(id_, None, None) for id_, *_ in expected]
     assert ours(twin, "table u order by id") == [(1, 1), (2, 2)]
     assert result.unsent_nulls == sum(value is None for row in expected for value in row)
-    told = [record.message for record in caplog.records if "NULL" in record.message]
-    assert len(told) == 1
-    assert "public.t" in told[0]
-    assert f"(id)=({expected[0][0]})" in told[0]
+    log_lines = [record.message for record in caplog.records if "NULL" in record.message]
+    assert len(log_lines) == 1
+    assert "public.t" in log_lines[0]
+    assert f"(id)=({expected[0][0]})" in log_lines[0]
 
 
 def test_gaps_in_earlier_history_do_not_lose_values(twin: Twin) -> None:
@@ -357,13 +359,13 @@ def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptur
     twin.native("s").wait()
     assert (results["s"].error, results["s"].unsent_nulls) == (None, 4)
     assert twin.rows("s", "t") == [(21, 101, None, None), (22, 102, None, None)]
-    told = [
+    log_lines = [
         record.message
         for record in caplog.records
         if "NULL" in record.message and "subscription s:" in record.message
     ]
-    assert len(told) == 1
-    assert "(id)=(21), (id)=(22)" in told[0]
+    assert len(log_lines) == 1
+    assert "(id)=(21), (id)=(22)" in log_lines[0]
     assert "not-null constraint" in (results["strict"].error or "")
     assert record(twin, "strict").parked_transaction is not None
     with pytest.raises(CdcReplayError, match="not parked for a value"):

@@ -361,12 +361,12 @@ def test_commit_after_the_window_that_waits_for_a_standby_is_not_awaited(
     assert ours(twin, "s", "table t order by id") == [(21, 0, "b"), (22, 0, "a"), (23, 0, "c"), (24, 0, "d")]
 
 
-@pytest.mark.parametrize("gone", ["delete from t where id = 20", "truncate t"])
-def test_row_deleted_after_the_window_is_deleted(twin: Twin, gone: str) -> None:
+@pytest.mark.parametrize("ending", ["delete from t where id = 20", "truncate t"])
+def test_row_deleted_after_the_window_is_deleted(twin: Twin, ending: str) -> None:
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     capture(twin.config, "pub")
-    twin.publish(gone)
+    twin.publish(ending)
 
     replayed(twin)
 

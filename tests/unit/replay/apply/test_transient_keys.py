@@ -86,6 +86,8 @@ def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | 
 def test_transient_keys_are_tracked_if_the_index_compares_integers(
     keys: tuple[TargetColumn, ...], has_own_key: bool, expected: bool
 ) -> None:
-    places = tuple(range(len(keys)))
-    table = StageTable(0, QualifiedName("public", "t"), "stage", keys, keys, places, True, has_own_key, False)
+    key_columns = tuple(range(len(keys)))
+    table = StageTable(
+        0, QualifiedName("public", "t"), "stage", keys, keys, key_columns, True, has_own_key, False
+    )
     assert tracks_integer_keys(table) is expected

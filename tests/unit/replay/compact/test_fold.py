@@ -164,7 +164,7 @@ def update_row(old: Key, new: Key) -> RoutedChange:
 
 def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
     """By which of the changes, counted from 0, the rows are born that they insert."""
-    numbered = [replace(change, ordinal=number) for number, change in enumerate(changes)]
+    numbered = [replace(change, ordinal=index) for index, change in enumerate(changes)]
     return {
         change.base_key: change.insert_ordinal
         for change in net(*numbered, is_keyed=is_keyed)
@@ -190,9 +190,11 @@ def test_row_without_a_key_has_the_ordinal_of_its_insert() -> None:
 
 def test_keys_linked_by_any_number_of_moves_are_one_lineage() -> None:
     moves = [((1, ("a",)), (1, ("b",))), ((1, ("c",)), (1, ("d",))), ((1, ("d",)), (1, ("b",)))]
-    numbers = {(target, key): number for target, key, number in linked([*moves, ((2, ("a",)), (2, ("b",)))])}
-    assert len({numbers[1, (key,)] for key in "abcd"}) == 1
-    assert numbers[2, ("a",)] == numbers[2, ("b",)] != numbers[1, ("a",)]
+    lineage_by_key = {
+        (target, key): index for target, key, index in linked([*moves, ((2, ("a",)), (2, ("b",)))])
+    }
+    assert len({lineage_by_key[1, (key,)] for key in "abcd"}) == 1
+    assert lineage_by_key[2, ("a",)] == lineage_by_key[2, ("b",)] != lineage_by_key[1, ("a",)]
 
 
 # --- against a dict
@@ -230,11 +232,11 @@ class Naive:
     def overwrite(self, row: dict[str, str | None], change: RoutedChange | NetChange) -> None:
         assert change.values is not None
         assert change.kinds is not None
-        for number, (value, kind) in enumerate(zip(change.values, change.kinds, strict=True)):
+        for index, (value, kind) in enumerate(zip(change.values, change.kinds, strict=True)):
             if kind in "nt":
-                row[f"v{number}"] = value
+                row[f"v{index}"] = value
             else:
-                row.setdefault(f"v{number}", None)
+                row.setdefault(f"v{index}", None)
 
     def merge(self, changes: list[NetChange]) -> None:
         """What apply does: removals, moves, updates, then inserts."""
@@ -291,23 +293,23 @@ steps = st.tuples(
 
 def make_changes(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
     made = []
-    for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
+    for index, (kind, key, new, (first_text, two, sent)) in enumerate(chosen):
         target = new if moves and kind is UPD else key
         if kind is DEL:
-            made.append(replace(delete(key, number), ordinal=number))
+            made.append(replace(delete(key, index), ordinal=index))
             continue
-        texts = [one, two]
+        texts = [first_text, two]
         kinds = "".join(
             "u" if mark == "u" and kind is UPD else "n" if text is None else "t"
             for mark, text in zip(sent, texts, strict=True)
         )
         rest = [None if mark == "u" else text for mark, text in zip(kinds, texts, strict=True)]
         change = (
-            insert(key, *rest, lsn=number, kinds="t" + kinds)
+            insert(key, *rest, lsn=index, kinds="t" + kinds)
             if kind is INS
-            else update(key, target, *rest, lsn=number, kinds="t" + kinds)
+            else update(key, target, *rest, lsn=index, kinds="t" + kinds)
         )
-        made.append(replace(change, ordinal=number))
+        made.append(replace(change, ordinal=index))
     return made
 
 
@@ -345,9 +347,9 @@ def test_moves_end_as_if_applied_one_by_one(chosen: list[Any], present: set[str]
     for change in make_changes(chosen, moves=True):
         there = {key for (key,) in one_by_one.rows if key is not None}
         searched = change.search_key is None or change.search_key[0] in there
-        taken = change.new_key is not None and change.new_key[0] in there
+        is_occupied = change.new_key is not None and change.new_key[0] in there
         stays = change.new_key == change.search_key
-        if searched and (stays or not taken):
+        if searched and (stays or not is_occupied):
             possible.append(change)
             one_by_one.apply(change)
     folded = fold(possible, policy=ConflictPolicy.ERROR, is_keyed=True, is_truncated=False)
@@ -549,8 +551,8 @@ def by_reference(
             is_truncated=target in rules.truncated,
         )
         conflicts = sorted((kind.value, count) for kind, count in folded.conflicts.items()) or None
-        for number, left in enumerate(folded.net()):
-            made.append((target, left, folded.last_lsn, conflicts if number == 0 else None))
+        for index, remaining in enumerate(folded.net()):
+            made.append((target, remaining, folded.last_lsn, conflicts if index == 0 else None))
     return made
 
 
@@ -612,8 +614,8 @@ def test_hot_key_is_carried_over_in_at_most_three_rows() -> None:
     """A run over many batches holds its net effect, not its changes."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     folder = RunFolder(rules)
-    for number in range(200):
-        changes = [update("a", "a", str(number * 100 + step), lsn=number) for step in range(100)]
+    for index in range(200):
+        changes = [update("a", "a", str(index * 100 + step), lsn=index) for step in range(100)]
         batch = as_batch([(0, 7, change) for change in changes])
         assert list(folder.feed(batch)) == []
         assert folder._carried is not None  # noqa: SLF001 - the guarantee is about what is held

@@ -73,7 +73,7 @@ def lineages(changes: Placed) -> list[int]:
         )
         for target, change in changes
     ]
-    numbers = {(target, key): number for target, key, number in linked(slots)}
+    numbers = {(target, key): index for target, key, index in linked(slots)}
     return [numbers[slot] for slot, _ in slots]
 
 
@@ -84,9 +84,9 @@ def truncate(lsn: int = 1) -> RoutedChange:
 def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
     """TRUNCATEs of targets before the changes with these numbers, in the transaction that comes before."""
     found: Placed = []
-    for number, placed in enumerate(changes):
-        if number in places:
-            found.append((places[number], truncate(found[-1][1].commit_lsn if found else 0)))
+    for index, placed in enumerate(changes):
+        if index in places:
+            found.append((places[index], truncate(found[-1][1].commit_lsn if found else 0)))
         found.append(placed)
     return found
 
@@ -94,11 +94,9 @@ def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
 def that_count(changes: Placed) -> list[bool]:
     """Whether each is a change of a row behind the last TRUNCATE of its target."""
     last = {
-        target: number
-        for number, (target, change) in enumerate(changes)
-        if change.kind is ChangeKind.TRUNCATE
+        target: index for index, (target, change) in enumerate(changes) if change.kind is ChangeKind.TRUNCATE
     }
-    return [number > last.get(target, -1) for number, (target, _) in enumerate(changes)]
+    return [index > last.get(target, -1) for index, (target, _) in enumerate(changes)]
 
 
 def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
@@ -106,7 +104,7 @@ def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
     return [routed(changes[start:end], start) for start, end in itertools.pairwise(borders)]
 
 
-def canonical_births(made: list[Any]) -> list[str]:
+def canonical_ordinals(made: list[Any]) -> list[str]:
     """As `canonical`; births count from 0, because each way to fold a window numbers changes its own way."""
     known = sorted({change.insert_ordinal for _, change, _, _ in made if change.insert_ordinal is not None})
     ranks: dict[int | None, int | None] = {None: None} | {
@@ -124,13 +122,13 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
     """The net changes, after the notes of a first round, as replay makes them."""
     chunks = chunks_of(changes, cuts)
     notes = ChunkFacts()
-    for number, chunk in enumerate(chunks):
-        notes.add(chunk_facts(chunk, number, Counter()))
+    for index, chunk in enumerate(chunks):
+        notes.add(chunk_facts(chunk, index, Counter()))
     rules = rules.with_truncated(notes.last_truncates)
     packer = ShuffleWriter(
         rules, notes.window_facts(), 0, PartitionAssignment.from_weights(parts, {0: 3, 1: 1})
     )
-    packed = [packer.write_partitions(chunk, number, ChunkFacts()) for number, chunk in enumerate(chunks)]
+    packed = [packer.write_partitions(chunk, index, ChunkFacts()) for index, chunk in enumerate(chunks)]
     packed.reverse()  # a shuffle brings them in any order
     return [
         in_python(row)
@@ -148,10 +146,10 @@ def in_one_round(
         rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(parts, {0: 3, 1: 1})
     )
     packed = []
-    for number, chunk in enumerate(chunks_of(changes, cuts)):
-        notes = chunk_facts(chunk, number, Counter({"filtered_out": 1}))
+    for index, chunk in enumerate(chunks_of(changes, cuts)):
+        notes = chunk_facts(chunk, index, Counter({"filtered_out": 1}))
         if not packer.is_void(notes):
-            packed.append(packer.write_partitions(chunk, number, notes))
+            packed.append(packer.write_partitions(chunk, index, notes))
         packed += packer.write_facts(notes)
     packed.reverse()
     found = read_partitions(packed).values()
@@ -197,10 +195,10 @@ def test_any_chunks_and_parts_fold_like_the_reference(
         if counts
     ]
     truncated = {target for target, change in changes if change.kind is ChangeKind.TRUNCATE}
-    expected = canonical_births(by_reference(rows, rules.with_truncated(truncated)))
-    assert canonical_births(through_pieces(changes, cuts, rules, parts)) == expected
-    folded, aside, notes = in_one_round(changes, cuts, rules, parts)
-    assert canonical_births(folded + aside) == expected
+    expected = canonical_ordinals(by_reference(rows, rules.with_truncated(truncated)))
+    assert canonical_ordinals(through_pieces(changes, cuts, rules, parts)) == expected
+    folded, deferred, notes = in_one_round(changes, cuts, rules, parts)
+    assert canonical_ordinals(folded + deferred) == expected
     assert not notes.is_void
     # Where keys move only before a TRUNCATE, nothing may have to wait.
     assert notes.moves if notes.deferred else notes.truncations or not notes.moves
@@ -209,7 +207,7 @@ def test_any_chunks_and_parts_fold_like_the_reference(
 
 def test_pieces_do_not_leak_memory() -> None:
     """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
-    changes = routed([(0, insert(f"{number}", "x" * 100, lsn=number)) for number in range(2000)])
+    changes = routed([(0, insert(f"{index}", "x" * 100, lsn=index)) for index in range(2000)])
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     packer = ShuffleWriter(rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(2, {0: 1}))
     before = pa.total_allocated_bytes()
@@ -225,9 +223,9 @@ def test_only_changes_of_moved_keys_are_deferred() -> None:
     second = [update("k", "l", "2", lsn=3), update("a", "a", "2", lsn=3), update("l", "k", "2", lsn=4)]
     third = [update("k", "k", "3", lsn=5), update("c", "c", "3", lsn=5)]
     changes = [(0, change) for change in (*first, *second, *third)]
-    folded, aside, notes = in_one_round(changes, [3, 6], rules, 2)
+    folded, deferred, notes = in_one_round(changes, [3, 6], rules, 2)
     assert sorted(change.base_key for _, change, _, _ in folded) == [("a",), ("b",), ("c",)]
-    assert [(change.base_key, change.values, change.update_missing) for _, change, _, _ in aside] == [
+    assert [(change.base_key, change.values, change.update_missing) for _, change, _, _ in deferred] == [
         (("l",), None, 0),
         (("k",), ("k", "3"), 4),
     ]
@@ -246,17 +244,17 @@ def test_round_is_void_above_the_defer_limit(
     monkeypatch.setattr(pieces, limit, bound)
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = [(0, update("k", "l", "x", lsn=1))]
-    changes += [(0, update("l", "l", str(number), lsn=number)) for number in range(2, 9)]
-    folded, aside, notes = in_one_round(changes, [1, 3, 5][: chunks - 1], rules, 1)
-    assert (folded, aside, notes.deferred, notes.is_void) == ([], [], [], True)
+    changes += [(0, update("l", "l", str(index), lsn=index)) for index in range(2, 9)]
+    folded, deferred, notes = in_one_round(changes, [1, 3, 5][: chunks - 1], rules, 1)
+    assert (folded, deferred, notes.deferred, notes.is_void) == ([], [], [], True)
     assert len(notes.window_facts().lineages) == 2
 
 
 @pytest.mark.parametrize("limit", ["_MAX_CONCAT_BYTES", "_BYTES_PER_FOLD"])
 def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """Also where the pieces of a part are too much for one array."""
-    changes = [(0, insert(str(number % 7), lsn=number)) for number in range(7)]
-    changes += [(0, update(str(number % 7), str(number % 7), "x", lsn=number)) for number in range(7, 50)]
+    changes = [(0, insert(str(index % 7), lsn=index)) for index in range(7)]
+    changes += [(0, update(str(index % 7), str(index % 7), "x", lsn=index)) for index in range(7, 50)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     expected = through_pieces(changes, [10, 20, 30], rules, 1)
     monkeypatch.setattr(pieces, limit, 0)
@@ -265,7 +263,7 @@ def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, l
 
 
 def test_chunk_of_one_key_becomes_a_handful_of_changes() -> None:
-    changes = [(0, update("a", "a", str(number), lsn=number)) for number in range(1000)]
+    changes = [(0, update("a", "a", str(index), lsn=index)) for index in range(1000)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     packer = ShuffleWriter(
         rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(1, {0: 1, 1: 1})
@@ -288,9 +286,9 @@ def test_changes_before_a_truncate_are_dropped(cuts: list[int]) -> None:
         (0, insert("b", "new", lsn=3)),
         (0, insert("c", "new", lsn=4)),
     ]
-    folded, aside, notes = in_one_round(changes, cuts, rules, 2)
+    folded, deferred, notes = in_one_round(changes, cuts, rules, 2)
     left = {
-        (target, change.kind, change.values): conflicts for target, change, _, conflicts in folded + aside
+        (target, change.kind, change.values): conflicts for target, change, _, conflicts in folded + deferred
     }
     assert left == {
         (1, NetKind.INSERT, ("a",)): None,
@@ -314,7 +312,7 @@ def test_void_round_folds_nothing() -> None:
     """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
     news = ChunkFacts(unsent={(0, 5, 1)})
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
-    changes = routed([(0, insert(str(number), lsn=6)) for number in range(20)])
+    changes = routed([(0, insert(str(index), lsn=6)) for index in range(20)])
     first, second = (
         ShuffleWriter(rules, survey, 4, PartitionAssignment.from_weights(3, {0: 1}))
         for survey in (ChunkFacts().window_facts(), news.window_facts())
@@ -336,10 +334,10 @@ def test_void_round_folds_nothing() -> None:
 
 def test_target_gets_parts_by_its_share_of_changes() -> None:
     """So most tasks have one target, and none has much more than its share; all parts are used."""
-    spread = PartitionAssignment.from_weights(10, {0: 500, 2: 250, 3: 125, 7: 125})
+    assignment = PartitionAssignment.from_weights(10, {0: 500, 2: 250, 3: 125, 7: 125})
     rng = np.random.default_rng(1)
     lineages = rng.integers(-(2**63), 2**63, 4000)
-    found = {target: spread.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}
+    found = {target: assignment.parts_of(np.full(4000, target), lineages) for target in (0, 2, 3, 7)}
     assert {target: sorted(set(parts.tolist())) for target, parts in found.items()} == {
         0: [0, 1, 2, 3, 4],
         2: [5, 6, 7],
@@ -347,7 +345,7 @@ def test_target_gets_parts_by_its_share_of_changes() -> None:
         7: [8, 9],
     }
     assert np.bincount(found[0]).min() > 700
-    assert spread.parts_of(np.array([7]), np.array([-1]))[0] == 9
+    assert assignment.parts_of(np.array([7]), np.array([-1]))[0] == 9
 
 
 def test_equal_keys_have_equal_hashes_and_null_is_not_an_empty_text() -> None:

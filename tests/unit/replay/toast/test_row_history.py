@@ -53,7 +53,7 @@ class Stream:
     def truncate(self) -> None:
         self.truncated[int(LEAF)] = (len(self.rows), 0)
 
-    def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
+    def resolved_rows(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
         leaf = TrackedLeaf.from_versions(self.versions, self.columns(), self.wanted)
         leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
@@ -75,21 +75,23 @@ class Stream:
     def columns(self) -> dict[tuple[int, int], tuple[TupleColumn | None, ...]]:
         return {
             (version.version, 0): tuple(
-                None if number is None else TupleColumn(number, column.type_oid, column.typmod)
-                for number, column in zip(self._attnums(version), version.columns, strict=True)
+                None if attnum is None else TupleColumn(attnum, column.type_oid, column.typmod)
+                for attnum, column in zip(self._attnums(version), version.columns, strict=True)
             )
             for version in self.versions
         }
 
     def _attnums(self, version: Relation) -> tuple[int | None, ...]:
-        numbers = {name: number for number, name in enumerate(ONE.column_names, start=1)}
-        return self.attnums.get(version.version) or tuple(numbers[name] for name in version.column_names)
+        attnums = {name: attnum for attnum, name in enumerate(ONE.column_names, start=1)}
+        return self.attnums.get(version.version) or tuple(attnums[name] for name in version.column_names)
 
     def _add(
         self, kind: str, key: str | None, values: tuple[Any, ...] | None, version: int, is_entry: bool = False
     ) -> None:
         position = len(self.rows)
-        shape = next(each for each in self.versions if each.version == version)
+        shape = next(
+            version_relation for version_relation in self.versions if version_relation.version == version
+        )
         row = dict.fromkeys(TRACKED)
         row |= {"commit_lsn": position, "seq": 0, "lineage": 1, "kind": kind, "is_entry": is_entry}
         row |= {"relation_id": int(LEAF), "relation_version": version, "catalog_version": 0}
@@ -108,21 +110,21 @@ def test_earlier_change_of_the_row_has_the_value_under_any_key() -> None:
     stream.insert("1", "x", "n")
     stream.update("1", "2", ..., None)
     stream.update("2", "20", ..., None, enters=True)
-    assert stream.found() == [(["20", "x", None], "ttn", [], None, 0)]
+    assert stream.resolved_rows() == [(["20", "x", None], "ttn", [], None, 0)]
 
 
 def test_older_row_is_read_under_its_last_key() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.update("20", "30", ..., "m")
-    assert stream.found() == [(["20", None, "n"], "tut", [1], ["30"], 0)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "tut", [1], ["30"], 0)]
 
 
 def test_value_that_is_sent_later_is_lost_and_others_are_not() -> None:
     stream = Stream()
     stream.update("1", "20", ..., ..., enters=True)
     stream.update("20", "20", "y", ...)
-    assert stream.found() == [(["20", None, None], "txu", [2], ["20"], 1)]
+    assert stream.resolved_rows() == [(["20", None, None], "txu", [2], ["20"], 1)]
 
 
 def test_renamed_column_is_the_same() -> None:
@@ -131,14 +133,14 @@ def test_renamed_column_is_the_same() -> None:
     stream = Stream(versions=(ONE, exchanged), attnums={2: (1, 2, 3)})
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., version=2, enters=True)
-    assert stream.found() == [(["20", "x", "n"], "ttt", [], None, 0)]
+    assert stream.resolved_rows() == [(["20", "x", "n"], "ttt", [], None, 0)]
 
 
 def test_new_column_with_an_old_name_is_another_one() -> None:
     stream = Stream(versions=(ONE, relation(2, "id", "note", "body")), attnums={2: (1, 3, 4)})
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., version=2, enters=True)
-    assert stream.found() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
 
 
 def test_ambiguous_column_loses_all_values_of_the_row() -> None:
@@ -149,20 +151,20 @@ def test_ambiguous_column_loses_all_values_of_the_row() -> None:
     stream.update("1", "20", ..., "m", enters=True)
     stream.update("20", "20", "z", ..., version=2)
     stream.update("20", "20", ..., ..., version=2, enters=True)
-    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
+    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.resolved_rows()] == [
         ("tut", [], 1),
         ("tuu", [2], 1),
     ]
 
 
 def test_deleted_row_is_not_the_next_one_with_its_key() -> None:
-    for gone in ("delete", "nothing"):
+    for ending in ("delete", "nothing"):
         stream = Stream()
         stream.update("1", "20", ..., "n", enters=True)
-        if gone == "delete":
+        if ending == "delete":
             stream.delete("20")
         stream.insert("20", "other", "n")
-        assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)], gone
+        assert stream.resolved_rows() == [(["20", None, "n"], "txt", [], None, 1)], ending
 
 
 def test_earlier_row_with_the_same_key_proves_nothing() -> None:
@@ -170,7 +172,7 @@ def test_earlier_row_with_the_same_key_proves_nothing() -> None:
     stream.insert("1", "x", "n")
     stream.delete("1")
     stream.update("1", "20", ..., "n", enters=True)  # its INSERT is not in the history
-    assert stream.found() == [(["20", None, "n"], "tut", [1], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "tut", [1], ["20"], 0)]
 
 
 def test_rows_may_exchange_their_keys() -> None:
@@ -182,7 +184,7 @@ def test_rows_may_exchange_their_keys() -> None:
     stream.update("3", "2", ..., "n")
     stream.update("1", "21", ..., "n", enters=True)
     stream.update("2", "22", ..., "n", enters=True)
-    assert [values for values, *_ in stream.found()] == [["21", "y", "n"], ["22", "x", "n"]]
+    assert [values for values, *_ in stream.resolved_rows()] == [["21", "y", "n"], ["22", "x", "n"]]
 
 
 def test_row_may_enter_more_than_once() -> None:
@@ -193,7 +195,7 @@ def test_row_may_enter_more_than_once() -> None:
     stream.update("21", "21", "x", "n")
     stream.update("21", "1", ..., "n")
     stream.update("1", "22", ..., "n", enters=True)
-    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
+    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.resolved_rows()] == [
         ("txt", [], 1),
         ("txt", [], 1),
         ("ttt", [], 0),
@@ -204,7 +206,7 @@ def test_truncate_removes_earlier_rows() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.truncate()
-    assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "txt", [], None, 1)]
 
 
 def test_known_values_end_at_a_table_rewrite() -> None:
@@ -216,7 +218,7 @@ def test_known_values_end_at_a_table_rewrite() -> None:
     stream.insert("9", "this transaction", "rewrites the table")
     stream.update("20", "1", ..., ...)
     stream.update("1", "20", ..., ..., enters=True)
-    assert stream.found() == [
+    assert stream.resolved_rows() == [
         (["20", "x", "n"], "ttt", [], None, 0),
         (["22", None, "n"], "txt", [], None, 1),
         (["20", None, None], "tuu", [1, 2], ["20"], 0),
@@ -228,20 +230,20 @@ def test_value_of_another_type_proves_nothing() -> None:
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body", type_oid=17)))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
-    assert stream.found() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
 
 
 def test_columns_are_the_same_at_any_position() -> None:
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body")))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
-    assert stream.found() == [(["n", "20", "x"], "ttt", [], None, 0)]
+    assert stream.resolved_rows() == [(["n", "20", "x"], "ttt", [], None, 0)]
 
 
 def test_columns_outside_the_subscription_are_not_looked_up() -> None:
     stream = Stream(wanted=frozenset({"id", "note"}))
     stream.update("1", "20", ..., ..., enters=True)
-    assert stream.found() == [(["20", None, None], "tuu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", None, None], "tuu", [2], ["20"], 0)]
 
 
 def test_leaf_is_tracked_under_one_key_only() -> None:
@@ -260,7 +262,7 @@ def test_leaf_is_tracked_under_one_key_only() -> None:
 
 
 def table(*columns: tuple[int, str]) -> Table:
-    found = tuple(TableColumn(number, name, 25, -1, "text", None) for number, name in columns)
+    found = tuple(TableColumn(attnum, name, 25, -1, "text", None) for attnum, name in columns)
     name = QualifiedName("public", "t")
     return Table(LEAF, name, False, None, ReplicaIdentity.DEFAULT, ("id",), ("id",), found)
 
