@@ -1,4 +1,4 @@
-"""A past range of the log, applied again: it repairs, it never takes a row back in time."""
+"""A past range of the log, applied again: it repairs rows, and never takes one back in time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def shared(database: Database) -> list[tuple[int, int]]:
 
 
 def test_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
-    """The range touches 4, 5 (later deleted) and 2, 3, 1; what came later of them is applied as well."""
+    """The range touches 4, 5 (later deleted) and 2, 3, 1; their later changes are applied as well."""
     everything = history.fill(0, 4)
     assert shared(history.ours) == STATES[4]
     assert everything.transactions == 4
@@ -136,7 +136,7 @@ def test_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -
 
 
 def test_update_that_matches_no_row_natively_inserts_none(history: History) -> None:
-    """R4.1, R8.4: with publish = 'update' row 3 was never there, and nothing says that row 2 must be."""
+    """R4.1, R8.4: with publish = 'update' row 3 never existed, and nothing proves that row 2 does."""
     assert history.ours.rows("table w order by id") == [(1, 10), (2, 10)]
     history.ours.run("update w set a = -1 where id = 1; delete from w where id = 2")
 
@@ -146,7 +146,7 @@ def test_update_that_matches_no_row_natively_inserts_none(history: History) -> N
 
 
 def test_another_database_gets_the_range_as_it_was(history: History) -> None:
-    """It holds the state at `--from`, so it holds that at `--to` afterwards; nothing else stays behind."""
+    """It has the state at `--from`, so it has that at `--to` afterwards; nothing else is left there."""
     database = history.twin.database(TABLES)
     database.run("insert into t values (1, 0), (2, 0), (3, 0)")
     for end in range(1, 5):
@@ -175,7 +175,7 @@ def test_range_may_be_given_by_timestamps(history: History) -> None:
 
 
 def test_table_truncated_since_gets_the_changes_after_the_truncate(history: History) -> None:
-    """The TRUNCATE empties what the range wrote; the rows that came after it are part of the repair."""
+    """The TRUNCATE empties what the range wrote; later rows are part of the repair."""
     history.twin.publish(
         "truncate t;\ninsert into t values (8, 8), (9, 9);\nupdate t set a = 90 where id = 9"
     )

@@ -54,7 +54,7 @@ def test_captured_changes_are_applied_while_the_capture_runs(
 
 
 def test_failed_capture_leaves_its_changes_applied(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is that of the capture; the next run goes on where the log ends."""
+    """The error is that of the capture; the next run continues where the log ends."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
@@ -74,7 +74,7 @@ def test_failed_capture_leaves_its_changes_applied(twin: Twin, monkeypatch: pyte
 
 
 def test_failed_subscription_is_left_out_of_later_windows(twin: Twin) -> None:
-    """The other one comes to the end, and what stands in the way of the first is named."""
+    """The other one reaches the end, and the error names what blocks the first."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("good", "p", tables=TABLE)
@@ -119,7 +119,7 @@ def test_long_window_is_several_transactions_of_the_subscriber(
 def test_subscriptions_with_equal_routes_share_a_routing_group(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job for all of them; each row filter, policy and origin is asked for itself."""
+    """One job for all of them; row filters, policies and origins stay their own."""
     twin.publisher.run(f"{TABLE}; alter table t replica identity full")
     twin.publisher.run("create publication p for table t where (a % 2 = 0)")
     twin.publisher.run("create publication q for table t where (upper(b) like 'X%')")

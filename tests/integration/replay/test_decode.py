@@ -1,4 +1,4 @@
-"""What a real publisher sends arrives as changes: the columnar decoder, and the decode stage on Spark."""
+"""What a real publisher sends, as changes: the columnar decoder, and the decode stage on Spark."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def values(change: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_rows_arrive_as_the_publisher_wrote_them(stream: Stream) -> None:
-    """R1.4 to R1.6 with the default replica identity: no old tuple unless the key changes, then the key."""
+    """R1.4 to R1.6, default replica identity: no old tuple unless the key changes, then the key."""
     stream.database.run("insert into orders values (1, null, 1.5, repeat('x', 3000)), (2, 'ünï', null, '')")
     stream.database.run("update orders set note = 'seen' where id = 1")
     stream.database.run("update orders set id = 3 where id = 2")

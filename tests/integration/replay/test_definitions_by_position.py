@@ -1,7 +1,7 @@
 """Definitions that change between the changes of one window take effect where native applies them (R9.10).
 
-Every case is a table, or a few, with publications of their own, changed and altered again and again; all of
-it is captured and replayed at once, beside native subscriptions that have seen it happen.
+Every case is a table, or a few, with publications of their own, changed and altered repeatedly; all cases are
+captured and replayed at once, beside native subscriptions that ran meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass(frozen=True)
 class Case:
-    """What there is on both sides, what is published, and a script that runs within one window.
+    """Both sides' tables, the publications, and a script that runs within one window.
 
     `expected` are rows by table, derived from the rules. `subscriber`: other tables than the publisher's.
     """
@@ -306,7 +306,7 @@ def test_alterations_take_effect_at_the_native_position(twin: Twin) -> None:
 
 
 def test_table_recreated_under_its_name_is_another_one(twin: Twin) -> None:
-    """R9.10: columns in another order, as a member and for all tables; old rows are not taken back."""
+    """R9.10: columns in another order, as a member and for all tables; old rows stay."""
     twin.publisher.run(f"{AGAIN.tables}; {AGAIN.publications}")
     twin.subscribe("member", "again", tables=AGAIN.tables)
     twin.subscribe("all", "anew", tables=AGAIN.tables)
@@ -342,7 +342,7 @@ def run(connection: Connection, *statements: str) -> None:
 def test_transactions_see_their_own_and_committed_definitions(
     twin: Twin, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.10, R9.8, R1.9: open transactions with DDL, prepared and large ones, in whatever order they end."""
+    """R9.10, R9.8, R1.9: open transactions with DDL, prepared and large ones, ending in any order."""
     twin.publisher.run(
         CONCURRENT + "; create publication mine for table mine; create publication yours for"
         " table yours; create publication ours for table ours where (a > 10);"
@@ -406,7 +406,7 @@ def large_with_savepoint(writer: Connection) -> None:
 
 
 def test_open_transactions_that_change_one_publication_do_not_undo_each_other(twin: Twin) -> None:
-    """R9.11: PostgreSQL lets neither wait for the other, and what was told first commits last."""
+    """R9.11: PostgreSQL lets neither wait for the other, and the first message commits last."""
     tables = "create table one (id int primary key, a int); create table gone (id int primary key)"
     twin.publisher.run(f"create type mood as enum ('sad'); {tables}")
     twin.publisher.run("alter table one add m mood; create publication p for table one (id, a), gone")
@@ -491,7 +491,7 @@ def ours(twin: Twin) -> list[tuple[object, ...]]:
 
 
 def test_definition_is_in_force_for_the_whole_pull_without_event_triggers(twin: Twin) -> None:
-    """R9.11: what is read is in force from the end of the pull before."""
+    """R9.11: a catalog is in force from the end of the pull before the one that reads it."""
     set_up_one(twin, event_trigger=False)
     twin.publisher.run("insert into t values (1, 11)")
     twin.publisher.run(NARROW.format(100))
@@ -501,7 +501,7 @@ def test_definition_is_in_force_for_the_whole_pull_without_event_triggers(twin: 
 
 
 def test_value_of_the_previous_type_is_reported_without_event_triggers(twin: Twin) -> None:
-    """R9.10: the filter of now compares numbers; what is in the way is a name, not a traceback."""
+    """R9.10: the present filter compares numbers, the value is a name: an error, not a traceback."""
     tables = "create table x (id int primary key, a text)"
     twin.options["event_trigger"] = False
     twin.publisher.run(f"{tables}; create publication p for table x with (publish = 'insert, delete')")
@@ -526,7 +526,7 @@ def test_value_of_the_previous_type_is_reported_without_event_triggers(twin: Twi
 def test_event_triggers_created_later_are_exact_from_then_on(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.11: the setup that installs them writes down where the publisher stands."""
+    """R9.11: the setup that installs them records the publisher's position."""
     set_up_one(twin, event_trigger=False)
     twin.publisher.run(NARROW.format(20))
     twin.options["event_trigger"] = True
@@ -577,7 +577,7 @@ def test_rows_of_a_table_that_event_triggers_missed_are_kept(
 
 
 def test_rows_of_create_table_as_belong_to_the_new_table(twin: Twin) -> None:
-    """R9.10: they are written before the message that tells of the table."""
+    """R9.10: they are written before the message about the table."""
     tables = "create table made (id int primary key)"
     twin.publisher.run(f"{tables}; create publication p for all tables with (publish = 'insert')")
     twin.subscribe("s", "p", tables=tables)
@@ -606,7 +606,7 @@ def test_message_of_another_writer_under_our_prefix_is_ignored(
 
 
 def test_conflicting_column_lists_stop_their_changes_and_no_earlier_ones(twin: Twin) -> None:
-    """R6.4, R1.36: native applies what was committed before, and stands still for good."""
+    """R6.4, R1.36: native applies earlier commits, and stops for good."""
     tables = "create table t (id int primary key, a int); create table u (id int primary key, a int)"
     twin.publisher.run(f"{tables}; create publication p for table t, u; create publication q for table t")
     twin.subscribe("s", "p", "q", tables=tables)

@@ -1,4 +1,4 @@
-"""Subscriptions of many kinds over one log hold what native subscriptions to the same publications hold.
+"""Subscriptions of many kinds over one log have the rows of native subscriptions to the same publications.
 
 Every subscription is to publications over tables of its own, so that all of them run in the same windows:
 the initial copy, a day of traffic, and a day with truncates and a dropped transaction.

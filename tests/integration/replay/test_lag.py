@@ -1,4 +1,4 @@
-"""Which subscriptions are behind the log, since when and why, and for which of them a replay is due."""
+"""Which subscriptions lag the log, since when and why, and for which of them a replay is due."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABLES = "create table t (id int primary key, a int); create table u (id int pri
 
 
 def subscribe(twin: Twin, *names: str, **options: object) -> None:
-    """Subscriptions that hold what the publisher holds."""
+    """Subscriptions that have all that the publisher has."""
     twin.publisher.run(f"{TABLES}; create publication p for table t, u")
     for name in names:
         twin.subscribe(name, "p", tables=TABLES, native=False, **options)
@@ -77,7 +77,7 @@ def test_subscription_lags_since_the_oldest_transaction_that_it_lacks(twin: Twin
 
 
 def test_log_positions_without_a_transaction_are_not_lag(twin: Twin) -> None:
-    """R9.13: a message outside of transactions, and the WAL of tables that nobody captures."""
+    """R9.13: a message outside of transactions, and the WAL of tables that are not captured."""
     twin.publisher.run("create table other (id int)")
     subscribe(twin, "s")
     twin.publisher.run("insert into other values (1)")
@@ -88,7 +88,7 @@ def test_log_positions_without_a_transaction_are_not_lag(twin: Twin) -> None:
 
 
 def test_subscriber_is_due_once_it_is_reachable_again(twin: Twin) -> None:
-    """Nothing that failed meanwhile has left a record, and the last one says that all is well."""
+    """The failures meanwhile have left no record, and the last record is a success."""
     subscribe(twin, "s", "other")
     database = twin.pairs["s"].ours.name
     twin.pairs["other"].ours.run(f"alter database {database} allow_connections false")
@@ -156,7 +156,7 @@ def test_transient_failure_is_reported_and_due(twin: Twin) -> None:
 
 
 def test_parked_subscription_is_due_after_a_while(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R8.5: not at once, because only somebody who repairs or skips it can end that."""
+    """R8.5: not at once, because only a repair or a skip can end that."""
     subscribe(twin, "s")
     twin.pairs["s"].ours.run("insert into t values (1, 0)")
     twin.publish("insert into t values (1, 1)")
@@ -172,7 +172,7 @@ def test_parked_subscription_is_due_after_a_while(twin: Twin, monkeypatch: pytes
 
 
 def test_replay_that_ended_in_the_future_is_due(twin: Twin) -> None:
-    """The subscriber's clock was a year ahead, and has been put back."""
+    """The subscriber's clock was a year ahead, and was set back."""
     subscribe(twin, "s")
     ours = twin.pairs["s"].ours
     ours.run("insert into t values (1, 0)")
@@ -191,7 +191,7 @@ def test_replay_that_ended_in_the_future_is_due(twin: Twin) -> None:
 
 
 def test_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our clock is behind that of the publisher, whose commit times these are."""
+    """Our clock is slower than that of the publisher, whose commit times these are."""
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
@@ -229,7 +229,7 @@ def test_replay_is_not_due_if_it_could_not_write_or_would_wait(twin: Twin) -> No
 
 
 def test_servers_that_never_answer_do_not_block_status(twin: Twin) -> None:
-    """One accepts connections and says nothing, another lets queries of its state wait for a lock."""
+    """One accepts connections and never answers, another blocks queries of its state by a lock."""
     subscribe(twin, "s", "silent", "locked")
     with socket.create_server(("127.0.0.1", 0)) as silent, twin.pairs["locked"].ours.connect() as other:
         port = silent.getsockname()[1]
@@ -267,7 +267,7 @@ def test_last_answer_of_a_subscriber_stays_visible_with_its_age(twin: Twin) -> N
 
 
 def test_server_that_stops_within_a_session_is_abandoned(twin: Twin) -> None:
-    """It heeds no timeout of its own, and its host goes on to acknowledge what we send."""
+    """It ignores its own timeouts, and its host still acknowledges what we send."""
     subscribe(twin, "s")
     dsn = twin.config.dsn_of(twin.config.subscription("s"))
     with connect_to_ask(dsn, purpose="test", seconds=0.5) as connection:

@@ -1,4 +1,4 @@
-"""What the subscriber refuses for good: all before it is applied, what has it is parked (R8.5)."""
+"""Permanent errors: earlier transactions are applied, the failing one is parked (R8.5)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TRANSACTIONS: Final = (
     "insert into u values (6, 6)",
 )
 
-# What the subscriber has in the way, at which transaction it stops, what the error says, and what repairs it.
+# What blocks the subscriber, at which transaction it stops, what the error says, and what repairs it.
 REFUSED: Final[dict[str, tuple[str, int, str, str]]] = {
     "constraint": (
         "alter table t add constraint not_two check (a <> 'two')",
@@ -97,7 +97,7 @@ def subscribed(twin: Twin, *names: str, **options: object) -> None:
 
 
 def traffic(twin: Twin) -> list[Lsn]:
-    """Run and capture `TRANSACTIONS`; where each was committed."""
+    """Run and capture `TRANSACTIONS`; their commit positions."""
     begins = []
     for transaction in TRANSACTIONS:
         begins.append(twin.position())
@@ -120,7 +120,7 @@ def record(twin: Twin, name: str) -> state.SubscriptionRecord:
 
 
 def test_subscription_parks_before_the_transaction_and_continues_once_repaired(twin: Twin) -> None:
-    """Of all that is refused for good, and beside a subscription that refuses nothing."""
+    """All kinds of permanent errors, beside a subscription without any."""
     subscribed(twin, "good", *REFUSED)
     ends = traffic(twin)
 
@@ -192,7 +192,7 @@ def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
         expected = ["(1,)"] if stop == 2 and name != "exists" else None
         assert expected is None or ours(twin, name, "select id from t order by id") == [(1,)], name
 
-    # It stays where it is, whatever else comes, until it is resumed or copied.
+    # It stays at its position until it is resumed or copied.
     twin.publish("insert into u values (7, 7);\ninsert into t values (7, '7', 7)")
     for synced in twin.sync_ours():
         assert (synced.replay.error, synced.replay.parked, synced.snapshot.tables) == (None, (), ())

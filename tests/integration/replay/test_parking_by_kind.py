@@ -32,7 +32,7 @@ STOPPED = {
 
 
 def counts(twin: Twin, name: str, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """What native has counted for the subscription."""
+    """The conflicts that native has counted for the subscription."""
     columns = ", ".join(f"confl_{kind}" for kind in kinds)
     subscription = twin.native(name).name
     query = f"select {columns} from pg_stat_subscription_stats where subname = '{subscription}'"
@@ -69,7 +69,7 @@ def test_missing_rows_are_counted_as_natively(twin: Twin) -> None:
 
 
 def test_blocking_rows_have_the_native_conflict_kind(twin: Twin) -> None:
-    """Native tries again and counts each time; ours is parked, with the kind and the key in its error."""
+    """Native retries and counts each time; ours is parked, with the kind and the key in its error."""
     for name in STOPPED:
         table = f"create table {name} (id int primary key, a int unique)"
         twin.publisher.run(

@@ -1,4 +1,4 @@
-"""The next window is staged while one is merged; what that comes to is as if they had come one by one."""
+"""A window is staged while the previous one is merged; the result is as if they ran in sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_SECONDS = 120
 
 @dataclass
 class Watched:
-    """The order in which windows are staged and merged; a merge waits until so many are staged."""
+    """Records the order of staging and merging; a merge waits until this many windows are staged."""
 
     staged_before_merge: Callable[[int], int]
     events: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ def _insert(first: int, last: int) -> str:
 def test_window_is_staged_while_the_previous_one_is_merged(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes second changes rows that the first brings."""
+    """The second window changes rows that the first inserts."""
     twin = windows_of_four
     twin.publish(f"{_insert(1, 4)}; update t set a = 0 where id < 3; delete from t where id = 3")
     twin.publish(f"{_insert(5, 9)}; {_insert(3, 3)}; update t set id = -id where id = 4")
@@ -135,7 +135,7 @@ def test_no_window_is_opened_during_the_merge_of_a_truncate(
 
 
 def test_one_subscription_stops_while_the_other_continues(windows_of_four: Twin) -> None:
-    """Both are staged together, and what one has in the way is its own."""
+    """Both are staged together; only one has a blocking row."""
     twin = windows_of_four
     twin.subscribe("bad", "p", tables=TABLE, native=False)
     twin.sync_ours("bad")

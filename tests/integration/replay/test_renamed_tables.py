@@ -1,6 +1,6 @@
 """A subscribed table is a table of the subscriber, not a name (R7.12, R8.1), beside native.
 
-Native finds the target of a change by the published name, and knows by its oid whether it is subscribed to.
+Native finds the target of a change by the published name, and decides by its oid whether it is subscribed to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table rewrite sends nothing, and changes values all the same: those are compared by key (R9.3, R11.9)."""
+"""A table rewrite changes values without sending them: they are compared by key (R9.3, R11.9)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def native(twin: Twin, table: str, name: str = "s") -> list[tuple[Any, ...]]:
 
 
 def on_both(twin: Twin, script: str, name: str = "s") -> None:
-    """What the subscriber's own users do."""
+    """Statements of the subscriber's own users, on both subscribers."""
     for database in (twin.pairs[name].ours, twin.pairs[name].native):
         database.run(script)
 
@@ -64,7 +64,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_rewritten_values_reach_the_rows_of_both_sides(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
-    """R11.9: `own` is the subscriber's, and so is row 50, which differs from nothing on the publisher."""
+    """R11.9: `own` is the subscriber's, and so is row 50, which no row of the publisher differs from."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE)
     twin.sync()
@@ -90,7 +90,7 @@ def test_rewritten_values_reach_the_rows_of_both_sides(twin: Twin, caplog: pytes
 def test_rewritten_key_leaves_rows_as_natively_and_counts_them(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R11.9: the UPDATE of id 101 finds nothing, as natively; `refresh --reconcile` moves them."""
+    """R11.9: the UPDATE of id 101 matches no row, as natively; `refresh --reconcile` moves them."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables="create table t (id bigint primary key, a int)")
     twin.sync()
@@ -124,7 +124,7 @@ def test_rows_of_a_rewritten_key_do_not_get_each_other_s_values(twin: Twin) -> N
 
 
 def test_rewrite_in_a_skipped_transaction_is_compared(twin: Twin) -> None:
-    """R8.5, R11.9: nothing of the transaction is applied, and the values that it left are brought."""
+    """R8.5, R11.9: nothing of the transaction is applied, and its rewritten values are updated."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     twin.sync_ours()
@@ -167,7 +167,7 @@ def test_rewrite_without_changed_values_updates_nothing(
 
 @pytest.mark.parametrize("filtered", ["id", "a"])
 def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twin, filtered: str) -> None:
-    """R9.3: a row that moves between their filters is what the one has that publishes it."""
+    """R9.3: a row between two filters has the values of the subscription that publishes it."""
     twin.publisher.run(f"{T}; create publication low for table t where ({filtered} < 100)")
     twin.publisher.run(f"create publication high for table t where ({filtered} >= 100)")
     twin.publisher.run("insert into t values (1, 1), (2, 99), (150, 150)")
@@ -189,7 +189,7 @@ def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twi
 
 
 def test_rows_that_enter_or_leave_the_filter_by_a_rewrite_are_counted(twin: Twin) -> None:
-    """R9.12: the filter is the same one before the rewrite and behind it."""
+    """R9.12: the filter is the same before and after the rewrite."""
     twin.publisher.run(f"{T}; create publication p for table t where (a > 1)")
     twin.publisher.run(f"{T_ROWS}, (3, 3), (4, 4)")
     twin.subscribe("s", "p", tables="create table t (id int primary key, a int)")
@@ -261,7 +261,7 @@ def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -
 def test_changes_continue_as_natively_if_values_may_differ(
     twin: Twin, publication: str, options: dict[str, object], before: str, because: str
 ) -> None:
-    """R2.2, R7.11, R8.19, R9.12: nothing is moved, and what differs is counted."""
+    """R2.2, R7.11, R8.19, R9.12: nothing is updated, and differing rows are counted."""
     twin.publisher.run(f"{T}; create publication p {publication}; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=True, **options)
     twin.sync()
@@ -280,7 +280,7 @@ def test_changes_continue_as_natively_if_values_may_differ(
 
 
 def test_whole_rows_are_not_paired(twin: Twin) -> None:
-    """R8.3: a table without a key; its own rows and those of before the rewrite stay."""
+    """R8.3: a table without a key; the subscriber's rows and older rows stay."""
     twin.publisher.run("create table t (a int); alter table t replica identity full")
     twin.publisher.run("create publication p for table t; insert into t values (1), (2)")
     twin.subscribe("s", "p", tables="create table t (a bigint)")
@@ -299,7 +299,7 @@ def test_whole_rows_are_not_paired(twin: Twin) -> None:
 
 
 def test_changes_before_a_rewrite_are_applied_before_it(twin: Twin) -> None:
-    """R8.1, R11.9: a row that came under a name that its column has lost, all in one window."""
+    """R8.1, R11.9: a row under the old name of a renamed column, all in one window."""
     twin.publisher.run("create table t (id int primary key, b text); create publication p for table t")
     twin.publisher.run("insert into t values (1, 'one')")
     twin.subscribe("s", "p", tables="create table t (id int primary key, b text, c bigint)")
@@ -329,7 +329,7 @@ def test_column_renamed_before_a_rewrite_keeps_earlier_values(twin: Twin) -> Non
 
 
 def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) -> None:
-    """R11.9: replay alone goes on as natively; whoever looks is told."""
+    """R11.9: replay alone continues as natively; `status` and `explain` report the table."""
     twin.publisher.run(
         f"{T}; create table u (id int primary key); create publication p for table t, u; {T_ROWS}"
     )
@@ -419,7 +419,7 @@ def test_values_exchanged_between_rows_are_updated_under_a_unique_constraint(twi
 
 
 def test_table_parked_by_an_earlier_version_is_compared(twin: Twin) -> None:
-    """R11.9: it goes on from where it was parked, and no row of the subscriber's own goes."""
+    """R11.9: it continues from its position, and the subscriber's own rows stay."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     (before,) = twin.sync_ours()

@@ -30,7 +30,7 @@ def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogRow:
 
 
 def command(at: int, commit: int, columns: str | None) -> CatalogRow:
-    """The table is made or altered, or dropped."""
+    """The versions of a command that creates, alters or drops the table."""
     names = [
         [TABLE.id, version, name, 23, -1, "integer", None, "", None]
         for version, name in enumerate((columns or "").split(), start=1)
@@ -80,7 +80,7 @@ def test_transaction_has_its_own_catalog(small: SmallLog) -> None:
 
 
 def test_truncate_has_the_columns_of_its_catalog(small: SmallLog) -> None:
-    """R1.1: T has no shape. Where a row change is under the same catalog, its shape serves."""
+    """R1.1: T has no shape. If a row change is under the same catalog, its shape is used."""
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id")), command(120, 130, "id a")])
     small.pull(110, rows_of(110, [(0, TRUNCATE)]))
     small.pull(140, rows_of(140, [(0, insert(1)), (1, TRUNCATE)]))
@@ -99,7 +99,7 @@ def test_rows_of_a_table_that_was_dropped_before_the_catalog_was_read(small: Sma
 
 
 def test_rows_of_create_table_as_come_before_its_message(small: SmallLog) -> None:
-    """R9.10: they are in the transaction that makes the table, so nobody can have dropped it before."""
+    """R9.10: they are in the transaction that creates the table, before anything can drop it."""
     small.log.add_catalogs([whole(0), command(112, 118, "id a"), command(130, 135, None)])
     small.pull(118, rows_of(118, [(0, insert(1))], lsn=111))
 

@@ -1,7 +1,7 @@
-"""Random changes of few keys for a subscriber that has lost some of the rows and has others of its own.
+"""Random changes of few keys for a subscriber that lacks some of the rows and has others of its own.
 
-Each table is a case of its own. What a native worker does with each change is followed here, so that no
-change is drawn at which it would stop (R8.5); what it comes to is for the servers to say.
+Each table is one case. The generator follows a native worker, so that it draws no change at which one would
+stop (R8.5); the expected rows come from the servers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Case:
         return f"insert into {self.name} values {', '.join(row.sql() for row in self.published.values())}"
 
     def damage(self) -> Iterator[str]:
-        """Statements for both subscribers: rows go, change, come."""
+        """Statements for both subscribers that delete, change and insert rows."""
         for row in [*self.subscriber]:
             fate = self.random.random()
             same = f"where id = {row.id} and r = '{row.r}' and v = '{row.v}'"
@@ -134,7 +134,7 @@ class Case:
                     yield f"insert into {self.name} (id, r, v, j) values {row.sql()}"
 
     def changes(self, count: int) -> Iterator[str]:
-        """So many statements for the publisher, and transactions around some of them."""
+        """This many statements for the publisher, and transactions around some of them."""
         is_open = False
         while count:
             if self.random.random() < 0.3:
@@ -147,7 +147,7 @@ class Case:
             yield "commit"
 
     def _change(self) -> str | None:
-        """A statement that stops nobody; None if what was drawn would."""
+        """A statement at which no worker stops; None if the drawn one would stop it."""
         self._drawn += 1
         free = [number for number in IDS if number not in self.published]
         kind = self.random.choice(["value", "value", "move", "move", "move", "region", "delete", "insert"])

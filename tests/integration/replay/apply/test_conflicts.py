@@ -1,4 +1,4 @@
-"""R8.4, R8.5: what does not fit the subscriber's rows is counted, decided by policy, never half-applied."""
+"""R8.4, R8.5: conflicts with the subscriber's rows are counted, decided by policy, never half-applied."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(spark: SparkSession, subscriber: Database) -> Make:
 
 @pytest.mark.parametrize("policy", ConflictPolicy)
 def test_missing_row_is_counted_and_never_an_error(make: Make, policy: ConflictPolicy) -> None:
-    """R8.4: an UPDATE is never turned into an INSERT. Each message that finds nothing counts."""
+    """R8.4: an UPDATE never becomes an INSERT. Each message that matches no row counts."""
     target = make(policy)
     changes = target.window()
     changes.update("t", 10, 0)
@@ -102,7 +102,7 @@ def test_rows_without_a_key_are_counted_and_not_shown(spark: SparkSession, subsc
 
 
 def test_moved_rows_are_not_counted_as_missing(make: Make) -> None:
-    """1 → 5 leaves key 1 before anybody looks whether 10 was there."""
+    """1 → 5 leaves key 1 before the check whether 10 existed."""
     target = make(ConflictPolicy.ERROR)
     changes = target.window()
     changes.update("t", 5, 50, old=[1])
@@ -218,7 +218,7 @@ TAKEN_AGAIN = [(2, 21, "default"), *LEFT]
 def test_moved_row_whose_new_key_exists(
     make: Make, conflict: Callable[[Changes], None], policy: ConflictPolicy, rows: list[tuple[object, ...]]
 ) -> None:
-    """R8.5: where it has moved on, what came for the row in its way was done to it, so that one is to go."""
+    """R8.5: if the row has moved on, changes of the blocking row were applied to it: that one is deleted."""
     target = make(policy)
     changes = target.window()
     conflict(changes)
@@ -228,7 +228,7 @@ def test_moved_row_whose_new_key_exists(
 
 
 def test_free_transit_key_is_no_conflict(make: Make, subscriber: Database) -> None:
-    """Rows that go on from there, or return, are updated in place, as natively (R8.13)."""
+    """Rows that move on, or return, are updated in place, as natively (R8.13)."""
     target = make(ConflictPolicy.ERROR)
     subscriber.run(
         "create function refuse() returns trigger language plpgsql as $$ begin raise 'never'; end $$;"
@@ -246,7 +246,7 @@ def test_free_transit_key_is_no_conflict(make: Make, subscriber: Database) -> No
 def test_row_that_returns_by_an_equal_key_does_not_block_itself(
     spark: SparkSession, subscriber: Database
 ) -> None:
-    """R8.8: 1.0 and 1.00 are one key of the subscriber's, and two texts."""
+    """R8.8: 1.0 and 1.00 are one key on the subscriber, and two texts."""
     subscriber.run("create table n (id numeric primary key, a int); insert into n values (1.0, 0)")
     target = Target(spark, subscriber.dsn, {"n": ("id", "a")})
     changes = target.window()
@@ -365,7 +365,7 @@ def staging_tables(target: Target) -> list[tuple[object, ...]]:
 def test_row_at_a_transient_key_is_a_conflict(
     spark: SparkSession, subscriber: Database, key_type: str, policy: ConflictPolicy
 ) -> None:
-    """R8.5: its INSERT finds the key taken. Where it is not the end, its DELETE takes what stands there."""
+    """R8.5: its INSERT finds the key used; unless that is an error, its DELETE removes that row."""
     subscriber.run(f"create table t (id {key_type} primary key, a int); insert into t values (2, 2), (4, 4)")
     target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, policy)
     changes = target.window()

@@ -44,7 +44,7 @@ def test_failed_window_leaves_no_staging_and_can_be_repeated(
 def test_table_renamed_to_the_target_meanwhile_gets_nothing(
     spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R7.12: it is not subscribed to, whatever it is called."""
+    """R7.12: it is not subscribed to, under any name."""
     subscriber.run(TABLES)
     before = subscriber.rows("select * from t order by id")
     target = Target(spark, subscriber.dsn, PUBLISHED)

@@ -1,4 +1,4 @@
-"""A window that meets the locks of other sessions is tried again, and never half-applied."""
+"""A window that waits for locks of other sessions is retried, and never half-applied."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def changed(target: Target) -> Changes:
 
 
 class OnRetry(logging.Handler):
-    """Does something when the window is about to be tried again."""
+    """Runs a function before each retry of the window."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class OnRetry(logging.Handler):
 
 
 def test_released_lock_only_delays_the_window(target: Target, subscriber: Database) -> None:
-    """What is staged stays, so that only the merge is done again; each further try is one line of the log."""
+    """Staged rows stay, so that only the merge is retried; each retry is one log line."""
     with subscriber.connect() as other:
         other.execute("begin; lock table t in share mode")
         on_retry = OnRetry(lambda: other.execute("rollback"))
@@ -139,7 +139,7 @@ def is_waiting(watcher: Connection, pid: int) -> bool:
 
 
 def test_transaction_that_cannot_be_serialized_is_retried(target: Target, subscriber: Database) -> None:
-    """With another default isolation level of the database, a row that others change is such a failure."""
+    """Under another default isolation level, a concurrent change of the row is such a failure."""
     subscriber.run(f"alter database {subscriber.name} set default_transaction_isolation = 'repeatable read'")
     calls = []
 

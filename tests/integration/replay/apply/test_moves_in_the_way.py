@@ -1,7 +1,7 @@
-"""R8.5: a row that moves to a key where the subscriber has another row stops ours where it stops native.
+"""R8.5: a row that moves to a key of another row of the subscriber stops ours where it stops native.
 
-The publisher's key allows such moves: it is deferrable, or has more columns than the subscriber's. What later
-changes of that key are for is the row in the way, which the publisher does not have there.
+The publisher's key allows such moves: it is deferrable, or has more columns than the subscriber's. Later
+changes of that key are meant for the blocking row, which the publisher does not have there.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_triggers_and_foreign_keys_behave_as_for_a_replication_worker(make: Make
 
 
 def test_equal_rows_without_a_key_are_changed_one_by_one(make: Make) -> None:
-    """R8.10, and better than R8.9: a column of the subscriber's own does not hide the rows."""
+    """R8.10, and better than R8.9: a column of the subscriber's own does not prevent a match."""
     target = make(
         "create table t (a int, b text, own text);"
         "insert into t values (1, null, 'p'), (1, null, 'q'), (1, null, 'r'), (2, 'x', 's'), (3, 'y', 't')",

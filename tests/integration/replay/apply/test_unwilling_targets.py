@@ -134,7 +134,7 @@ def test_target_altered_between_staging_and_merge(
 
 
 def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayError:
-    """What merging fails with, where the script is run once all is staged."""
+    """The error of the merge, if the script runs once all is staged."""
     routed = target.routed(changes)
     facts = scan_window(routed)
     net = fold_frame(routed, facts, changes.tables, changes.window, policy=target.policy)

@@ -1,4 +1,4 @@
-"""Windows made by hand: ROUTED frames for tables that exist, applied as `commands.replay` applies them."""
+"""Windows made by hand: ROUTED frames for tables that exist, applied as replay applies them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Changes:
             self._row(self._table(table), "T", truncate_flags=2 if restart_identity else 0)
 
     def commit(self) -> None:
-        """What follows belongs to the next transaction."""
+        """Later changes belong to the next transaction."""
         self.lsn, self.seq = self.lsn + 100, 0
 
     def _add(self, name: str, kind: str, old: Sequence[Any] | None, values: Sequence[Any] | None) -> None:

@@ -1,8 +1,8 @@
-"""Unsent values (R4.6) that are hard to find, and those that nobody has: found, NULL as natively, or parked.
+"""Unsent values (R4.6) that are hard to find, and lost ones: found, NULL as natively, or parked.
 
-`body` is out of line, so that an UPDATE which does not change it does not send it; a row enters the filter by
-its key. Where the publisher's replica identity changes meanwhile, nothing links a row's changes any more, and
-what it had when it entered cannot be known.
+`body` is stored out of line, so that an UPDATE which does not change it does not send it; a row enters the
+filter by its key. If the publisher's replica identity changes meanwhile, nothing links a row's changes, and
+its values at the entry are unknown.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def record(twin: Twin, name: str = "s") -> state.SubscriptionRecord:
 
 
 def ends(twin: Twin) -> list[Lsn]:
-    """Where the transactions end that the log has."""
+    """The commits that the log has."""
     change_log = ChangeLog.open(str(twin.change_log))
     return [commit.commit_lsn for commit in change_log.commits(Window(ZERO, change_log.end_lsn))]
 
@@ -130,7 +130,7 @@ def test_values_of_renamed_columns_are_found(twin: Twin) -> None:
 
 
 def test_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
-    """The new `body` has a value of its own; that of the old one is what entered, and is in the log only."""
+    """The new `body` has its own value; the old one's value entered, and is in the log only."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.publish(f"insert into t values (6, 6, {long('f')}, {long('F')})")
@@ -184,7 +184,7 @@ GONE: Final = {
 def test_given_up_value_is_null_as_natively(
     twin: Twin, disappearance: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The row or the value is nowhere since: nothing stops for it, whatever the subscription says."""
+    """The row or the value does not exist any more: no policy stops for it."""
     statements, expected = GONE[disappearance]
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
@@ -208,7 +208,7 @@ def test_given_up_value_is_null_as_natively(
 
 
 def test_gaps_in_earlier_history_do_not_lose_values(twin: Twin) -> None:
-    """The replica identity was another one before the window; in it the row can be followed, and is gone."""
+    """The replica identity changed before the window; inside it the row can be tracked, and is gone."""
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.sync()
@@ -220,13 +220,13 @@ def test_gaps_in_earlier_history_do_not_lose_values(twin: Twin) -> None:
 
 
 def lose(twin: Twin, id_: int) -> None:
-    """Row `id_` enters under id_ + 20, and nobody can know its values."""
+    """Row `id_` enters under id_ + 20, and its values are lost."""
     twin.publish(f"update t set id = id + 20 where id = {id_}")
     twin.publish(LOSE.format(id=id_ + 20))
 
 
 def traffic(twin: Twin) -> Lsn:
-    """Rows come before, with, and after the row that lacks its value; the end of its transaction."""
+    """Changes before, with, and after the row that lacks its value; the end of its transaction."""
     twin.publish(f"insert into u values (1, 1);\ninsert into t values (11, 11, {long('k')}, null)")
     twin.publish("update t set id = 12 where id = 2;\nupdate t set body = null, note = null where id = 12")
     before = twin.position()
@@ -242,7 +242,7 @@ QUERY: Final = "select id, body, note from t order by id"
 
 
 def test_lost_value_parks_before_its_transaction(twin: Twin) -> None:
-    """Everything before is applied, and every way on that the error names is one."""
+    """Everything before is applied, and every remedy in the error works."""
     prepare(twin)
     for name in ("skip", "accept", "copy"):
         twin.subscribe(name, "p", "q", tables=f"{TABLE}; {OTHER}", native=False)
@@ -343,7 +343,7 @@ def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None
 
 
 def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
-    """What can be found is found; what nobody has is NULL, and refused where the column takes none."""
+    """Values that can be found are found; lost ones are NULL, and refused if the column is NOT NULL."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", unchanged_toast="native")
     twin.subscribe("strict", "p", tables=TABLE, native=False, unchanged_toast="native")

@@ -1,8 +1,8 @@
-"""Rows that enter a subscription with values that were not sent: never a silent NULL (R4.6, R11.1).
+"""Rows that enter a subscription with unsent values: never a silent NULL (R4.6, R11.1).
 
 A value of 3000 characters in a column with storage `external` is out of line, and an UPDATE that does not
-change it does not send it. `body` is such a column. Native stores NULL for it where the row enters; ours must
-hold what the publisher has.
+change it does not send it. `body` is such a column. Native stores NULL for it if the row enters; ours must
+have the publisher's value.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def test_rows_are_tracked_through_changes_outside_the_subscription(twin: Twin) -
 
 
 def test_values_in_the_log_need_no_publisher(twin: Twin) -> None:
-    """Inserted outside of the filter and brought in within a window: nothing is read, no fence is opened."""
+    """Inserted outside of the filter and moved into it within a window: no fence is opened."""
     subscribed(twin, native=False)
     twin.publish(f"insert into t values (6, 0, {long('f')});\nupdate t set id = 20 where id = 6")
     end = capture(twin.config, "pub").to_lsn
@@ -215,7 +215,7 @@ def test_values_in_the_log_need_no_publisher(twin: Twin) -> None:
 
 
 def test_value_unchanged_up_to_the_fence_does_not_extend_the_window(twin: Twin) -> None:
-    """`--to-lsn` is kept: later changes of the key and of another column tell that it is the same row."""
+    """`--to-lsn` is kept: later changes of the key and of another column prove that it is the same row."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     end = capture(twin.config, "pub").to_lsn
@@ -232,7 +232,7 @@ def test_value_unchanged_up_to_the_fence_does_not_extend_the_window(twin: Twin) 
 def test_window_is_extended_to_the_change_that_has_the_value(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`a` is nowhere any more: at its LSN the row cannot be known, at the fence it can."""
+    """`a` does not exist any more: at its LSN the row cannot be proved, at the fence it can."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 22 where id = 2")
     end = capture(twin.config, "pub").to_lsn
@@ -250,7 +250,7 @@ def test_window_is_extended_to_the_change_that_has_the_value(
 
 
 def test_open_transactions_are_not_waited_for(twin: Twin) -> None:
-    """R1.35: a slot's snapshot would wait for them. One has changed a row that enters, after it did."""
+    """R1.35: a slot's snapshot would wait for them. One has changed a row after it entered."""
     subscribed(twin, native=False)
     with twin.publisher.connect() as idle, twin.publisher.connect() as prepared:
         idle.execute("begin; insert into v values (1)")
@@ -272,7 +272,7 @@ def test_commits_during_the_opening_of_the_fence_are_after_it(
 ) -> None:
     """Commits between the snapshot and the position: they are in the log, and not in the rows.
 
-    They bring a row in, change the value of one that has entered, and give another a key that was left.
+    They move a row into the filter, change the value of another after its entry, and reuse a key.
     """
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -307,7 +307,7 @@ WAITING = "select from pg_stat_activity where wait_event = 'SyncRep'"
 
 @pytest.fixture
 def standby(twin: Twin) -> Iterator[Callable[[], None]]:
-    """Sessions that ask for it wait for a standby that is not there, until this is called."""
+    """Sessions that ask for it wait for an absent standby, until this is called."""
 
     def answers() -> None:
         twin.publisher.run("alter system reset synchronous_standby_names")
@@ -323,7 +323,7 @@ def standby(twin: Twin) -> Iterator[Callable[[], None]]:
 def test_commit_in_the_window_that_waits_for_a_standby_is_awaited(
     twin: Twin, standby: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the log, and nobody sees it before the standby has answered."""
+    """It is in the log, and invisible before the standby has answered."""
     subscribed(twin, native=False)
     caplog.set_level(logging.INFO, "cdc_replay.replay.publisher_fence")
     with ThreadPoolExecutor(2) as pool, twin.publisher.connect() as waiting:
@@ -343,7 +343,7 @@ def test_commit_in_the_window_that_waits_for_a_standby_is_awaited(
 def test_commit_after_the_window_that_waits_for_a_standby_is_not_awaited(
     twin: Twin, standby: Callable[[], None]
 ) -> None:
-    """The snapshot holds commits behind it, one of them of a row that has entered."""
+    """The snapshot has later commits, one of them of a row that has entered."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
     end = capture(twin.config, "pub").to_lsn
@@ -374,9 +374,9 @@ def test_row_deleted_after_the_window_is_deleted(twin: Twin, ending: str) -> Non
 
 
 def test_row_gone_without_a_published_delete_has_null_as_natively(twin: Twin) -> None:
-    """Only UPDATEs are published: the subscriber keeps a row that is gone, and nobody has what it was.
+    """Only UPDATEs are published: the subscriber keeps a deleted row, and its value is lost.
 
-    That another row has its key now, which the subscription does not see either, must not deceive.
+    Another row has its key now, which the subscription does not see either, and must not be mistaken for it.
     """
     subscribed(twin, publish="update")
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -403,7 +403,7 @@ def test_log_before_the_window_has_values_that_the_publisher_lacks(twin: Twin) -
 
 
 def test_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None:
-    """Under the other identity nothing links the row's changes; the copy brings it."""
+    """Under the other identity nothing links the row's changes; a copy has the values."""
     subscribed(twin, native=False)
     twin.publisher.run("update t set a = id")
     twin.publisher.run("alter table t add unique (id, a), alter a set not null")
@@ -574,7 +574,7 @@ def test_backfill_finds_unsent_values(twin: Twin) -> None:
 
 
 def test_unreachable_publisher_stops_the_window_and_parks_nothing(twin: Twin) -> None:
-    """The cause may pass: the next run does it."""
+    """The error is transient: the next run applies the window."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     capture(twin.config, "pub")

@@ -1,4 +1,4 @@
-"""Errors of executors arrive at the driver as what they were, and none shows a whole row."""
+"""Errors of executors reach the driver unchanged, and none shows a whole row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_cancelled_statement_may_be_retried() -> None:
 
 
 def test_missing_privilege_names_the_table_and_the_grant() -> None:
-    """The server's own words have neither schema nor side."""
+    """The server's message has neither schema nor side."""
     denied = pg.InsufficientPrivilege("permission denied for table t")
     failed = failure_of(denied, TARGET).error()
     assert 'table "public"."t" of the subscriber: permission denied for table t' in failed.message
@@ -85,7 +85,7 @@ def test_read_only_subscriber_is_named_as_such() -> None:
     ],
 )
 def test_error_class_decides_whether_to_retry(kind: type[CdcReplayError], retry: Retry) -> None:
-    """Only what does not is parked."""
+    """Only permanent errors park."""
     assert kind.retry is retry
 
 

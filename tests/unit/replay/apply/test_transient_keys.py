@@ -1,4 +1,4 @@
-"""Which rows that came and went need not be staged, and their keys on the way to the driver."""
+"""Which transient rows need not be staged, and how their keys reach the driver."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_transient_rows_are_split_off_unless_they_have_conflicts() -> None:
 
 @pytest.mark.parametrize("text", ["1.0", "x", "", str(2**63)])
 def test_keys_that_are_not_integers_are_staged(text: str) -> None:
-    """The publisher's column has another type: what its text means is the subscriber's business (R8.1)."""
+    """The publisher's column has another type: the subscriber decides what its text means (R8.1)."""
     batch = pa.RecordBatch.from_pylist([net("N", "7"), net("N", text)], schema=OUTPUT)
     staged, keys = split_transient_keys(batch)
     assert staged.equals(batch)

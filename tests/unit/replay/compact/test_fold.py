@@ -60,7 +60,7 @@ def net(*changes: RoutedChange, is_keyed: bool = True) -> list[NetChange]:
     return list(fold(changes, policy=ConflictPolicy.OVERWRITE, is_keyed=is_keyed, is_truncated=False).net())
 
 
-# --- what a lineage comes to, case by case
+# --- the fold of a lineage, case by case
 
 
 def test_updates_merge_and_the_last_sent_value_wins() -> None:
@@ -96,7 +96,7 @@ def test_moved_row_keeps_unsent_values() -> None:
 
 
 def test_two_rows_swap_their_keys() -> None:
-    """Only the key between them has to be free on the subscriber: that the others are is known."""
+    """Only the key between them has to be free on the subscriber: the others are known to be."""
     swap = [update("a", "x", "1"), update("b", "a", "2"), update("x", "b", "1")]
     assert sorted(net(*swap), key=lambda change: change.base_key) == [
         NetChange(NetKind.UPDATE, ("a",), ("b", "1"), "tt", update_missing=2),
@@ -106,7 +106,7 @@ def test_two_rows_swap_their_keys() -> None:
 
 
 def test_keys_that_rows_have_left_need_no_check() -> None:
-    """Keys shifted in a safe order, where each row ends at a key that another has left before."""
+    """Keys shifted in a safe order, where each row ends at a key that another has left."""
     shift = [update("c", "d", "3"), update("b", "c", "2"), update("a", "b", "1"), delete("b"), delete("c")]
     assert sorted(change.kind.value for change in net(*shift)) == ["D", "D", "U"]
 
@@ -162,8 +162,8 @@ def update_row(old: Key, new: Key) -> RoutedChange:
     return RoutedChange(UPD, 1, old, new, new, "t" * len(new))
 
 
-def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
-    """By which of the changes, counted from 0, the rows are born that they insert."""
+def ordinals(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
+    """The indexes of the changes whose ordinals the inserted rows have."""
     numbered = [replace(change, ordinal=index) for index, change in enumerate(changes)]
     return {
         change.base_key: change.insert_ordinal
@@ -173,16 +173,16 @@ def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | Non
 
 
 def test_row_has_the_ordinal_of_its_last_insert() -> None:
-    """R8.2: whatever is done to it afterwards, and whether the subscriber had another one or not."""
-    assert births(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
-    assert births(update("a", "a"), insert("a")) == {("a",): 1}
-    assert births(insert("b"), insert("a"), update("b", "c"), update("a", "b")) == {("c",): 0, ("b",): 1}
-    assert births(insert("a"), insert("a")) == {("a",): 0}
+    """R8.2: whatever changes it afterwards, and whether or not the subscriber had another row."""
+    assert ordinals(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
+    assert ordinals(update("a", "a"), insert("a")) == {("a",): 1}
+    assert ordinals(insert("b"), insert("a"), update("b", "c"), update("a", "b")) == {("c",): 0, ("b",): 1}
+    assert ordinals(insert("a"), insert("a")) == {("a",): 0}
 
 
 def test_row_without_a_key_has_the_ordinal_of_its_insert() -> None:
     changed = RoutedChange(UPD, 1, ("a", None), ("b", None), ("b", None), "tn")
-    assert births(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
+    assert ordinals(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
         ("c",): 0,
         ("b", None): 1,
     }
@@ -324,7 +324,7 @@ def base_rows(keys: set[str]) -> dict[Key, dict[str, str | None]]:
 def test_net_changes_have_the_effect_of_all_changes_for_any_subscriber_rows(
     chosen: list[Any], present: set[str]
 ) -> None:
-    """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
+    """Keys stay; any row may be missing, or block another. Rows and conflicts are the same."""
     changes = make_changes(chosen, moves=False)
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     for change in changes:
@@ -363,7 +363,7 @@ def test_moves_end_as_if_applied_one_by_one(chosen: list[Any], present: set[str]
 def test_row_that_blocks_a_move_is_never_taken_for_the_moved_one(
     chosen: list[Any], present: set[str]
 ) -> None:
-    """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
+    """R8.5: the subscriber's rows move onto others, as if the changes were applied one by one."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
     for change in make_changes(chosen, moves=True):
@@ -385,7 +385,7 @@ def test_row_that_blocks_a_move_is_never_taken_for_the_moved_one(
 def settled(
     changes: list[RoutedChange], there: Collection[Key], *, is_keyed: bool = True
 ) -> KeyedFold | KeylessFold:
-    """The fold of a lineage as apply has it: once more, if it is contingent and lacks a row."""
+    """The fold of a lineage as apply has it: folded again if it is contingent and lacks a row."""
     policy = ConflictPolicy.ERROR
     folded = fold(changes, policy=policy, is_keyed=is_keyed, is_truncated=False)
     changed = {NetKind.UPDATE, NetKind.DELETE}
@@ -403,7 +403,7 @@ def settled(
 def test_change_of_a_key_that_a_missing_row_moved_to_is_for_the_subscriber_row(
     chosen: list[Any], published: set[str], present: set[str]
 ) -> None:
-    """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
+    """R8.4: a publisher's own stream onto any rows that block none of it; counts are the same."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     source, possible = Naive(base_rows(published)), []
     for change in make_changes(chosen, moves=True):
@@ -432,7 +432,7 @@ def test_equal_rows_without_a_key_are_refolded_one_by_one() -> None:
 
 
 def test_contingent_lineages_carry_their_changes_across_batches() -> None:
-    """Whatever the batches are, what is to be folded once more is what was folded."""
+    """For any batches, the changes to fold again are those that were folded."""
     changes = [update("a", "b", "1"), update("b", "b", "2"), update("b", "c", "3"), delete("c")]
     rows = [(0, 1, update("x", "y")), *((0, 2, change) for change in changes), (0, 3, insert("z"))]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
@@ -449,7 +449,7 @@ def test_contingent_lineages_carry_their_changes_across_batches() -> None:
 
 
 def test_changes_that_only_apply_can_fold_stay_in_order() -> None:
-    """However many batches they come in; one net change without effect stands for them."""
+    """For any number of batches; one empty net change stands for them."""
     changes = [update_row(("a", "1"), ("a", "2")), insert_row("b", "1"), update_row(("a", "2"), ("c", "2"))]
     rows = [(0, 1, insert("z")), *((1, 7, change) for change in changes), (2, 9, delete("a"))]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset({1}), frozenset(), by_leaf=frozenset({1}))
@@ -468,7 +468,7 @@ def test_changes_that_only_apply_can_fold_stay_in_order() -> None:
 
 
 def test_keys_that_the_server_finds_equal_are_one_row() -> None:
-    """R8.12: the subscriber lacks 2; what comes for 1 then finds nothing, as the row there has left."""
+    """R8.12: the subscriber lacks 2; changes of 1 then match no row, as the row there has left."""
     changes = [
         update_row(("1", "one"), ("5", "one")),
         update_row(("2", "two"), ("1", "two")),

@@ -1,4 +1,4 @@
-"""Changes that travel as packed pieces come to the same net changes as changes that travel one by one."""
+"""Changes that are shuffled as packed pieces give the same net changes as changes folded one by one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def routed(changes: Placed, first: int = 0) -> pa.RecordBatch:
 
 
 def lineages(changes: Placed) -> list[int]:
-    """The lineage of each change: keys that a row moves between are one, however far."""
+    """The lineage of each change: keys linked by moves are one."""
     slots = [
         (
             (target, change.search_key or change.new_key or ()),
@@ -82,7 +82,7 @@ def truncate(lsn: int = 1) -> RoutedChange:
 
 
 def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
-    """TRUNCATEs of targets before the changes with these numbers, in the transaction that comes before."""
+    """TRUNCATEs of targets before the changes with these indexes, in the preceding transaction."""
     found: Placed = []
     for index, placed in enumerate(changes):
         if index in places:
@@ -92,7 +92,7 @@ def with_truncates(changes: Placed, places: dict[int, int]) -> Placed:
 
 
 def that_count(changes: Placed) -> list[bool]:
-    """Whether each is a change of a row behind the last TRUNCATE of its target."""
+    """Whether each is a row change after the last TRUNCATE of its target."""
     last = {
         target: index for index, (target, change) in enumerate(changes) if change.kind is ChangeKind.TRUNCATE
     }
@@ -105,7 +105,7 @@ def chunks_of(changes: Placed, cuts: list[int]) -> list[pa.RecordBatch]:
 
 
 def canonical_ordinals(made: list[Any]) -> list[str]:
-    """As `canonical`; births count from 0, because each way to fold a window numbers changes its own way."""
+    """As `canonical`; ordinals count from 0, as each way to fold a window numbers changes differently."""
     known = sorted({change.insert_ordinal for _, change, _, _ in made if change.insert_ordinal is not None})
     ranks: dict[int | None, int | None] = {None: None} | {
         insert_ordinal: rank for rank, insert_ordinal in enumerate(known)
@@ -119,7 +119,7 @@ def canonical_ordinals(made: list[Any]) -> list[str]:
 
 
 def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: int) -> list[Any]:
-    """The net changes, after the notes of a first round, as replay makes them."""
+    """The net changes, with the facts of a first round, as in replay."""
     chunks = chunks_of(changes, cuts)
     notes = ChunkFacts()
     for index, chunk in enumerate(chunks):
@@ -141,7 +141,7 @@ def through_pieces(changes: Placed, cuts: list[int], rules: FoldRules, parts: in
 def in_one_round(
     changes: Placed, cuts: list[int], rules: FoldRules, parts: int
 ) -> tuple[list[Any], list[Any], ChunkFacts]:
-    """The net changes of what is not set aside, of what is, and what the driver is told; a task per chunk."""
+    """The net changes of the parts, those of deferred changes, and the facts; one task per chunk."""
     packer = ShuffleWriter(
         rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(parts, {0: 3, 1: 1})
     )
@@ -200,13 +200,13 @@ def test_any_chunks_and_parts_fold_like_the_reference(
     folded, deferred, notes = in_one_round(changes, cuts, rules, parts)
     assert canonical_ordinals(folded + deferred) == expected
     assert not notes.is_void
-    # Where keys move only before a TRUNCATE, nothing may have to wait.
+    # If keys move only before a TRUNCATE, nothing need be deferred.
     assert notes.moves if notes.deferred else notes.truncations or not notes.moves
     assert notes.counts == {"filtered_out": len(cuts) + 1}
 
 
 def test_pieces_do_not_leak_memory() -> None:
-    """A worker packs chunk after chunk. Arrow keeps Python buffers of which it makes an array."""
+    """A worker packs chunk after chunk. `pa.array` keeps Python buffers that it copies."""
     changes = routed([(0, insert(f"{index}", "x" * 100, lsn=index)) for index in range(2000)])
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     packer = ShuffleWriter(rules, ChunkFacts().window_facts(), 0, PartitionAssignment.from_weights(2, {0: 1}))
@@ -240,7 +240,7 @@ def test_only_changes_of_moved_keys_are_deferred() -> None:
 def test_round_is_void_above_the_defer_limit(
     monkeypatch: pytest.MonkeyPatch, limit: str, bound: int, chunks: int
 ) -> None:
-    """Then nothing of it is set aside, and the moves are known for the next one."""
+    """Then nothing is deferred, and the moves are known for the next round."""
     monkeypatch.setattr(pieces, limit, bound)
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = [(0, update("k", "l", "x", lsn=1))]
@@ -252,7 +252,7 @@ def test_round_is_void_above_the_defer_limit(
 
 @pytest.mark.parametrize("limit", ["_MAX_CONCAT_BYTES", "_BYTES_PER_FOLD"])
 def test_wide_rows_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """Also where the pieces of a part are too much for one array."""
+    """Also if the pieces of a part are too large for one array."""
     changes = [(0, insert(str(index % 7), lsn=index)) for index in range(7)]
     changes += [(0, update(str(index % 7), str(index % 7), "x", lsn=index)) for index in range(7, 50)]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
@@ -276,7 +276,7 @@ def test_chunk_of_one_key_becomes_a_handful_of_changes() -> None:
 
 @pytest.mark.parametrize("cuts", [[], [2], [3], [1, 2, 3, 4, 5]], ids=str)
 def test_changes_before_a_truncate_are_dropped(cuts: list[int]) -> None:
-    """The changes before it, of its table only, in its chunk and in others; also where keys have moved."""
+    """Earlier changes, of its table only, in its chunk and in others; also if keys have moved."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = [
         (0, update("a", "b", "old", lsn=1)),
@@ -309,7 +309,7 @@ def test_facts_have_moves_and_are_shuffled_with_the_pieces() -> None:
 
 
 def test_void_round_folds_nothing() -> None:
-    """What one task knows, all parts are told; the round with that knowledge folds what all tasks send."""
+    """All parts learn what one task knows; the next round folds what all tasks send."""
     news = ChunkFacts(unsent={(0, 5, 1)})
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = routed([(0, insert(str(index), lsn=6)) for index in range(20)])

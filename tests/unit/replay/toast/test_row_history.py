@@ -1,4 +1,4 @@
-"""Rows followed through the changes of a leaf: what is known of an entry, and what has to be asked for."""
+"""Rows tracked through the changes of a leaf: the known values of an entry, and the missing ones."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_value_that_is_sent_later_is_lost_and_others_are_not() -> None:
 
 
 def test_renamed_column_is_the_same() -> None:
-    """R9.10: what was sent as `body` before the columns exchanged their names is in `note` now."""
+    """R9.10: a value sent as `body` before the columns exchanged their names is in `note` now."""
     exchanged = relation(2, "id", "note", "body")
     stream = Stream(versions=(ONE, exchanged), attnums={2: (1, 2, 3)})
     stream.insert("1", "x", "n")
@@ -144,7 +144,7 @@ def test_new_column_with_an_old_name_is_another_one() -> None:
 
 
 def test_ambiguous_column_loses_all_values_of_the_row() -> None:
-    """A catalog that was read afterwards does not tell under which name a column was sent."""
+    """A catalog that was read later does not tell under which name a column was sent."""
     stream = Stream(versions=(ONE, relation(2, "id", "body", "note")), attnums={2: (1, None, 3)})
     stream.insert("1", "x", "n")
     stream.update("1", "1", "y", ..., version=2)
@@ -210,7 +210,7 @@ def test_truncate_removes_earlier_rows() -> None:
 
 
 def test_known_values_end_at_a_table_rewrite() -> None:
-    """R11.9: keys and values may be others then. What the log had before is that of the entries before."""
+    """R11.9: keys and values may be others then. Earlier values serve for earlier entries."""
     stream = Stream(rewrites=(3,))
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., enters=True)
