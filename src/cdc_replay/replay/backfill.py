@@ -118,15 +118,15 @@ def backfill_range(
     Raises:
         InvalidConfiguration: if the range is not applied yet.
         SubscriberNotReady: if a table or column is missing at the destination.
-        UnknownValue: if a row of the range lacks a value that nothing has any more (R4.6).
+        UnchangedToastLost: if a row of the range lacks a value that nothing has any more (R4.6).
     """
     began = time.monotonic()
     change_log = ChangeLog.open(source.change_log)
     is_repair = into is None
     name = session.subscription.name
     read = Window(wanted.after, _common_applied_lsn(source, session, wanted)) if is_repair else wanted
-    with _destination(session, change_log, into) as destination, open_fences(source) as fences:
-        routes, targets = _routes(change_log, session, destination, read)
+    with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
+        routes, targets = _plan_routes(change_log, session, destination, read)
         whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
         publisher = PublisherAccess(source, fences)
         backfill = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
@@ -157,8 +157,8 @@ def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
         ChangeLogPruned: if its start was pruned from the log.
     """
     # A time before the first transaction is the start of the log, which may be pruned.
-    first = _position(change_log, start, change_log.header.start_lsn)
-    window = Window(first, _position(change_log, to, change_log.start_lsn))
+    first = _parse_position(change_log, start, change_log.header.start_lsn)
+    window = Window(first, _parse_position(change_log, to, change_log.start_lsn))
     whole = Window(change_log.header.start_lsn, change_log.end_lsn)
     if window.is_empty:
         raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
@@ -170,7 +170,7 @@ def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
     return window
 
 
-def _position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
+def _parse_position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
     try:
         return Lsn.parse(text)
     except InvalidLsn:
@@ -208,7 +208,7 @@ def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wan
 
 
 @contextlib.contextmanager
-def _destination(
+def _open_destination(
     session: SubscriptionSession, change_log: ChangeLog, into: str | None
 ) -> Iterator[_Destination]:
     """The subscriber, or another database with temporary state of its own."""
@@ -246,7 +246,7 @@ def _is_publisher(connection: Connection, header: LogHeader) -> bool:
     return bool(slots)
 
 
-def _routes(
+def _plan_routes(
     change_log: ChangeLog, session: SubscriptionSession, destination: _Destination, window: Window
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
     """The routes of the range, and their target tables."""
@@ -325,7 +325,7 @@ def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], 
     routed_range = _route_range(backfill, changes)
     if not routed_range.facts.unsent or dry_run:
         return _apply_routed(backfill, routed_range, dry_run=dry_run)
-    for history, is_last in _histories(backfill, changes, routed_range.facts):
+    for history, is_last in _toast_sources(backfill, changes, routed_range.facts):
         entries = [(commit_lsn, seq) for _, commit_lsn, seq in routed_range.facts.unsent]
         with resolve_values(history, entries) as values:
             completed = _route_range(backfill, values.merge_into(changes))
@@ -334,7 +334,7 @@ def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], 
     raise AssertionError("the last history is the last")
 
 
-def _histories(
+def _toast_sources(
     backfill: _BackfillRange, changes: DataFrame, facts: WindowFacts
 ) -> Iterator[tuple[ChangeHistory, bool]]:
     """Where to look for unsent values, and whether that is the last one."""
@@ -377,7 +377,7 @@ def _apply_routed(
 ) -> tuple[dict[str, int], Applied]:
     truncations = routed_range.facts.truncations
     if dry_run:
-        applied = _counted(routed_range.net, len(truncations))
+        applied = _count_changes(routed_range.net, len(truncations))
         return routed_range.routed.counts.get, applied
     destination = backfill.destination
     request = ApplyRequest(
@@ -425,7 +425,7 @@ def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
     return rows.unionByName(routed.where(F.col("kind") == "T"))
 
 
-def _counted(net: DataFrame, truncations: int) -> Applied:
+def _count_changes(net: DataFrame, truncations: int) -> Applied:
     counts = {row["kind"]: row["count"] for row in net.groupBy("kind").count().collect()}
     return Applied(
         insert=counts.get(NetKind.INSERT.value, 0),

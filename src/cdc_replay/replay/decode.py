@@ -117,17 +117,17 @@ class LogReader:
         decoder = ChangeDecoder.of(self.window, self.relations, self.catalogs)
         first = sum(map(len, self.tasks[:task]))
         for index, group in enumerate(self.tasks[task], first):
-            yield index, _decoded(decoder, group)
+            yield index, _decode(decoder, group)
 
     def changes(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The changes of the tasks in `tasks`, in batches for Spark."""
         for batch in tasks:
             for task in batch.column("id").to_pylist():
                 for _, changes in self.chunks(task):
-                    yield from _batches(changes)
+                    yield from _split_batches(changes)
 
 
-def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
+def _decode(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
     try:
         return decoder.changes(read_row_group(group))
     except InvalidMessage as error:
@@ -140,6 +140,6 @@ def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
         ) from None  # Spark's text starts with the cause, which does not name the segment.
 
 
-def _batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, changes.num_rows, BATCH_ROWS):
         yield changes.slice(start, BATCH_ROWS)

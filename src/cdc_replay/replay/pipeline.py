@@ -228,7 +228,7 @@ class Pipeline:
                 if applied_plan.found_by_name:
                     state.record_names(connection, name, applied_plan.found_by_name)
                 timed = dataclasses.replace(applied_plan, began=began)
-                results.append(_result(timed, counts(), applied))
+                results.append(_make_result(timed, counts(), applied))
                 state.record_result(connection, name, "replay", results[-1].to_dict())
 
             return before_commit
@@ -312,7 +312,7 @@ def _can_overlap(plan: WindowPlan, staging: StagingResult) -> bool:
     return not staging.survey.unsent and not staging.survey.truncations
 
 
-def _result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
+def _make_result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
     return ReplayResult(
         subscription=plan.name,
         from_lsn=plan.window.after,

@@ -166,7 +166,7 @@ def settle_contingent(
     for text in _changes(connection, contingent_table):
         changes = refold(parse_changes(text), policy=policy, is_keyed=staged.table.is_keyed)
         refolded = changes.fold_again(*probe.look_up(changes.keys))
-        _copy(connection, staged.table, encoding, refolded.net)
+        _stage_net_changes(connection, staged.table, encoding, refolded.net)
         conflicts.update({kind.value: count for kind, count in refolded.conflicts.items()})
         for kind, key in refolded.conflict_keys:
             shown = missing_keys.setdefault(kind.value, [])
@@ -186,7 +186,9 @@ def _changes(connection: Connection, staged: StagedTable) -> Iterator[str]:
             yield text
 
 
-def _copy(connection: Connection, table: StageTable, encoding: CsvEncoder, net: pa.RecordBatch) -> None:
+def _stage_net_changes(
+    connection: Connection, table: StageTable, encoding: CsvEncoder, net: pa.RecordBatch
+) -> None:
     if not net.num_rows:
         return
     with connection.cursor() as cursor, cursor.copy(copy_statement(table.identifier)) as copy:

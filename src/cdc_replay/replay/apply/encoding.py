@@ -101,7 +101,7 @@ class CsvEncoder:
         """The CSV of the batches' rows, in the order of the targets.
 
         Raises:
-            UnknownValue: if a row would be inserted with a value that was not sent.
+            UnchangedToastLost: if a row would be inserted with a value that was not sent.
         """
         for target, rows in _by_target(batches):
             changes = changes_text(rows)
@@ -164,7 +164,7 @@ def _csv(rows: pa.RecordBatch, table: StageTable, attempt: int, counts: _StagedC
     """`rows` of one target as COPY's CSV; adds them to `counts`.
 
     Raises:
-        UnknownValue: if a row would be inserted with a value that was not sent.
+        UnchangedToastLost: if a row would be inserted with a value that was not sent.
     """
     kind = rows["kind"]
     _check_known(rows, table)

@@ -66,10 +66,10 @@ def retry_on_lock(
         try:
             return attempt()
         except SubscriberLocked as error:
-            raise _final(error, holders.holders, lock_timeout) from error
+            raise _final_error(error, holders.holders, lock_timeout) from error
 
 
-def _final(error: SubscriberLocked, holders: str | None, lock_timeout: float) -> SubscriberLocked:
+def _final_error(error: SubscriberLocked, holders: str | None, lock_timeout: float) -> SubscriberLocked:
     waited = f"{TRIES} tries, each waiting up to {lock_timeout:g} s for a lock." if lock_timeout else None
     parts = (error.detail, holders, waited)
     return SubscriberLocked(
@@ -97,7 +97,7 @@ class _LockHolderWatch:
         ):
             while not self._stop.wait(seconds_between):
                 if rows := connection.execute(_HOLDERS, {"pid": pid}).fetchall():
-                    self.holders = " ".join(_holder(*row) for row in rows)
+                    self.holders = " ".join(_describe_holder(*row) for row in rows)
 
     def stop(self) -> None:
         """End the polling."""
@@ -118,7 +118,7 @@ def _report_lock_holders(connection: Connection, dsn: str, lock_timeout: float) 
         thread.join()
 
 
-def _holder(
+def _describe_holder(
     pid: int, user: str | None, application: str | None, state: str | None, locked: str | None
 ) -> str:
     if pid == 0:

@@ -77,7 +77,7 @@ class StageTable:
     def create_statement(self) -> sql.Composed:
         """DDL for the table."""
         ordinal_column = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
-        typed = [sql.SQL(_COMMON_COLUMNS), *ordinal_column, *map(self._typed, self._data_columns)]
+        typed = [sql.SQL(_COMMON_COLUMNS), *ordinal_column, *map(self._column_ddl, self._data_columns)]
         return sql.SQL(
             "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
         ).format(self.identifier, sql.SQL(", ").join(typed))
@@ -105,8 +105,8 @@ class StageTable:
             for index, column in enumerate(columns)
         ]
 
-    def _typed(self, named: tuple[str, TargetColumn]) -> sql.Composed:
-        name, column = named
+    def _column_ddl(self, name_and_column: tuple[str, TargetColumn]) -> sql.Composed:
+        name, column = name_and_column
         return sql.SQL("{} {}").format(
             sql.Identifier(name), staged_type(column, is_of_another=self.is_of_another)
         )

@@ -187,7 +187,7 @@ def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -
                 if copy is None or copied != (text_target, is_changes):
                     copying.close()  # its errors are those of the previous target
                     target, copied = text_target, (text_target, is_changes)
-                    copy = copying.enter_context(_copy_into(connection, stager.tables[target], is_changes))
+                    copy = copying.enter_context(_start_copy(connection, stager.tables[target], is_changes))
                 copy.write(text)
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
@@ -196,7 +196,7 @@ def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -
     return encoder.parts()
 
 
-def _copy_into(
+def _start_copy(
     connection: Connection, table: StageTable, is_changes: bool
 ) -> contextlib.AbstractContextManager[psycopg.Copy]:
     # `if not exists` alone fails if another task creates the same table concurrently. Statements that are

@@ -123,7 +123,7 @@ def fold_frame(
     def fold_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         folder = RunFolder(rules)
         for batch in batches:
-            yield from folder.feed(_weighted(batch))
+            yield from folder.feed(_with_weights(batch))
         yield from folder.finish()
 
     return map_in_arrow(ordered, fold_partition, NET.ddl)
@@ -155,7 +155,7 @@ def ordinal_seq_bits(window: Window) -> int:
     return 63 - (window.upto.value - window.after.value).bit_length()
 
 
-def _weighted(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _with_weights(batch: pa.RecordBatch) -> pa.RecordBatch:
     ones = pa.repeat(pa.scalar(1, pa.int32()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*batch.columns, ones], schema=INPUT)
 

@@ -87,7 +87,7 @@ def unsent_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) ->
     unsent, given_up = _count_kind("u"), _count_kind(GIVEN_UP)
     lacking = (
         net.where(_lacks_values())
-        .withColumn("entered", _entered(window))
+        .withColumn("entered", _entry_lsn(window))
         .withColumn("nulls", F.when(accepts, unsent + given_up).otherwise(given_up))
         .withColumn("unknown", F.when(accepts, 0).otherwise(unsent))
         .select(*columns)
@@ -127,14 +127,14 @@ def _count_kind(kind: str) -> Column:
     return F.length("kinds") - F.length(F.translate("kinds", kind, ""))
 
 
-def _entered(window: Window) -> Column:
+def _entry_lsn(window: Window) -> Column:
     """The commit by which the row of an INSERT enters."""
     commit = F.shiftright("insert_ordinal", ordinal_seq_bits(window)) + F.lit(window.after.value)
     return F.coalesce(commit, F.col("last_lsn"))
 
 
 def _is_accepted(window: Window, accepted: Mapping[int, Lsn]) -> Column:
-    entered = _entered(window)
+    entered = _entry_lsn(window)
     conditions = (
         (F.col("target") == target) & (entered <= F.lit(upto.value)) for target, upto in accepted.items()
     )

@@ -122,7 +122,7 @@ class PublisherTables:
                 columns[oid][TupleColumn(*column)] = name
             tables = read_target_tables(connection, names.values())
         readable = {
-            oid: PublisherLeaf(_planned(oid, name, columns[oid]), keys)
+            oid: PublisherLeaf(_planned_table(oid, name, columns[oid]), keys)
             for oid, name in names.items()
             if name in tables and (keys := _keys(tables[name], by_id[oid], columns[oid]))
         }
@@ -133,7 +133,7 @@ class PublisherTables:
         return column.attnum not in {existing.attnum for existing in self.columns.get(leaf, ())}
 
 
-def _planned(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) -> PlannedTable:
+def _planned_table(oid: int, name: QualifiedName, columns: Mapping[TupleColumn, str]) -> PlannedTable:
     column_ids = {column: (column_id.attnum, column_id.type_oid) for column_id, column in columns.items()}
     return PlannedTable(oid, name, is_partitioned=False, columns=column_ids)
 
@@ -219,10 +219,10 @@ class PublisherRowReader:
                 to_read.check_not_rewritten(session.connection)
         for index, entry in enumerate(entries, start=1):
             if to_read is not None and index not in rows:
-                _put(entry, {}, entry["missing"])
+                _set_values(entry, {}, entry["missing"])
             else:
                 values = dict(zip(to_read.positions, rows[index], strict=True)) if to_read else {}
-                _put(entry, values, is_gone)
+                _set_values(entry, values, is_gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class _WantedColumns:
         """
         row = connection.execute(_IS_REWRITTEN, (self.leaf.table.oid,)).fetchone()
         if row is None or row[0] is not False:
-            raise self._changed("it was truncated or rewritten")
+            raise self._changed_error("it was truncated or rewritten")
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -278,11 +278,11 @@ class _WantedColumns:
             with translated_errors(f'cannot read table "{self.leaf.table.name}" of the publisher'):
                 yield
         except (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName) as error:
-            raise self._changed(error.diag.message_primary or "") from error
+            raise self._changed_error(error.diag.message_primary or "") from error
         except psycopg.DataError as error:
-            raise self._changed(error.diag.message_primary or "") from error
+            raise self._changed_error(error.diag.message_primary or "") from error
 
-    def _changed(self, reason: str) -> PublisherNotReady:
+    def _changed_error(self, reason: str) -> PublisherNotReady:
         return PublisherNotReady(
             f'table "{self.leaf.table.name}" of the publisher changed while its rows were read: {reason}',
             hint="Nothing of the window is applied. Run the command again.",
@@ -290,7 +290,7 @@ class _WantedColumns:
         )
 
 
-def _put(entry: dict[str, Any], values: Mapping[int, str | None], is_gone: Sequence[int]) -> None:
+def _set_values(entry: dict[str, Any], values: Mapping[int, str | None], is_gone: Sequence[int]) -> None:
     """Set the values that were read; an unchanged TOAST value is not NULL."""
     new, kinds = entry["new"], list(entry["new_kinds"])
     for position in entry["missing"]:

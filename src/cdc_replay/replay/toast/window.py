@@ -81,7 +81,7 @@ class _DecodedWindow:
     changes: DataFrame
     facts: WindowFacts
 
-    def routed(self, publisher: PublisherAccess, changes: DataFrame | None = None) -> Routed:
+    def route_changes(self, publisher: PublisherAccess, changes: DataFrame | None = None) -> Routed:
         """What the subscription sees of the window, or of `changes` in its place."""
         seen = self.changes if changes is None else changes
         origin = self.plan.session.subscription.origin
@@ -94,16 +94,16 @@ def apply_with_toast(
     """Apply the window with the values of the first history that has all of them.
 
     Raises:
-        UnknownValue: if none has, and NULL is not accepted.
+        UnchangedToastLost: if none has, and NULL is not accepted.
         CdcReplayError: as `apply_window`, and if there is no fence.
     """
     change_log = ChangeLog.open(publisher.source.change_log)
     changes = decode_window(spark_session("cdc-replay"), change_log, plan.window)
-    for decoded, history, is_last in _values_to_try(_DecodedWindow(plan, changes, facts), publisher):
+    for decoded, history, is_last in _toast_sources(_DecodedWindow(plan, changes, facts), publisher):
         entries = [(commit_lsn, seq) for _, commit_lsn, seq in decoded.facts.unsent]
         with resolve_values(history, entries) as values:
             failpoint("fill.after_read")
-            routed = decoded.routed(publisher, values.merge_into(decoded.changes))
+            routed = decoded.route_changes(publisher, values.merge_into(decoded.changes))
             tables, policy = decoded.plan.routes.tables, decoded.plan.session.subscription.on_conflict
             net = fold_frame(routed.changes, decoded.facts, tables, decoded.plan.window, policy=policy)
             # A row that leaves again, or gets another value, does not need the unsent one.
@@ -126,7 +126,7 @@ def _apply(
     accepted = _accepted(plan)
     nulls = UnsentNulls({}, {}, None, 0) if is_complete else unsent_nulls(net, plan.window, accepted)
     if nulls.unknown is not None:
-        raise _unknown_value(plan, nulls.unknown, nulls.more, change_log)
+        raise _lost_value_error(plan, nulls.unknown, nulls.more, change_log)
 
     def before_commit(connection: Connection, applied: Applied) -> None:
         state.forget_null_accepted(connection, name, plan.window.upto)
@@ -163,7 +163,9 @@ def _key(table: SubscribedTable, row: EnteredRow) -> str:
     return f"({', '.join(table.identity)})=({', '.join(map(str, shown))})"
 
 
-def _unknown_value(plan: WindowPlan, row: EnteredRow, more: int, change_log: ChangeLog) -> UnchangedToastLost:
+def _lost_value_error(
+    plan: WindowPlan, row: EnteredRow, more: int, change_log: ChangeLog
+) -> UnchangedToastLost:
     table = next(table for table in plan.routes.tables if table.index == row.target)
     subscription, target = plan.session.subscription, table.name
     columns = [f'"{name}"' for name, kind in zip(table.columns, row.kinds, strict=True) if kind == "u"]
@@ -205,7 +207,7 @@ def _published(subscription: Subscription, change_log: ChangeLog) -> frozenset[Q
         return frozenset()
 
 
-def _values_to_try(
+def _toast_sources(
     decoded: _DecodedWindow, publisher: PublisherAccess
 ) -> Iterator[tuple[_DecodedWindow, ChangeHistory, bool]]:
     """(window to apply, history of its unsent values, whether that is the last one)."""
@@ -235,4 +237,4 @@ def _extend_window(decoded: _DecodedWindow, publisher: PublisherAccess, upto: Ls
     )
     changes = decode_window(decoded.changes.sparkSession, change_log, plan.window)
     extended = _DecodedWindow(plan, changes, WindowFacts((), ()))
-    return _DecodedWindow(plan, changes, scan_window(extended.routed(publisher).changes))
+    return _DecodedWindow(plan, changes, scan_window(extended.route_changes(publisher).changes))
