@@ -249,7 +249,6 @@ def _is_publisher(connection: Connection, header: LogHeader) -> bool:
 def _plan_routes(
     change_log: ChangeLog, session: SubscriptionSession, destination: _Destination, window: Window
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
-    """The routes of the range, and their target tables."""
     defined = definitions(change_log, window)
     _check_not_rewritten(change_log, session, window)
     names = tuple(session.ready_tables())
@@ -347,8 +346,6 @@ def _toast_sources(
 
 @dataclass(frozen=True, slots=True)
 class _RoutedRange:
-    """The range as the destination must see it."""
-
     routed: Routed
     facts: WindowFacts
     net: DataFrame
@@ -410,13 +407,11 @@ def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) ->
 
 
 def _keys(changes: DataFrame) -> DataFrame:
-    """Every key, of old and new rows, in the changes."""
     both = F.explode(F.array_compact(F.array("search_key", "new_key")))
     return changes.select("target", both.alias("key")).distinct()
 
 
 def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
-    """The changes of one of the keys, and every TRUNCATE."""
     selected = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
     same = (F.col("target") == F.col("known_target")) & (
         (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))

@@ -151,6 +151,5 @@ def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[Quali
 
 
 def _columns(name: QualifiedName, catalog: PublisherCatalog) -> set[str]:
-    """The columns that the table had."""
     tables = (table for table in catalog.tables.values() if table.name == name)
     return {column.name for table in tables for column in table.columns}

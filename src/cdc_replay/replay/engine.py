@@ -24,12 +24,7 @@ import psycopg
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import (
-    AnotherPublisher,
-    CdcReplayError,
-    ChangeLogMissing,
-    SubscriptionParked,
-)
+from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
@@ -138,8 +133,6 @@ def _open_publisher(source: CaptureSource, fence: ExportedSnapshot | None) -> It
 
 @dataclass(slots=True)
 class _ReplayResults:
-    """The combined result of each subscription so far."""
-
     _results: dict[str, ReplayResult] = field(default_factory=dict)
     _parked: set[str] = field(default_factory=set)
     """Subscriptions that are parked before a transaction."""

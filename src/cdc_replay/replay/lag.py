@@ -86,7 +86,6 @@ def oldest_missing(change_log: ChangeLog, tables: Sequence[Ready | Parked]) -> d
 
 
 def _standstill(connection: Connection, subscription: str, since: datetime) -> Lag:
-    """Why tables that replay advances lack what the log holds."""
     record = state.subscription_record(connection, subscription)
     last = state.last_result(connection, subscription, "replay")
     # Also if it ended in the future: the clock was set back since.

@@ -176,7 +176,6 @@ class _Bisection:
         return ReplayOutcome(tuple(self.applied), parked=tuple(self.parked))
 
     def _size(self) -> int:
-        """The number of transactions to try next."""
         if self.refused_upto is None:
             end = len(self.ends) if self.lost_value is None else self.lost_value[0]
             return end - self.applied_count

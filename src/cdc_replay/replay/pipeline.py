@@ -165,7 +165,6 @@ class Pipeline:
             return None
 
     def _advance_empty_window(self, plan: WindowPlan) -> None:
-        """A window without changes for the subscription."""
         self._await_merge(plan.name)
         if not self.has_failed(plan.name):
             self._add(plan.name, self._run(plan, functools.partial(_advance, plan)))
@@ -204,7 +203,6 @@ class Pipeline:
             return None
 
     def _await_merge(self, name: str) -> None:
-        """Wait for the subscription's merge, if there is one, and add its outcome."""
         if (merging := self._merging.pop(name, None)) is None:
             return
         with merging.resources:

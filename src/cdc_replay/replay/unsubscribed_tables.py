@@ -73,7 +73,6 @@ def tables_renamed_to(
 
 
 def _names_since(change_log: ChangeLog, after: Lsn) -> dict[RelationId, list[QualifiedName]]:
-    """The names that each of the publisher's tables has had, in order."""
     names: dict[RelationId, list[QualifiedName]] = {}
     for catalog in catalog_history(change_log).within(Window(after, change_log.end_lsn)).values():
         for relation, table in catalog.tables.items():

@@ -125,15 +125,7 @@ class SerializedError:
     @property
     def texts(self) -> list[str | None]:
         """The fields in order."""
-        return [
-            self.class_name,
-            self.message,
-            self.detail,
-            self.hint,
-            self.rule,
-            self.schema,
-            self.table,
-        ]
+        return [self.class_name, self.message, self.detail, self.hint, self.rule, self.schema, self.table]
 
     def error(self) -> CdcReplayError:
         """The error to raise."""
@@ -174,7 +166,6 @@ def _named(target: QualifiedName | None) -> str:
 
 
 def _meaning(error: psycopg.Error) -> tuple[type[CdcReplayError], str | None, str | None]:
-    """Class, hint and rule of our error."""
     unapplied = "Nothing of the window is applied."
     if isinstance(error, _NOT_WRITABLE):
         is_read_only = isinstance(error, pg.ReadOnlySqlTransaction)

@@ -81,8 +81,6 @@ class SettledChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """Looks up which rows a target has for keys that are not staged."""
-
     connection: Connection
     session: TargetSession
     target: TargetTable
@@ -197,7 +195,6 @@ def _stage_net_changes(
 
 
 def _lacks_rows(connection: Connection, session: TargetSession, statements: Statements) -> bool:
-    """Whether a staged net change has no row in the target."""
     _locate_rows(connection, session, statements)
     [(lacks,)] = session.query(statements.has_unmatched())
     _drop_pairs(connection, statements)

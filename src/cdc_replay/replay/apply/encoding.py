@@ -60,8 +60,6 @@ class StagedPart:
 
 @dataclass(slots=True)
 class _StagedCounts:
-    """What an attempt has written for one target."""
-
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     unsent: set[int] = field(default_factory=set)
     omitted: set[str] = field(default_factory=set)
@@ -215,7 +213,6 @@ def _or_null(condition: pa.BooleanArray, values: pa.Array) -> pa.Array:
 def _key_changes(
     kind: pa.Array, keys: Sequence[pa.Array], sent: Sequence[pa.Array], table: StageTable
 ) -> pa.BooleanArray:
-    """Whether a row's new key differs from its base key."""
     moved = pa.repeat(pa.scalar(False), len(kind))
     if not table.is_keyed:
         return moved

@@ -154,7 +154,6 @@ class _Merge:
         return len(within_range)
 
     def _locate_rows(self) -> None:
-        """Pair rows, or check leaf keys, of a target without a key of its own."""
         if not self.staged.table.is_keyed:
             pair_rows(self.connection, self.session, self.statements)
             return
@@ -291,7 +290,6 @@ class _Merge:
     # --- execution
 
     def _execute(self, *statements: sql.Composed) -> int:
-        """Run the statements; return the row count of the last one."""
         count = 0
         for statement in statements:
             count = self.session.execute(statement)
@@ -353,7 +351,6 @@ class _Merge:
                 raise conflicting_changes(kind, self.statements.target.name, conflicts[kind.value])
 
     def _count_blocking(self, kind: ConflictKind, blocking: sql.Composed) -> int:
-        """Count rows of the target that block staged ones, and return their number."""
         rows = self.session.query(blocking)
         count = int(rows[0][0]) if rows else 0
         self._count(kind, count, [key for _, *key in rows])

@@ -368,7 +368,6 @@ class Statements(PairStatements):
         )
 
     def _ordered_by_key(self) -> sql.Composable:
-        """ORDER BY of staged INSERTs in the order of the target's index, if that has one."""
         by = self._as_in_index(f"v{index}" for index in self.staged.table.key_positions)
         return sql.SQL(" order by {}").format(commas(by)) if by else sql.SQL("")
 

@@ -142,7 +142,6 @@ class PairStatements(TargetSql):
 
     @property
     def _base_name_by_column(self) -> dict[str, str]:
-        """The staging table's names of the base key's columns."""
         columns = self.staged.table.keys
         return {column.name: name for column, name in zip(columns, self._base_names, strict=True)}
 
@@ -236,7 +235,6 @@ class PairStatements(TargetSql):
 
 
 def _group_by_key(leaves: Iterable[Leaf]) -> list[list[Leaf]]:
-    """The leaves, grouped by the columns and equality operators of their keys."""
     groups: dict[frozenset[tuple[str, Operator]], list[Leaf]] = {}
     for leaf in leaves:
         groups.setdefault(frozenset(leaf.key.items()), []).append(leaf)

@@ -172,7 +172,6 @@ def stage_with(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> 
 
 
 def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -> list[dict[str, Any]]:
-    """Write all texts; returns rows of `PARTS`."""
     target: int | None = None
     copied: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None

@@ -97,7 +97,6 @@ class TargetSql:
         return self._same_key(qualified("staged", f"v{index}") for index in self.staged.table.key_positions)
 
     def _value_or_current(self, index: int, column: TargetColumn, may_be_unsent: bool) -> sql.Composed:
-        """The value sent for the column, else the row's current value."""
         value = qualified("staged", f"v{index}")
         if not may_be_unsent:
             return sql.SQL("{}").format(value)
@@ -144,7 +143,6 @@ class TargetSql:
 
     @property
     def _matched_rows(self) -> sql.Composed:
-        """The rows that match `staged`, for use after FROM."""
         if self.staged.table.is_keyed:
             return self._fill("{target} as target where {key_match}")
         return sql.SQL("{} as pairs where pairs.staged_ctid = staged.ctid").format(self.pair_name)

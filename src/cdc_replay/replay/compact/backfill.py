@@ -69,7 +69,6 @@ def as_repair(
 
 
 def _is_complete_update(tables: Sequence[SubscribedTable]) -> Column:
-    """Whether the change is an UPDATE of one of `tables` that carries every column."""
     kinds, indexes = F.col("kinds"), [table.index for table in tables]
     is_update = (F.col("kind") == NetKind.UPDATE.value) & F.col("target").isin(indexes)
     return is_update & ~kinds.contains("u") & ~kinds.contains("-")

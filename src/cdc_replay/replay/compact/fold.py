@@ -37,11 +37,7 @@ from cdc_replay.replay.compact.fold_frames import (
     net_batch,
     net_rows,
 )
-from cdc_replay.replay.compact.fold_reference import (
-    KeyedFold,
-    KeylessFold,
-    fold,
-)
+from cdc_replay.replay.compact.fold_reference import KeyedFold, KeylessFold, fold
 from cdc_replay.replay.compact.ordinary_runs import RunBatch, fold_ordinary, run_starts
 from cdc_replay.replay.contingent_changes import dump_batch, with_changes
 

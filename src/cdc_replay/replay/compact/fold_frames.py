@@ -11,13 +11,7 @@ import pyarrow as pa
 
 from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.replay.compact.fold_reference import (
-    Key,
-    KeyedFold,
-    KeylessFold,
-    NetChange,
-    RoutedChange,
-)
+from cdc_replay.replay.compact.fold_reference import Key, KeyedFold, KeylessFold, NetChange, RoutedChange
 
 TEXTS: Final = pa.list_(pa.string())
 

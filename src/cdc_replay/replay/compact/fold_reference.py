@@ -253,10 +253,7 @@ class KeyedFold:
     def _remove(self, row: _Row, key: Key, *, delete_missing: int) -> None:
         if row.base_key is not None:
             removed = NetChange(
-                NetKind.DELETE,
-                row.base_key,
-                update_missing=row.update_missing,
-                delete_missing=delete_missing,
+                NetKind.DELETE, row.base_key, update_missing=row.update_missing, delete_missing=delete_missing
             )
             self._removed.append(removed)
         self._check_hidden_row(row, key)

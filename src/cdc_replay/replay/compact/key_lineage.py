@@ -174,7 +174,6 @@ def _before(truncation: Truncation) -> Column:
 
 
 def _with_lineage(changes: DataFrame, facts: WindowFacts) -> DataFrame:
-    """`changes` with a column `lineage` (bigint)."""
     key = F.coalesce("search_key", "new_key")
     key_hash = F.xxhash64("target", key)
     if not facts.lineages:

@@ -111,7 +111,6 @@ def fold_ordinary(piece: RunBatch, target: int) -> Iterator[pa.RecordBatch]:
 
 
 def _updates_before(piece: RunBatch, borders: Int64s) -> Int64s:
-    """The number of UPDATEs of each run before its border."""
     weights = np.where(piece.kinds == _U, int_array(piece.batch["weight"]), 0)
     total = np.concatenate([[0], np.cumsum(weights)])
     updates: Int64s = total[borders] - total[piece.starts]
@@ -120,8 +119,6 @@ def _updates_before(piece: RunBatch, borders: Int64s) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _NetRowBuilder:
-    """Builds the net rows of one kind for some of the runs."""
-
     piece: RunBatch
     target: int
 

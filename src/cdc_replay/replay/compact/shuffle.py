@@ -308,7 +308,6 @@ def _add_last_truncates(last_truncates: dict[int, int], more: Mapping[int, int])
 
 
 def _common_lineages(key_hashes: Int64s, facts: WindowFacts) -> Int64s:
-    """The lineages of keys with these hashes."""
     if not facts.lineages:
         return key_hashes
     moved, common = _linked_hashes(facts)

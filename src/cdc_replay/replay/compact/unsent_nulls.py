@@ -128,7 +128,6 @@ def _count_kind(kind: str) -> Column:
 
 
 def _entry_lsn(window: Window) -> Column:
-    """The commit by which the row of an INSERT enters."""
     commit = F.shiftright("insert_ordinal", ordinal_seq_bits(window)) + F.lit(window.after.value)
     return F.coalesce(commit, F.col("last_lsn"))
 

@@ -129,7 +129,6 @@ _LINEAGE: Final = pa.schema(
 
 
 def _is_tracked(history: ChangeHistory) -> Column:
-    """Whether rows are tracked by this change."""
     tracked = [leaf for leaf in history.leaves if leaf.key]
     versions = [relation.version for leaf in tracked for relation in leaf.relations]
     is_truncate = F.col("kind") == ChangeKind.TRUNCATE.value

@@ -75,8 +75,6 @@ class _TrackedRow:
 
 
 class _RowTracker:
-    """Tracks the rows of linked keys."""
-
     def __init__(self, leaves: Mapping[int, TrackedLeaf], truncated: Mapping[int, _Position]) -> None:
         self._leaves = leaves
         self._versions = {
@@ -122,9 +120,7 @@ class _RowTracker:
 
 
 def track(
-    batches: Iterable[pa.RecordBatch],
-    leaves: Mapping[int, TrackedLeaf],
-    truncated: Mapping[int, _Position],
+    batches: Iterable[pa.RecordBatch], leaves: Mapping[int, TrackedLeaf], truncated: Mapping[int, _Position]
 ) -> Iterator[pa.RecordBatch]:
     """The entries (RESOLVED) among changes (TRACKED).
 
@@ -218,7 +214,6 @@ def _unsent_columns(
 
 
 def _make_entry(change: _Change, unsent: Mapping[int, TupleColumn | None], row: _TrackedRow) -> _EnteringRow:
-    """The entry, with the values that are known."""
     new, kinds, unresolved = list(change["new"]), list(change["new_kinds"]), {}
     lost = 0
     for position, column in unsent.items():

@@ -152,7 +152,6 @@ def _rewrites(change_log: ChangeLog, window: Window) -> dict[RelationId, set[int
 def _columns(
     defined: Iterable[VersionedRelation], ambiguous: Mapping[RelationId, frozenset[str]]
 ) -> dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]]:
-    """The columns of tuples, by leaf and shape."""
     columns_by_shape: dict[RelationId, dict[Shape, tuple[TupleColumn | None, ...]]] = {}
     for versioned in defined:
         relation, table = versioned.relation, versioned.catalog.tables.get(versioned.relation.id)

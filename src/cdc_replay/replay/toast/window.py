@@ -75,8 +75,6 @@ class PublisherAccess:
 
 @dataclass(frozen=True, slots=True)
 class _DecodedWindow:
-    """A plan's window, decoded, and its facts."""
-
     plan: WindowPlan
     changes: DataFrame
     facts: WindowFacts
