@@ -33,14 +33,13 @@ from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
 from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stager, collect_staged, stage_with
 from cdc_replay.replay.compact import FoldRules, WindowFacts, fold_rules
+from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.shuffle import (
     BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
-    ChunkFacts,
     PartitionAssignment,
     ShuffleWriter,
-    chunk_facts,
     fold_deferred,
     read_partitions,
 )

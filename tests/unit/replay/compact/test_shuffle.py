@@ -17,14 +17,14 @@ from cdc_replay.arrow.key_hash import key_numbers
 from cdc_replay.model.frames import ROUTED, ChangeKind, NetKind, Truncation
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
+from cdc_replay.replay.compact import chunk_facts as chunk_facts_module
 from cdc_replay.replay.compact import shuffle as pieces
+from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.fold_frames import FoldRules
 from cdc_replay.replay.compact.fold_reference import RoutedChange
 from cdc_replay.replay.compact.shuffle import (
-    ChunkFacts,
     PartitionAssignment,
     ShuffleWriter,
-    chunk_facts,
     facts_row,
     fold_deferred,
     read_partitions,
@@ -241,7 +241,7 @@ def test_round_is_void_above_the_defer_limit(
     monkeypatch: pytest.MonkeyPatch, limit: str, bound: int, chunks: int
 ) -> None:
     """Then nothing is deferred, and the moves are known for the next round."""
-    monkeypatch.setattr(pieces, limit, bound)
+    monkeypatch.setattr(chunk_facts_module, limit, bound)
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     changes = [(0, update("k", "l", "x", lsn=1))]
     changes += [(0, update("l", "l", str(index), lsn=index)) for index in range(2, 9)]
