@@ -71,7 +71,7 @@ def replay_up_to_each(
     *,
     fence: ExportedSnapshot | None = None,
 ) -> tuple[ReplayResult, ...]:
-    """Replay up to each of `ends` in turn; the log must reach a position by the time it is returned.
+    """Replay up to each of `ends` in turn; the log reaches each position by the time that it is yielded.
 
     The caller holds the subscriptions' locks. A subscription stops at its first window that fails.
     """

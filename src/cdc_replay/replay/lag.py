@@ -9,7 +9,7 @@
 | its subscriber is read-only                | that                                | no                 |
 | another process holds its lock             | which process                       | no                 |
 | its last replay failed permanently         | the error                           | after `PATIENCE`   |
-| its last replay failed with a retry due    | the error                           | yes                |
+| its last replay failed temporarily         | the error                           | yes                |
 | none of these: no replay has run since     | when the last one ended             | yes                |
 | only tables that replay leaves out lag     | these tables                        | no                 |
 

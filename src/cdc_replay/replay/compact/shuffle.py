@@ -104,7 +104,7 @@ class PartitionAssignment:
 
     def parts_of(self, targets: Int64s, lineages: Int64s) -> Int64s:
         """The part of each change."""
-        # The high bits, so that a part's lineages stay spread over the hash's range.
+        # By the high bits: a part gets a contiguous range of hashes; its rows are sorted by the whole hash.
         share = (lineages.view(np.uint64) >> np.uint64(32)).astype(np.float64) / 2**32
         part_numbers = (self.firsts[targets] + self.widths[targets] * share).astype(np.int64)
         return np.minimum(part_numbers, self.parts - 1)
