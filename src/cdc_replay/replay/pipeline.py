@@ -173,18 +173,18 @@ class Pipeline:
         self, change_log: ChangeLog, plans: Sequence[WindowPlan], publisher: PublisherAccess
     ) -> None:
         sessions = zip(plans, self._map_concurrently(self._open_apply_session, plans), strict=True)
-        opened = [(plan, *window) for plan, window in sessions if window is not None]
-        windows = [(plan, window) for plan, window, _ in opened]
-        staged = stage_windows(change_log, windows, publisher.source.dsn)
-        for plan, window, resources in opened:
+        opened = [(plan, *session) for plan, session in sessions if session is not None]
+        planned_sessions = [(plan, session) for plan, session, _ in opened]
+        staged = stage_windows(change_log, planned_sessions, publisher.source.dsn)
+        for plan, session, resources in opened:
             self._await_merge(plan.name)
             if self.has_failed(plan.name):
                 resources.close()
                 continue
-            apply = functools.partial(_apply, plan, window, staged[plan.name], publisher)
+            apply = functools.partial(_apply, plan, session, staged[plan.name], publisher)
             outcome = self._merges.submit(self._run, plan, apply)
-            self._merging[plan.name] = _Merging(plan, window, resources, outcome)
-        for plan, _ in windows:
+            self._merging[plan.name] = _Merging(plan, session, resources, outcome)
+        for plan, _ in planned_sessions:
             if not _can_overlap(plan, staged[plan.name]):
                 self._await_merge(plan.name)
 
@@ -192,10 +192,9 @@ class Pipeline:
         merging = self._merging.get(plan.name)
         resources = self._windows.enter_context(contextlib.ExitStack())
         try:
-            window = open_apply_session(
-                request_of(plan), previous=None if merging is None else merging.session
-            )
-            return resources.enter_context(window), resources
+            previous = None if merging is None else merging.session
+            session = open_apply_session(request_of(plan), previous=previous)
+            return resources.enter_context(session), resources
         except (CdcReplayError, psycopg.Error) as error:
             self._await_merge(plan.name)
             if not self.has_failed(plan.name):
@@ -287,7 +286,7 @@ def _advance(plan: WindowPlan, record: RecordResult) -> None:
 
 def _apply(
     plan: WindowPlan,
-    window: ApplySession,
+    session: ApplySession,
     staging: StagingResult,
     publisher: PublisherAccess,
     record: RecordResult,
@@ -298,7 +297,7 @@ def _apply(
     if staging.survey.unsent:
         apply_with_toast(plan, staging.survey, publisher, record)
         return
-    window.apply(
+    session.apply(
         staging.staged, staging.survey.truncations, before_commit=record(plan, lambda: staging.counts)
     )
 

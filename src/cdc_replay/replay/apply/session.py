@@ -280,10 +280,10 @@ def apply_window(
     Raises:
         CdcReplayError: as `open_apply_session`, `stage_frame` and `ApplySession.apply`.
     """
-    with open_apply_session(request) as window:
-        staged = stage_frame(net, window.tables, request.dsn)
+    with open_apply_session(request) as session:
+        staged = stage_frame(net, session.tables, request.dsn)
         failpoint("replay.after_staging")
-        return window.apply(staged, truncations, before_commit=before_commit)
+        return session.apply(staged, truncations, before_commit=before_commit)
 
 
 def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
