@@ -12,7 +12,7 @@ from cdc_replay.config import Config
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.results import TeardownResult
-from cdc_replay.replay.apply.staging import drop_staging
+from cdc_replay.replay.apply.stage_table import drop_staging
 from cdc_replay.snapshot.staging import drop_leftovers
 from cdc_replay.subscriber import subscription_records
 

@@ -36,11 +36,10 @@ class NetKind(enum.Enum):
     """Overwrite the columns sent in the row at `base_key`; the key itself may change."""
     DELETE = "D"
     """Delete the row at `base_key`."""
-    NOTHING = "N"
-    """Inserted and deleted again: a row at `base_key` is a conflict, and is gone in the end."""
-    PASSED = "P"
-    """A row of another key has moved to `base_key` and is gone from there again: a row there is a conflict,
-    and is gone in the end."""
+    TRANSIENT = "N"
+    """Inserted and deleted by the window: a row at `base_key` is a conflict, and is deleted."""
+    TRANSIT = "P"
+    """A row has moved to `base_key` and left it again: another row there is a conflict, and is deleted."""
 
 
 class ConflictKind(enum.Enum):
@@ -137,7 +136,7 @@ NET: Final = Frame(
         ("update_missing", "int"),  # UPDATEs that find nothing if the row at base_key is absent
         ("delete_missing", "int"),  # DELETEs that find nothing if the row at base_key is absent
         ("last_lsn", "bigint"),  # commit LSN of the last change of the row
-        ("born", "bigint"),  # orders INSERTs as the log does; NULL: another kind, or not of this window
+        ("insert_ordinal", "bigint"),  # log order of INSERTs; NULL: another kind, or not of this window
         ("conflicts", "string"),  # JSON: ConflictKind → count, among the window's own changes; NULL: none
     )
 )

@@ -2,15 +2,14 @@
 
 | into             | the range is               | and ends with                                              |
 |------------------|----------------------------|------------------------------------------------------------|
-| the subscriber   | repaired: every row that   | those rows as of the subscriber's applied LSN: a row is    |
-|                  | it touches is applied anew | never taken back in time                                   |
+| the subscriber   | repaired: every row that   | those rows as of the subscriber's applied LSN: no row      |
+|                  | it changes is applied      | goes back in time                                          |
 | another database | applied as it was          | the state at its end, if the tables held the state at its  |
 |                  |                            | start; empty tables get the rows of the range              |
 
-A row that is already there is overwritten and counted as a conflict; a whole row that is missing is inserted.
-Values that were not sent (R4.6) are looked for as in a replay, but the range is never extended; where nobody
-has them, nothing is applied.
-A table without a key can go into another database only: its rows cannot be told apart.
+An existing row is overwritten and counted as a conflict; a missing whole row is inserted. Unsent values
+(R4.6) are looked for as in a replay, but the range is never extended; if nothing has them, nothing is
+applied. A table without a key can go into another database only: its rows cannot be told apart.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from cdc_replay.replay.table_rewrites import rewrites_in
 from cdc_replay.replay.toast import ChangeHistory, resolve_values
 from cdc_replay.replay.toast.sources import ToastSources
 from cdc_replay.replay.toast.window import PublisherAccess
-from cdc_replay.replay.unsubscribed_tables import called_otherwise_before
+from cdc_replay.replay.unsubscribed_tables import tables_renamed_to
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session, tune_for
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
@@ -77,7 +76,7 @@ _SLOT_OF_LOG: Final = """
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where the range goes; under the subscription's name its progress is kept meanwhile."""
+    """Where the range goes; its progress is kept under the subscription's name meanwhile."""
 
     subscription: Subscription
     dsn: str
@@ -85,13 +84,13 @@ class _Destination:
 
 @dataclass(frozen=True, slots=True)
 class _BackfillRange:
-    """A range to apply: what of the log to read, and the part of it whose rows are wanted.
+    """A range to apply: `read_window` of the log, and the `wanted` part of it whose rows are applied.
 
-    A row of the tables in `whole` is inserted where an UPDATE has all of it and finds none.
+    A row of the tables in `whole` is inserted if an UPDATE has all of it and matches none.
     """
 
     change_log: ChangeLog
-    read: Window
+    read_window: Window
     wanted: Window
     routes: Routes
     whole: tuple[SubscribedTable, ...]
@@ -112,28 +111,28 @@ def backfill_range(
 
     Args:
         source: the publisher.
-        session: the subscription, whose publications the range is seen through.
+        session: the subscription, whose publications select the changes.
         wanted: the range, which the log holds.
         into: DSN of another database; default: the subscriber.
         dry_run: read and compact the range, write nothing.
 
     Raises:
         InvalidConfiguration: if the range is not applied yet.
-        SubscriberNotReady: if a table or column is missing where the range goes.
-        UnknownValue: if a row of the range has a value that was not sent and that nobody has any more (R4.6).
+        SubscriberNotReady: if a table or column is missing at the destination.
+        UnchangedToastLost: if a row of the range lacks a value that nothing has any more (R4.6).
     """
     began = time.monotonic()
     change_log = ChangeLog.open(source.change_log)
     is_repair = into is None
     name = session.subscription.name
     read = Window(wanted.after, _common_applied_lsn(source, session, wanted)) if is_repair else wanted
-    with _destination(session, change_log, into) as destination, open_fences(source) as fences:
-        routes, targets = _routes(change_log, session, destination, read)
+    with _open_destination(session, change_log, into) as destination, open_fences(source) as fences:
+        routes, targets = _plan_routes(change_log, session, destination, read)
         whole = _tables_to_upsert(routes, targets, destination, is_repair=is_repair)
         publisher = PublisherAccess(source, fences)
-        work = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
+        backfill = _BackfillRange(change_log, read, wanted, routes, whole, destination, publisher, is_repair)
         with translated_spark_errors(f'backfill of subscription "{name}"'):
-            counts, applied = _apply(work, dry_run=dry_run)
+            counts, applied = _apply(backfill, dry_run=dry_run)
     summary = change_log.summary(wanted)
     return BackfillResult(
         subscription=name,
@@ -151,16 +150,16 @@ def backfill_range(
     )
 
 
-def parse_range(change_log: ChangeLog, from_: str, to: str) -> Window:
+def parse_range(change_log: ChangeLog, start: str, to: str) -> Window:
     """The range between two WAL positions or timestamps.
 
     Raises:
         InvalidConfiguration: if it is empty, or reaches beyond the log.
-        ChangeLogPruned: if the log does not reach back to its start any more.
+        ChangeLogPruned: if its start was pruned from the log.
     """
-    # A time before the first transaction is before the log; of that, the later part may be pruned.
-    first = _position(change_log, from_, change_log.header.start_lsn)
-    window = Window(first, _position(change_log, to, change_log.start_lsn))
+    # A time before the first transaction is the start of the log, which may be pruned.
+    first = _parse_position(change_log, start, change_log.header.start_lsn)
+    window = Window(first, _parse_position(change_log, to, change_log.start_lsn))
     whole = Window(change_log.header.start_lsn, change_log.end_lsn)
     if window.is_empty:
         raise InvalidConfiguration(f"the range {window} is empty", hint="`--from` must be before `--to`.")
@@ -172,34 +171,34 @@ def parse_range(change_log: ChangeLog, from_: str, to: str) -> Window:
     return window
 
 
-def _position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
+def _parse_position(change_log: ChangeLog, text: str, before_all: Lsn) -> Lsn:
     try:
         return Lsn.parse(text)
     except InvalidLsn:
-        moment = parse_timestamp_us(text)
+        time_us = parse_timestamp_us(text)
     whole = Window(change_log.start_lsn, change_log.end_lsn)
-    before = (each.commit_lsn for each in change_log.commits(whole) if each.commit_time <= moment)
+    before = (commit.commit_lsn for commit in change_log.commits(whole) if commit.commit_time <= time_us)
     return max(before, default=before_all)
 
 
 def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wanted: Window) -> Lsn:
-    """The position that all tables have reached, after a replay if they have reached different ones."""
-    reached = set(session.ready_tables().values())
-    if len(reached) > 1:
+    """The applied LSN of all tables, after a replay if they differ."""
+    applied_lsns = set(session.ready_tables().values())
+    if len(applied_lsns) > 1:
         (result,) = replay_sessions(source, [session])
         if result.error is not None:
             raise SubscriberNotReady(
                 f'subscription "{session.subscription.name}" cannot be replayed', detail=result.error
             )
-        reached = set(session.ready_tables().values())
-    if len(reached) > 1:
-        # A row of a table that was copied after the end of the log would be taken back in time.
+        applied_lsns = set(session.ready_tables().values())
+    if len(applied_lsns) > 1:
+        # A row of a table that was copied after the end of the log would go back in time.
         raise SubscriberNotReady(
             f'tables of subscription "{session.subscription.name}" are ahead of the change log',
-            detail=f"They have reached {', '.join(map(str, sorted(reached)))}.",
+            detail=f"They have reached {', '.join(map(str, sorted(applied_lsns)))}.",
             hint=f"Run `cdc-replay sync {session.subscription.name}` first.",
         )
-    applied = min(reached, default=wanted.after)
+    applied = min(applied_lsns, default=wanted.after)
     if applied < wanted.upto:
         raise InvalidConfiguration(
             f"the range {wanted} is not applied yet",
@@ -210,10 +209,10 @@ def _common_applied_lsn(source: CaptureSource, session: SubscriptionSession, wan
 
 
 @contextlib.contextmanager
-def _destination(
+def _open_destination(
     session: SubscriptionSession, change_log: ChangeLog, into: str | None
 ) -> Iterator[_Destination]:
-    """The subscriber, or another database with a state of its own for as long as this takes."""
+    """The subscriber, or another database with temporary state of its own."""
     policy = dataclasses.replace(session.subscription, on_conflict=ConflictPolicy.OVERWRITE)
     if into is None:
         yield _Destination(policy, session.dsn)
@@ -229,7 +228,7 @@ def _destination(
         if _is_publisher(connection, change_log.header):
             raise InvalidConfiguration(
                 f'the destination is the publisher "{session.subscription.publisher}" itself',
-                detail="Its rows would be taken back in time, and that be captured for all subscriptions.",
+                detail="Its rows would go back in time, and that would be captured for all subscriptions.",
                 hint="Give another database.",
             )
         state_schema.install(connection)
@@ -246,14 +245,13 @@ def _destination(
 
 
 def _is_publisher(connection: Connection, header: LogHeader) -> bool:
-    found = connection.execute(_SLOT_OF_LOG, (header.slot, header.system_identifier)).fetchall()
-    return bool(found)
+    slots = connection.execute(_SLOT_OF_LOG, (header.slot, header.system_identifier)).fetchall()
+    return bool(slots)
 
 
-def _routes(
+def _plan_routes(
     change_log: ChangeLog, session: SubscriptionSession, destination: _Destination, window: Window
 ) -> tuple[Routes, dict[QualifiedName, TargetTable]]:
-    """The routes of the range, and the tables that they lead to."""
     defined = definitions(change_log, window)
     _check_not_rewritten(change_log, session, window)
     names = tuple(session.ready_tables())
@@ -261,7 +259,7 @@ def _routes(
         run_as_owner = session.subscription.run_as_owner
         targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
     wanted = {name: Target.of(targets.get(name), window.after) for name in names}
-    renamed = called_otherwise_before(change_log, window.after, names)
+    renamed = tables_renamed_to(change_log, window.after, names)
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)
     return routes, targets
@@ -273,7 +271,7 @@ def _check_not_rewritten(change_log: ChangeLog, session: SubscriptionSession, wi
     if tables:
         raise SubscriberNotReady(
             f"the publisher has rewritten {', '.join(map(str, tables))} in that range",
-            detail="A rewrite sends no changes, so that the log does not tell what became of the rows.",
+            detail="A rewrite sends no changes: the log does not have the rows' new values.",
             hint="Choose a range that ends before it, or copy the tables again with"
             f" `cdc-replay snapshot {session.subscription.name} --table`.",
             rule="R11.9",
@@ -287,10 +285,10 @@ def _tables_to_upsert(
     *,
     is_repair: bool,
 ) -> tuple[SubscribedTable, ...]:
-    """The tables where an UPDATE that was sent proves that the row is there, or that are to be filled.
+    """The tables where an UPDATE that was sent proves that the row exists, or that are to be filled.
 
-    Where UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
-    UPDATE that finds no row says nothing, as it says nothing natively (R3.5, R8.4).
+    If UPDATEs of rows are published whose INSERT is not (another filter, or another publish action), an
+    UPDATE that matches no row is skipped, as natively (R3.5, R8.4).
 
     Raises:
         SubscriberNotReady: if a table that is to be repaired has no key.
@@ -301,7 +299,7 @@ def _tables_to_upsert(
             f"rows without a key cannot be repaired: {', '.join(keyless)}",
             hint="Copy these tables again with `cdc-replay snapshot --table`.",
         )
-    unproven = {each.target.index for each in routes.routes if not _updates_prove_rows(each)}
+    unproven = {route.target.index for route in routes.routes if not _updates_prove_rows(route)}
     if is_repair or not unproven:
         return tuple(table for table in routes.tables if table.index not in unproven)
     with connect(destination.dsn, purpose=f"backfill {destination.subscription.name}") as connection:
@@ -312,81 +310,87 @@ def _tables_to_upsert(
         )
 
 
-def _updates_prove_rows(item: Route) -> bool:
-    published = item.published
-    of_inserts = published.filters[PublishAction.INSERT]
-    is_as_wide = of_inserts is None or of_inserts == published.filters[PublishAction.UPDATE]
+def _updates_prove_rows(planned_route: Route) -> bool:
+    published = planned_route.published
+    insert_filters = published.filters[PublishAction.INSERT]
+    is_as_wide = insert_filters is None or insert_filters == published.filters[PublishAction.UPDATE]
     return PublishAction.INSERT in published.actions and is_as_wide
 
 
-def _apply(work: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
+def _apply(backfill: _BackfillRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
     """The routing's counts, and what was applied or, in a dry run, would be."""
-    if not work.routes.routes:
+    if not backfill.routes.routes:
         return {}, Applied()
     spark = spark_session("cdc-replay")
-    tune_for(spark, work.change_log.summary(work.read).messages)
-    changes = decode_window(spark, work.change_log, work.read)
-    flow = _flow(work, changes)
-    if not flow.found.unsent or dry_run:
-        return _end(work, flow, dry_run=dry_run)
-    for history, is_last in _histories(work, changes, flow.found):
-        entries = [(commit_lsn, seq) for _, commit_lsn, seq in flow.found.unsent]
+    tune_for(spark, backfill.change_log.summary(backfill.read_window).messages)
+    changes = decode_window(spark, backfill.change_log, backfill.read_window)
+    routed_range = _route_range(backfill, changes)
+    if not routed_range.facts.unsent or dry_run:
+        return _apply_routed(backfill, routed_range, dry_run=dry_run)
+    for history, is_last in _toast_sources(backfill, changes, routed_range.facts):
+        entries = [(commit_lsn, seq) for _, commit_lsn, seq in routed_range.facts.unsent]
         with resolve_values(history, entries) as values:
-            completed = _flow(work, values.merge_into(changes))
+            completed = _route_range(backfill, values.merge_into(changes))
             if is_last or values.unknown == 0 or not has_missing_values(completed.net):
-                return _end(work, completed, dry_run=False)
+                return _apply_routed(backfill, completed, dry_run=False)
     raise AssertionError("the last history is the last")
 
 
-def _histories(
-    work: _BackfillRange, changes: DataFrame, found: WindowFacts
+def _toast_sources(
+    backfill: _BackfillRange, changes: DataFrame, facts: WindowFacts
 ) -> Iterator[tuple[ChangeHistory, bool]]:
-    """Where to look for values that were not sent, and whether it is the last place."""
-    unsent, spark = ToastSources(work.change_log.uri, work.routes, found), changes.sparkSession
-    yield unsent.in_window(changes, work.read), False
-    fence = work.publisher.fences.of(work.read)
-    yield unsent.at_fence(spark, fence, work.read.after), False
-    yield unsent.at_fence_with_whole_log(spark, fence, work.read.after), True
+    """Where to look for unsent values, and whether that is the last one."""
+    sources, spark = ToastSources(backfill.change_log.uri, backfill.routes, facts), changes.sparkSession
+    yield sources.in_window(changes, backfill.read_window), False
+    fence = backfill.publisher.fences.fence_for(backfill.read_window)
+    yield sources.at_fence(spark, fence, backfill.read_window.after), False
+    yield sources.at_fence_with_whole_log(spark, fence, backfill.read_window.after), True
 
 
 @dataclass(frozen=True, slots=True)
 class _RoutedRange:
-    """The range as the destination must see it."""
-
     routed: Routed
-    found: WindowFacts
+    facts: WindowFacts
     net: DataFrame
 
 
-def _flow(work: _BackfillRange, changes: DataFrame) -> _RoutedRange:
-    subscription = work.destination.subscription
-    routed = route(changes, work.routes, origin=subscription.origin, publisher_dsn=work.publisher.source.dsn)
-    touched = _changes_of_touched_rows(routed.changes, work.wanted, work.read)
-    found = scan_window(touched)
-    net = fold_frame(touched, found, work.routes.tables, work.read, policy=subscription.on_conflict)
+def _route_range(backfill: _BackfillRange, changes: DataFrame) -> _RoutedRange:
+    subscription = backfill.destination.subscription
+    routed = route(
+        changes, backfill.routes, origin=subscription.origin, publisher_dsn=backfill.publisher.source.dsn
+    )
+    touched = _changes_of_touched_rows(routed.changes, backfill.wanted, backfill.read_window)
+    facts = scan_window(touched)
+    net = fold_frame(
+        touched, facts, backfill.routes.tables, backfill.read_window, policy=subscription.on_conflict
+    )
     net = without_marks(net)
-    if work.is_repair:
-        net = as_repair(net, _keys(touched), work.routes.tables, work.whole)
+    if backfill.is_repair:
+        net = as_repair(net, _keys(touched), backfill.routes.tables, backfill.whole)
     else:
-        net = as_upsert(net, work.whole)
-    return _RoutedRange(routed, found, net)
+        net = as_upsert(net, backfill.whole)
+    return _RoutedRange(routed, facts, net)
 
 
-def _end(work: _BackfillRange, flow: _RoutedRange, *, dry_run: bool) -> tuple[dict[str, int], Applied]:
-    truncations = flow.found.truncations
+def _apply_routed(
+    backfill: _BackfillRange, routed_range: _RoutedRange, *, dry_run: bool
+) -> tuple[dict[str, int], Applied]:
+    truncations = routed_range.facts.truncations
     if dry_run:
-        applied = _counted(flow.net, len(truncations))
-        return flow.routed.counts.get, applied
-    destination = work.destination
-    request = ApplyRequest(destination.subscription, destination.dsn, work.routes.tables, work.read.upto)
-    applied = apply_window(flow.net, request, truncations)
-    return flow.routed.counts.get, applied
+        applied = _count_changes(routed_range.net, len(truncations))
+        return routed_range.routed.counts.get, applied
+    destination = backfill.destination
+    request = ApplyRequest(
+        destination.subscription, destination.dsn, backfill.routes.tables, backfill.read_window.upto
+    )
+    applied = apply_window(routed_range.net, request, truncations)
+    return routed_range.routed.counts.get, applied
 
 
 def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) -> DataFrame:
-    """The changes of all rows that the wanted part of the range touches, under whatever key they go on.
+    """All changes of the rows that the wanted part of the range touches, under any of their keys.
 
-    A TRUNCATE that comes later has emptied the table since: then everything after it belongs to the range.
+    A later TRUNCATE has emptied the table since: then everything after it belongs to the range.
     """
     if read == wanted:
         return routed
@@ -394,34 +398,32 @@ def _changes_of_touched_rows(routed: DataFrame, wanted: Window, read: Window) ->
     keys = _keys(routed.where(~later))
     truncated = routed.where(later & (F.col("kind") == "T")).select("target").distinct()
     while True:
-        found = _with_keys(routed, keys)
-        more = _keys(found)
+        touched = _with_keys(routed, keys)
+        more = _keys(touched)
         if more.count() == keys.count():
             break
         keys = more.localCheckpoint()
     emptied = F.broadcast(truncated.withColumnRenamed("target", "emptied"))
-    everything = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
-    others = found.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
-    return others.unionByName(everything)
+    truncated_changes = routed.join(emptied, F.col("target") == F.col("emptied"), "left_semi")
+    unaffected = touched.join(emptied, F.col("target") == F.col("emptied"), "left_anti")
+    return unaffected.unionByName(truncated_changes)
 
 
 def _keys(changes: DataFrame) -> DataFrame:
-    """Every key, of old and new rows, that the changes name."""
     both = F.explode(F.array_compact(F.array("search_key", "new_key")))
     return changes.select("target", both.alias("key")).distinct()
 
 
 def _with_keys(routed: DataFrame, keys: DataFrame) -> DataFrame:
-    """The changes that name one of the keys, and every TRUNCATE."""
-    known = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
+    selected = keys.select(F.col("target").alias("known_target"), F.col("key").alias("known_key"))
     same = (F.col("target") == F.col("known_target")) & (
         (F.col("search_key") == F.col("known_key")) | (F.col("new_key") == F.col("known_key"))
     )
-    rows = routed.where(F.col("kind") != "T").join(known, same, "left_semi")
+    rows = routed.where(F.col("kind") != "T").join(selected, same, "left_semi")
     return rows.unionByName(routed.where(F.col("kind") == "T"))
 
 
-def _counted(net: DataFrame, truncations: int) -> Applied:
+def _count_changes(net: DataFrame, truncations: int) -> Applied:
     counts = {row["kind"]: row["count"] for row in net.groupBy("kind").count().collect()}
     return Applied(
         insert=counts.get(NetKind.INSERT.value, 0),

@@ -1,7 +1,7 @@
-"""Capture and replay at the same time: while the publisher is read, what is in the log already is applied.
+"""Capture and replay at the same time: while the publisher is read, captured changes are applied.
 
-Each pull of the capture ends between two transactions, so its end is where a window can end too. Reading the
-slot takes one core of the publisher and little here; replay has the rest.
+Each pull of the capture ends between two transactions, so a window can end there too. Reading the slot takes
+one core of the publisher and little here; replay has the rest.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber.session import SubscriptionSession
 
 BACKLOG_BYTES: Final = 16 << 20
-"""Of WAL that is not captured yet: so much rarely holds nothing to replay, and Spark is started meanwhile."""
+"""From this much uncaptured WAL on, there is usually something to replay: start Spark meanwhile."""
 
 
 class _CaptureCancelled(Exception):
-    """Nobody waits for the capture any more."""
+    """Nothing waits for the capture any more."""
 
 
 @dataclass(slots=True)
 class _LogGrowth:
-    """How far the log reaches, told by the capture's thread."""
+    """The end of the log, as reported by the capture's thread."""
 
     end: Lsn = ZERO
     is_done: bool = False
@@ -39,7 +39,7 @@ class _LogGrowth:
     is_stopped: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def tell(self, end: Lsn, _target: Lsn) -> None:
+    def report_pull(self, end: Lsn, _target: Lsn) -> None:
         """A pull has ended."""
         with self._changed:
             self.end = end
@@ -48,18 +48,18 @@ class _LogGrowth:
                 raise _CaptureCancelled
 
     def finish(self, capture: Future[CaptureResult]) -> None:
-        """The capture has ended, one way or the other."""
+        """The capture has ended, with or without an error."""
         with self._changed:
             self.is_done, self.has_failed = True, capture.exception() is not None
             self._changed.notify()
 
     def stop(self) -> None:
-        """Nobody waits any more: the next pull is the last."""
+        """Nothing waits any more: the next pull is the last."""
         with self._changed:
             self.is_stopped = True
 
     def ends(self, target: Lsn) -> Iterator[Lsn]:
-        """Where the log ends, each time that it has grown; at last the target, if the capture gets there."""
+        """The log's end, each time that it has grown; finally the target, if the capture reaches it."""
         reached: Lsn | None = ZERO
         while reached is not None and reached < target:
             reached = self._beyond(reached, target)
@@ -67,7 +67,7 @@ class _LogGrowth:
                 yield reached
 
     def _beyond(self, lsn: Lsn, target: Lsn) -> Lsn | None:
-        """Wait until the log ends behind `lsn`, and say where; None if the capture has failed."""
+        """Wait until the log ends after `lsn`; its end, or None if the capture has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_done or self.end > lsn)
             if not self.is_done:
@@ -80,14 +80,14 @@ def capture_and_replay(
 ) -> tuple[CaptureResult, tuple[ReplayResult, ...]]:
     """Capture up to `upto`, and replay it; one result per subscription, over all its windows.
 
-    The caller holds the subscriptions' locks. One whose window fails is left out of the windows after it.
+    The caller holds the subscriptions' locks. A subscription stops at its first window that fails.
 
     Raises:
         CdcReplayError: from the capture. What it had captured by then is applied.
     """
     progress = _LogGrowth()
     with ThreadPoolExecutor(1, thread_name_prefix=f"capture {source.publisher}") as threads:
-        capture = threads.submit(ensure_captured, source, upto, progress=progress.tell)
+        capture = threads.submit(ensure_captured, source, upto, progress=progress.report_pull)
         capture.add_done_callback(progress.finish)
         try:
             if upto.value - ChangeLog.open(source.change_log).end_lsn.value > BACKLOG_BYTES:

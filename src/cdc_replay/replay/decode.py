@@ -1,13 +1,10 @@
 """A window of the change log → frame of changes.
 
-Executors read the segments themselves, row group by row group, with pyarrow: the raw bytes never pass through
-the JVM, which sees only the decoded changes. A task gets a run of row groups of about equal size, and holds
-one row group at a time.
+Executors read the segments themselves, row group by row group, with pyarrow: raw messages never enter the
+JVM. A task gets a run of row groups of about equal size, and holds one row group at a time. Reading changes
+nothing, so a failed task is simply run again.
 
-Reading the log changes nothing, so a task that fails or dies is simply run again.
-
-Spark reports an exception of a task by its text alone; the text therefore names segment, row group, row and
-offset.
+Spark reports an exception of a task as text only: the text names segment, row group, row and offset.
 """
 
 from __future__ import annotations
@@ -32,16 +29,16 @@ if TYPE_CHECKING:
     from cdc_replay.pgoutput.columnar import ChangeDecoder
 
 TASKS_PER_CORE: Final = 3
-"""How many tasks the row groups are shared out to, so that one slow task does not keep the others waiting."""
+"""Tasks per core, so that one slow task does not keep the others waiting."""
 
 BATCH_ROWS: Final = 32_768
-"""Rows of a batch that is handed to Spark."""
+"""Rows per batch for Spark."""
 
 _GROUPS_SEEN: Final = 16
 
 
 def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...], ...]:
-    """At most `count` runs of neighbouring row groups; each goes to the share that its middle row is in."""
+    """At most `count` runs of neighbouring row groups, split by the position of each group's middle row."""
     total_rows = sum(group.rows for group in groups)
     ends = itertools.accumulate(group.rows for group in groups)
     shares = [
@@ -55,13 +52,13 @@ def _tasks(groups: Sequence[RowGroup], count: int) -> tuple[tuple[RowGroup, ...]
 class LogReader:
     """Reads and decodes a window on the executors; picklable.
 
-    `tasks[number]` is the work of one task; `relations` are the shapes by `Relation.version`; `catalogs` the
-    versions of the publisher's catalog, for whom and from where each is in force
-    (`arrow.version_index`): each change gets the number of the last that is not above it, else of the
-    first (R9.10).
+    `tasks[task]` are the row groups of one task; `relations` are the shapes by `Relation.version`; `catalogs`
+    are the versions of the publisher's catalog, with their transaction and the position from which they are
+    in force (`arrow.version_index`): a change gets the number of the last one that is not above it, else of
+    the first (R9.10).
 
-    Nothing is read before it is used, and all is read again each time it is. A damaged segment or an invalid
-    message raises ChangeLogDamaged or InvalidMessage, which Spark tells by its text.
+    Evaluation is lazy, and repeated at each use. A damaged segment or an invalid message raises
+    ChangeLogDamaged or InvalidMessage, of which Spark passes on the text.
     """
 
     tasks: tuple[tuple[RowGroup, ...], ...]
@@ -70,7 +67,7 @@ class LogReader:
     catalogs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(
+    def for_cores(
         cls,
         groups: Sequence[RowGroup],
         window: Window,
@@ -79,58 +76,58 @@ class LogReader:
         *,
         cores: int,
     ) -> Self:
-        """The row groups, shared out for that many cores."""
+        """The row groups, distributed for that many cores."""
         return cls(_tasks(groups, TASKS_PER_CORE * cores), window, dict(relations), tuple(catalogs))
 
     @property
     def rows(self) -> int:
-        """The messages of the row groups."""
+        """The number of messages in the row groups."""
         return sum(group.rows for task in self.tasks for group in task)
 
     @property
     def size_bytes(self) -> int:
-        """What they take in memory, about."""
+        """Their approximate size in memory."""
         return sum(group.size_bytes for task in self.tasks for group in task)
 
     def relations_seen(self) -> Counter[int]:
-        """How many messages each relation has in some of the row groups: about its share of the window."""
+        """Messages by relation in a sample of the row groups: about its share of the window."""
         groups = [group for task in self.tasks for group in task]
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for group in groups[:: max(1, -(-len(groups) // _GROUPS_SEEN))]:
             for row in read_columns(group, ["relation_id"], self.window)["relation_id"].value_counts():
-                found[row["values"].as_py() or 0] += row["counts"].as_py()
-        return found
+                counts[row["values"].as_py() or 0] += row["counts"].as_py()
+        return counts
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The row changes and TRUNCATEs whose commit LSN is in the window, in CHANGES columns.
+        """The row changes and TRUNCATEs of the window, in CHANGES columns.
 
         Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
         """
         return self.numbers(spark).mapInArrow(self.changes, CHANGES.ddl)
 
     def numbers(self, spark: SparkSession) -> DataFrame:
-        """A frame with a row and a partition per task: its number, in the column `id`."""
+        """One row and partition per task, with the task's number in column `id`."""
         return spark.range(0, len(self.tasks), numPartitions=max(1, len(self.tasks)))
 
     def chunks(self, task: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The changes (CHANGES) of a task, row group by row group, each with its number in the window."""
+        """The changes (CHANGES) of a task, one batch per row group, with its number in the window."""
         # Here, not at the top: the driver, which only plans, need not load or compile the kernels.
         from cdc_replay.pgoutput.columnar import ChangeDecoder  # noqa: PLC0415
 
         decoder = ChangeDecoder.from_relations(self.window, self.relations, self.catalogs)
         first = sum(map(len, self.tasks[:task]))
-        for number, group in enumerate(self.tasks[task], first):
-            yield number, _decoded(decoder, group)
+        for index, group in enumerate(self.tasks[task], first):
+            yield index, _decode(decoder, group)
 
-    def changes(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes of the tasks that the rows of `numbers` name, in batches that Spark can take."""
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                for _, changes in self.chunks(number):
-                    yield from _batches(changes)
+    def changes(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes of the tasks in `tasks`, in batches for Spark."""
+        for batch in tasks:
+            for task in batch.column("id").to_pylist():
+                for _, changes in self.chunks(task):
+                    yield from _split_batches(changes)
 
 
-def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
+def _decode(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
     try:
         return decoder.decode(read_row_group(group))
     except InvalidMessage as error:
@@ -140,9 +137,9 @@ def _decoded(decoder: ChangeDecoder, group: RowGroup) -> pa.RecordBatch:
             hint="The segment's checksums are right, so this is what was captured: report it, with the"
             " publisher's version and the message.",
             rule=error.rule,
-        ) from None  # Spark's text shows a cause first, which does not name the segment.
+        ) from None  # Spark's text starts with the cause, which does not name the segment.
 
 
-def _batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_batches(changes: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, changes.num_rows, BATCH_ROWS):
         yield changes.slice(start, BATCH_ROWS)

@@ -1,12 +1,12 @@
-"""Tables whose rows were brought with another row filter, or other columns, than are in force now.
+"""Tables whose rows were copied with another row filter, or other columns, than are in force now.
 
-A changed filter does nothing to rows that are there (R9.12), as natively: rows that it shuts out stay, rows
-that it lets in are missing until they are touched. `refresh --reconcile` removes and brings them; who looks
-at a subscription is told so.
+A changed filter does nothing to existing rows (R9.12), as natively: rows outside the new filter stay, rows
+inside it are missing until they are updated. `refresh --reconcile` deletes and inserts these rows; `status`,
+`explain` and `validate` report the tables.
 
-What the rows were brought with is in the subscriber's state (`subscriber.copy_definitions`), what was in
-force since is in the change log, and what is in force now on the publisher. A filter that was changed and
-changed back counts: what came meanwhile came by the other one.
+The definition of the copy is in the subscriber's state (`subscriber.copy_definitions`), later ones are in the
+change log, and the present one is on the publisher. A filter that was changed and changed back counts: rows
+that changed in between came through the other one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cdc_replay.subscriber.copy_definitions import (
 class DefinitionDrift:
     """A table that may hold rows outside the present filter, or lack rows inside it.
 
-    `lsn` is when its rows were brought.
+    `lsn` is the position of its copy.
     """
 
     table: QualifiedName
@@ -48,9 +48,9 @@ class DefinitionDrift:
     def notice(self) -> str:
         """One sentence, with the remedy."""
         return (
-            "its row filter or columns have changed since its rows were brought"
-            f" at {self.lsn}: rows that are outside now may remain, and rows that are inside be missing;"
-            f" `cdc-replay refresh {self.subscription} --reconcile` removes and brings them"
+            "its row filter or columns have changed since its rows were copied"
+            f" at {self.lsn}: rows outside the new definition may remain, and rows inside it may be missing;"
+            f" `cdc-replay refresh {self.subscription} --reconcile` deletes and inserts them"
         )
 
     def __str__(self) -> str:
@@ -58,8 +58,8 @@ class DefinitionDrift:
 
 
 def definition_of(table: SyncedTable) -> Definition:
-    """What decides which rows and columns a copy of the table brings."""
-    filters = None if table.filters is None else frozenset(each.sql for each in table.filters)
+    """The definition that decides which rows and columns a copy of the table has."""
+    filters = None if table.filters is None else frozenset(row_filter.sql for row_filter in table.filters)
     return Definition(filters, frozenset(table.columns))
 
 
@@ -68,7 +68,7 @@ def record_copy_definitions(
 ) -> None:
     """Record that the tables' rows are those of `lsn`, by the definitions that `tables` have.
 
-    So are their values: a rewrite before it is made good, and one behind it is in the log (R11.9).
+    Their values are too: an earlier rewrite is made up for, and a later one is in the log (R11.9).
     """
     for table in tables:
         record_copy_definition(connection, subscription, table.table.name, lsn, definition_of(table))
@@ -81,71 +81,75 @@ def definition_drifts(
     change_log: str,
     present: PublisherCatalog | None = None,
 ) -> dict[QualifiedName, DefinitionDrift]:
-    """The ready tables whose definition was another one at any time since their rows were brought, by name.
+    """The ready tables whose definition has changed at any time since their rows were copied, by name.
 
-    `present` is the publisher's catalog as of now, where the caller has it; else the log's last one counts.
+    `present` is the publisher's present catalog, if the caller has it; else the log's last one counts.
 
     Raises:
         ChangeLogMissing, ChangeLogDamaged, ChangeLogUnavailable: if the definitions cannot be read.
     """
     states = subscription_tables.table_states(connection, subscription.name)
-    known = {
-        name: each
-        for name, each in read_copy_definitions(connection, subscription.name).items()
+    copies = {
+        name: copied
+        for name, copied in read_copy_definitions(connection, subscription.name).items()
         if isinstance(states.get(name), Ready)
     }
-    since = _in_force_since({each.lsn for each in known.values()}, change_log) if known else {}
-    last = () if present is None else (present,)
+    since = _in_force_since({copied.lsn for copied in copies.values()}, change_log) if copies else {}
+    present_catalogs = () if present is None else (present,)
     in_force = {
-        lsn: [_CatalogTables(catalog, _synced(subscription, catalog)) for catalog in (*catalogs, *last)]
+        lsn: [
+            _CatalogTables(catalog, _synced(subscription, catalog))
+            for catalog in (*catalogs, *present_catalogs)
+        ]
         for lsn, catalogs in since.items()
     }
     return {
-        name: DefinitionDrift(name, subscription.name, each.lsn)
-        for name, each in known.items()
-        if _differs(name, each, in_force[each.lsn])
+        name: DefinitionDrift(name, subscription.name, copied.lsn)
+        for name, copied in copies.items()
+        if _differs(name, copied, in_force[copied.lsn])
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _CatalogTables:
-    """A catalog, and the tables that the subscription has under it, by name."""
+    """A catalog, and the subscription's tables under it, by name."""
 
     catalog: PublisherCatalog
     tables: Mapping[QualifiedName, SyncedTable]
 
 
 def _in_force_since(positions: Iterable[Lsn], change_log: str) -> Mapping[Lsn, tuple[PublisherCatalog, ...]]:
-    log = ChangeLog.open(change_log)
-    history = CatalogHistory(log.catalogs())
+    opened_log = ChangeLog.open(change_log)
+    history = CatalogHistory(opened_log.catalogs())
     return {
-        lsn: tuple(history.within(Window(lsn, log.end_lsn)).values()) if lsn < log.end_lsn else ()
+        lsn: tuple(history.within(Window(lsn, opened_log.end_lsn)).values())
+        if lsn < opened_log.end_lsn
+        else ()
         for lsn in positions
     }
 
 
-def _differs(name: QualifiedName, known: CopyDefinition, in_force: Sequence[_CatalogTables]) -> bool:
-    """Whether rows may be outside or missing, or lack values; `in_force` is in order, the last is of now."""
-    found = [each.tables[name] for each in in_force if name in each.tables]
-    if not found:
+def _differs(name: QualifiedName, copied: CopyDefinition, in_force: Sequence[_CatalogTables]) -> bool:
+    """Whether rows may be outside or missing, or lack values; the last of `in_force` is the present."""
+    definitions = [catalog.tables[name] for catalog in in_force if name in catalog.tables]
+    if not definitions:
         return False
-    if any(definition_of(each).filters != known.definition.filters for each in found):
+    if any(definition_of(table).filters != copied.definition.filters for table in definitions):
         return True
-    # A column that is new to the table is not meant: its values arrive with the rows that get them.
-    withheld = _columns(name, in_force[0].catalog) - known.definition.columns
-    for each in found:
-        withheld |= {column.name for column in each.table.columns} - set(each.columns)
-    return not withheld.isdisjoint(found[-1].columns)
+    # A column that is new to the table does not count: its values come with the rows that get them.
+    withheld = _columns(name, in_force[0].catalog) - copied.definition.columns
+    for table in definitions:
+        withheld |= {column.name for column in table.table.columns} - set(table.columns)
+    return not withheld.isdisjoint(definitions[-1].columns)
 
 
 def _synced(subscription: Subscription, catalog: PublisherCatalog) -> dict[QualifiedName, SyncedTable]:
     try:
-        return {each.table.name: each for each in synced_tables(catalog, subscription.publications)}
+        return {table.table.name: table for table in synced_tables(catalog, subscription.publications)}
     except PublicationRefused:
         return {}
 
 
 def _columns(name: QualifiedName, catalog: PublisherCatalog) -> set[str]:
-    """The columns that the table had."""
-    tables = (each for each in catalog.tables.values() if each.name == name)
+    tables = (table for table in catalog.tables.values() if table.name == name)
     return {column.name for table in tables for column in table.columns}

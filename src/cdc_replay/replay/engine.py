@@ -1,12 +1,12 @@
 """Apply the change log to subscribers, one transaction per subscription and window.
 
-Several subscriptions share one read and one decode of the log. What one of them cannot apply stops that one
-only: its error is in its result and in its state, and what can never be applied is parked, with all that is
-before it applied (`replay.parking`).
+Several subscriptions share one read and one decode of the log. A change that one of them cannot apply stops
+that one only: the error is in its result and its state, and after a permanent error everything before the
+failing transaction is applied, then it is parked (`replay.parking`).
 
-A row may enter a subscription with a value that the publisher did not send (R4.6). Then the flow is tried
-with the value from one source after the other (`replay.toast.sources`), and parked before the row's
-transaction where none has it, or NULL is stored (`replay.toast.window`).
+A row may enter a subscription with a value that the publisher did not send (R4.6). Then the window is tried
+with the values of one source after the other (`replay.toast.sources`); if none has the value, NULL is stored,
+or the subscription is parked before the row's transaction (`replay.toast.window`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ import psycopg
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.errors import (
-    AnotherPublisher,
-    CdcReplayError,
-    ChangeLogMissing,
-    SubscriptionParked,
-)
+from cdc_replay.errors import AnotherPublisher, CdcReplayError, ChangeLogMissing, SubscriptionParked
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.results import ReplayResult
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.parking import Attempt, ReplayOutcome, apply_in_halves
-from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed
+from cdc_replay.replay.pipeline import OpenPublisher, Pipeline, failed_outcome
 from cdc_replay.replay.publisher_fence import open_fences
 from cdc_replay.replay.toast.window import PublisherAccess
 from cdc_replay.subscriber import recorded_results, subscription_records
@@ -54,7 +49,7 @@ def replay_sessions(
 ) -> tuple[ReplayResult, ...]:
     """Replay up to `to_lsn` (default: the end of the log); one result per subscription, in order.
 
-    `fence` is a snapshot exported at `to_lsn`, if the caller has one: where unsent values are read.
+    `fence` is a snapshot exported at `to_lsn`, if the caller has one: unsent values are read from it.
 
     Raises:
         ChangeLogMissing: if there is no log, or it ends before `to_lsn`.
@@ -76,58 +71,58 @@ def replay_up_to_each(
     *,
     fence: ExportedSnapshot | None = None,
 ) -> tuple[ReplayResult, ...]:
-    """Replay up to each of `ends`, which are in the log by the time that they come, one after the other.
+    """Replay up to each of `ends` in turn; the log reaches each position by the time that it is yielded.
 
-    The caller holds the subscriptions' locks. One whose window fails is left out of the ends after it.
+    The caller holds the subscriptions' locks. A subscription stops at its first window that fails.
     """
     results = _ReplayResults()
     with Pipeline(functools.partial(_open_publisher, source, fence)) as pipeline:
         work: _ReplayUpTo | None = None
         for upto in ends:
             work = _ReplayUpTo(pipeline.open_publisher, ChangeLog.open(source.change_log), upto)
-            for session in results.going_on(sessions):
-                results.add(session, work.bound(session) or work.retry_parked_transaction(session))
-            replaying = results.going_on(sessions)
+            for session in results.active(sessions):
+                results.add(session, work.check_binding(session) or work.retry_parked_transaction(session))
+            replaying = results.active(sessions)
             pipeline.advance(work.change_log, replaying, upto)
             for session in replaying:
                 if pipeline.has_failed(session.subscription.name):
-                    results.add(session, work.settled(session, pipeline.taken(session)))
+                    results.add(session, work.retry_in_parts(session, pipeline.pop_outcome(session)))
         if work is not None:
-            for session in results.going_on(sessions):
-                results.add(session, work.settled(session, pipeline.taken(session)))
-            _try_again(work, sessions, results)
-    found = tuple(result for session in sessions if (result := results.of(session)) is not None)
-    if any(result.changes_read for result in found):
+            for session in results.active(sessions):
+                results.add(session, work.retry_in_parts(session, pipeline.pop_outcome(session)))
+            _retry_parked(work, sessions, results)
+    combined = tuple(result for session in sessions if (result := results.result_of(session)) is not None)
+    if any(result.changes_read for result in combined):
         with contextlib.suppress(CdcReplayError, psycopg.Error):
-            _warn_of_what_is_left_out(ChangeLog.open(source.change_log), results.going_on(sessions))
-    return found
+            _warn_of_uncaptured_changes(ChangeLog.open(source.change_log), results.active(sessions))
+    return combined
 
 
-def _try_again(
+def _retry_parked(
     work: _ReplayUpTo, subscriptions: Sequence[SubscriptionSession], results: _ReplayResults
 ) -> None:
-    """Try again what subscriptions are parked before, until none of those that share a database gets further.
+    """Retry parked subscriptions that share a database, until none of them advances.
 
-    A row that goes from the filter of one to that of another is deleted by the one and inserted by the
-    other. Natively the one that comes too early tries until it can (R8.5).
+    A row that moves from the filter of one to that of another is deleted by the one and inserted by the
+    other. Natively the worker that applies its change too early retries until it can (R8.5).
     """
-    beside = Counter(each.dsn for each in subscriptions)
-    shared = [each for each in subscriptions if beside[each.dsn] > 1]
-    gets_further = True
-    with contextlib.suppress(CdcReplayError, psycopg.Error):  # told by the result of the next replay
-        while gets_further:
-            gets_further = False
-            for each in results.parked(shared):
-                before = each.position()
-                results.add(each, work.again(each))
-                gets_further |= each.position() != before
+    sessions_by_dsn = Counter(session.dsn for session in subscriptions)
+    shared = [session for session in subscriptions if sessions_by_dsn[session.dsn] > 1]
+    has_advanced = True
+    with contextlib.suppress(CdcReplayError, psycopg.Error):  # the next replay reports it
+        while has_advanced:
+            has_advanced = False
+            for session in results.parked(shared):
+                before = session.position()
+                results.add(session, work.retry_parked(session))
+                has_advanced |= session.position() != before
 
 
-def _warn_of_what_is_left_out(change_log: ChangeLog, subscriptions: Iterable[SubscriptionSession]) -> None:
+def _warn_of_uncaptured_changes(change_log: ChangeLog, subscriptions: Iterable[SubscriptionSession]) -> None:
     catalog = catalog_history(change_log).at(change_log.end_lsn)
-    for each in subscriptions:
-        for sentence in capture_warnings(catalog, each.subscription, each.table_states()):
-            logger.warning("subscription %s: %s", each.subscription.name, sentence)
+    for session in subscriptions:
+        for sentence in capture_warnings(catalog, session.subscription, session.table_states()):
+            logger.warning("subscription %s: %s", session.subscription.name, sentence)
 
 
 @contextlib.contextmanager
@@ -138,30 +133,36 @@ def _open_publisher(source: CaptureSource, fence: ExportedSnapshot | None) -> It
 
 @dataclass(slots=True)
 class _ReplayResults:
-    """What each subscription has come to so far."""
-
-    _found: dict[str, ReplayResult] = field(default_factory=dict)
+    _results: dict[str, ReplayResult] = field(default_factory=dict)
     _parked: set[str] = field(default_factory=set)
-    """Subscriptions that stand before a transaction."""
+    """Subscriptions that are parked before a transaction."""
 
-    def of(self, session: SubscriptionSession) -> ReplayResult | None:
+    def result_of(self, session: SubscriptionSession) -> ReplayResult | None:
         """All windows of the subscription; None before the first."""
-        return self._found.get(session.subscription.name)
+        return self._results.get(session.subscription.name)
 
-    def going_on(self, sessions: Iterable[SubscriptionSession]) -> list[SubscriptionSession]:
-        """Those of which no window has failed."""
-        return [each for each in sessions if (found := self.of(each)) is None or found.error is None]
+    def active(self, sessions: Iterable[SubscriptionSession]) -> list[SubscriptionSession]:
+        """Subscriptions without a failed window."""
+        return [
+            session
+            for session in sessions
+            if (result := self.result_of(session)) is None or result.error is None
+        ]
 
     def parked(self, subscriptions: Iterable[SubscriptionSession]) -> list[SubscriptionSession]:
-        """Those that are parked before a transaction."""
-        return [each for each in subscriptions if each.subscription.name in self._parked]
+        """Subscriptions that are parked before a transaction."""
+        return [session for session in subscriptions if session.subscription.name in self._parked]
 
     def add(self, session: SubscriptionSession, outcome: ReplayOutcome) -> None:
-        """What came next, if anything did."""
+        """Add the next windows, if there are any."""
         if not outcome.windows:
             return
-        name, before, result = session.subscription.name, self.of(session), _reported(session, outcome)
-        self._found[name] = before.followed_by(result) if before else result
+        name, previous, result = (
+            session.subscription.name,
+            self.result_of(session),
+            _record_failure(session, outcome),
+        )
+        self._results[name] = previous.followed_by(result) if previous else result
         self._parked.discard(name)
         if isinstance(outcome.error, SubscriptionParked):
             self._parked.add(name)
@@ -169,25 +170,25 @@ class _ReplayResults:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayUpTo:
-    """What the windows up to one position have in common."""
+    """What windows up to one position have in common."""
 
     open_publisher: OpenPublisher
     change_log: ChangeLog
     upto: Lsn
 
-    def bound(self, session: SubscriptionSession) -> ReplayOutcome | None:
-        """The failure, where the subscriber's rows do not come from the database that the log is of."""
+    def check_binding(self, session: SubscriptionSession) -> ReplayOutcome | None:
+        """The failure, if the subscriber's rows come from another database than the log."""
         began, header = time.monotonic(), self.change_log.header
         try:
             subscription_records.check_publisher(
                 session.connection, session.subscription.name, header.system_identifier, header.database
             )
         except (CdcReplayError, psycopg.Error) as error:
-            return failed(session, Window(self.upto, self.upto), began, error)
+            return failed_outcome(session, Window(self.upto, self.upto), began, error)
         return None
 
     def retry_parked_transaction(self, session: SubscriptionSession) -> ReplayOutcome:
-        """Try again what the subscription is parked before, as far as that is reached."""
+        """Retry the transaction before which the subscription is parked, or what precedes it up to `upto`."""
         began = time.monotonic()
         name = session.subscription.name
         try:
@@ -195,75 +196,78 @@ class _ReplayUpTo:
             if record is None or record.parked_at is None:
                 return ReplayOutcome()
             if record.parked_transaction is None:
-                # An earlier version has parked it for an unsent value; the next window finds its transaction.
+                # An earlier version parked it for an unsent value; the next window finds its transaction.
                 subscription_records.unpark(session.connection, name)
                 return ReplayOutcome()
-            # Before it everything is applied.
+            # Everything before it is applied.
             end = min(record.parked_transaction, self.upto)
             outcome = apply_in_halves(session, [end], self._attempt(session))
             if outcome.error is None and end == record.parked_transaction:
                 subscription_records.unpark(session.connection, name)
-                logger.info("subscription %s is past transaction %s, and parked no more", name, end)
+                logger.info("subscription %s applied transaction %s and is no longer parked", name, end)
         except (CdcReplayError, psycopg.Error) as error:
-            return failed(session, Window(self.upto, self.upto), began, error)
+            return failed_outcome(session, Window(self.upto, self.upto), began, error)
         return outcome
 
-    def again(self, session: SubscriptionSession) -> ReplayOutcome:
-        """Try all that is left of a parked subscription: at once, where a row that came and went is none."""
+    def retry_parked(self, session: SubscriptionSession) -> ReplayOutcome:
+        """Retry all that is left of a parked subscription in one window, as its net effect."""
         began = time.monotonic()
         name = session.subscription.name
         try:
             with Pipeline(self.open_publisher) as pipeline:
                 pipeline.advance(self.change_log, [session], self.upto)
-                outcome = self.settled(session, pipeline.taken(session))
+                outcome = self.retry_in_parts(session, pipeline.pop_outcome(session))
             if outcome.error is None:
                 subscription_records.unpark(session.connection, name)
-                logger.info("subscription %s has everything up to %s, and is parked no more", name, self.upto)
+                logger.info(
+                    "subscription %s applied everything up to %s and is no longer parked", name, self.upto
+                )
         except (CdcReplayError, psycopg.Error) as error:
-            return failed(session, Window(self.upto, self.upto), began, error)
+            return failed_outcome(session, Window(self.upto, self.upto), began, error)
         return outcome
 
-    def settled(self, session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayOutcome:
-        """The outcome, or, where a window was refused, what applying its parts comes to."""
+    def retry_in_parts(self, session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayOutcome:
+        """The outcome; if a window was refused, the outcome of applying it in halves."""
         if not outcome.is_refused:
             return outcome
         began = time.monotonic()
         try:
             ends = self._ends(session)
             logger.info(
-                "subscription %s: the window is refused; its %d transactions are tried in parts: %s",
+                "subscription %s: window rejected by the subscriber;"
+                " retrying its %d transactions in halves: %s",
                 *(session.subscription.name, len(ends), outcome.error),
             )
-            rest = apply_in_halves(session, ends, self._attempt(session), outcome)
+            tail = apply_in_halves(session, ends, self._attempt(session), outcome)
         except (CdcReplayError, psycopg.Error) as error:
-            rest = failed(session, Window(self.upto, self.upto), began, error)
-        return outcome.followed_by(rest)
+            tail = failed_outcome(session, Window(self.upto, self.upto), began, error)
+        return outcome.followed_by(tail)
 
     def _attempt(self, session: SubscriptionSession) -> Attempt:
         def attempt(end: Lsn) -> ReplayOutcome:
-            with Pipeline(self._not_extending) as pipeline:
+            with Pipeline(self._open_without_extension) as pipeline:
                 pipeline.advance(self.change_log, [session], end)
-                return pipeline.taken(session)
+                return pipeline.pop_outcome(session)
 
         return attempt
 
     @contextlib.contextmanager
-    def _not_extending(self) -> Iterator[PublisherAccess]:
-        """A part that were extended would hold what it is to be told apart from."""
+    def _open_without_extension(self) -> Iterator[PublisherAccess]:
+        """Extending a part would add the transactions that it must be told apart from."""
         with self.open_publisher() as publisher:
             yield dataclasses.replace(publisher, may_extend=False)
 
     def _ends(self, session: SubscriptionSession) -> list[Lsn]:
-        """Where the transactions end that are not applied yet, and the window."""
+        """The ends of the transactions that are not applied yet, and of the window."""
         window = Window(session.position() or self.upto, self.upto)
         ends = [commit.commit_lsn for commit in self.change_log.commits(window)]
         return ends if ends and ends[-1] == self.upto else [*ends, self.upto]
 
 
-def _reported(session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayResult:
-    """The result; if it is a failure it is recorded where `status` and Airflow read it.
+def _record_failure(session: SubscriptionSession, outcome: ReplayOutcome) -> ReplayResult:
+    """The result; a failure is recorded for `status` and Airflow.
 
-    Not where the subscription is another deployment's.
+    It is not if the subscription belongs to another deployment.
     """
     result = outcome.result
     if outcome.failed is not None:

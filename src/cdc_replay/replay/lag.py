@@ -1,23 +1,23 @@
-"""Lag of a subscription: since when it is behind the change log, why, and whether a replay can end it.
+"""Lag of a subscription: since when it lags the change log, why, and whether a replay can end that.
 
 | the subscription                           | reason                              | a replay is due    |
 |--------------------------------------------|-------------------------------------|--------------------|
 | its subscriber does not answer             | the error of the connection         | no                 |
-| has no table that was copied               | the tables that wait for a snapshot | no                 |
-| is parked for a value that nobody has      | why it is parked                    | no                 |
+| has no copied table                        | the tables that wait for a snapshot | no                 |
+| is parked for a lost value                 | why it is parked                    | no                 |
 | is parked before a transaction             | why it is parked                    | after `PATIENCE`   |
 | its subscriber is read-only                | that                                | no                 |
 | another process holds its lock             | which process                       | no                 |
-| its last replay failed for good            | the error                           | after `PATIENCE`   |
-| its last replay failed, and may succeed    | the error                           | yes                |
+| its last replay failed permanently         | the error                           | after `PATIENCE`   |
+| its last replay failed temporarily         | the error                           | yes                |
 | none of these: no replay has run since     | when the last one ended             | yes                |
-| only tables that replay leaves out are old | these tables                        | no                 |
+| only tables that replay leaves out lag     | these tables                        | no                 |
 
-A failure for good ends when somebody changes something, such as a row or a privilege. No event tells of
-that, so such a replay is tried again as well, after a while.
+A permanent failure ends when somebody changes a row or a privilege, for instance. No event reports that, so
+such a replay is retried as well, after a while.
 
-The log and the subscriber are asked, not a record of attempts: a replay that was never started, was killed,
-or did not reach its subscriber leaves no record anywhere.
+Lag is computed from the log and the subscriber, not from a record of attempts: a replay that was never
+started, was killed, or did not reach its subscriber leaves no record.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from cdc_replay.subscriber import (
 )
 
 PATIENCE: Final = timedelta(hours=1)
-"""How long a failure for good is left alone before it is tried again."""
+"""How long a permanent failure is left alone before it is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Why a subscription does not hold all that the log holds.
+    """Why a subscription does not have all that the log has.
 
-    `since` is the commit time of the oldest transaction of the log that a copied table lacks; None if that is
-    unknown, or if there is none. `is_replay_due`: a replay that starts now may help.
+    `since` is the commit time of the oldest transaction of the log that a copied table lacks; None if it is
+    unknown, or there is none. `is_replay_due`: a replay that starts now may help.
     """
 
     reason: str
@@ -58,15 +58,15 @@ class Lag:
 
 
 def unanswered(error: Exception) -> Lag:
-    """The lag of a subscription whose subscriber cannot be asked."""
+    """The lag of a subscription whose subscriber does not answer."""
     return Lag(f"the subscriber does not answer: {str(error).strip()}")
 
 
 def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> Lag | None:
-    """The lag of a subscription, by what its subscriber and the log know now; None if there is none.
+    """The present lag of a subscription; None if there is none.
 
     Raises:
-        CdcReplayError: if the log cannot tell, because it is missing, pruned or damaged.
+        CdcReplayError: if the log is missing, pruned or damaged.
     """
     tables = subscription_tables.table_states(connection, subscription)
     if not tables and not subscription_tables.tables_are_listed(connection, subscription):
@@ -75,9 +75,9 @@ def lag_of(connection: Connection, subscription: str, change_log_uri: str) -> La
     since = oldest_missing(change_log, [table for table in tables.values() if isinstance(table, Ready)])
     if since is not None:
         return _standstill(connection, subscription, since)
-    if left_out := _left_out(tables):
+    if excluded := _excluded_tables(tables):
         parked = [table for table in tables.values() if isinstance(table, Parked)]
-        return Lag(left_out, oldest_missing(change_log, parked))
+        return Lag(excluded, oldest_missing(change_log, parked))
     return None
 
 
@@ -91,10 +91,9 @@ def oldest_missing(change_log: ChangeLog, tables: Sequence[Ready | Parked]) -> d
 
 
 def _standstill(connection: Connection, subscription: str, since: datetime) -> Lag:
-    """Why tables that replay advances lack what the log holds."""
     record = subscription_records.subscription_record(connection, subscription)
     last = recorded_results.last_result(connection, subscription, "replay")
-    # Also where it ended in the future: a clock has been put back since, and nobody waits until it is there.
+    # Also if it ended in the future: the clock was set back since.
     is_patience_over = last is None or abs(datetime.now(UTC) - last.finished) > PATIENCE
     if record is not None and record.parked_at is not None:
         is_due = is_patience_over and record.parked_transaction is not None
@@ -111,12 +110,12 @@ def _standstill(connection: Connection, subscription: str, since: datetime) -> L
     return Lag(f"no replay since {utc_text(last.finished)}", since, is_replay_due=True)
 
 
-def utc_text(moment: datetime) -> str:
-    """The moment in ISO 8601, in whole seconds of UTC."""
-    return moment.astimezone(UTC).isoformat(timespec="seconds")
+def utc_text(time: datetime) -> str:
+    """The time in ISO 8601, in whole seconds of UTC."""
+    return time.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _left_out(tables: Mapping[QualifiedName, TableState]) -> str:
+def _excluded_tables(tables: Mapping[QualifiedName, TableState]) -> str:
     """The tables that replay leaves out, each with its state; empty if there are none."""
     states = {name: describe(table) for name, table in tables.items() if not isinstance(table, Ready)}
-    return "; ".join(f"{name}: {said}" for name, said in states.items())
+    return "; ".join(f"{name}: {description}" for name, description in states.items())

@@ -29,46 +29,53 @@ def definitions(change_log: ChangeLog, window: Window) -> tuple[VersionedRelatio
 def read_definitions_and_summary(
     change_log: ChangeLog, window: Window
 ) -> tuple[tuple[VersionedRelation, ...], LogSummary]:
-    """The relation versions that changes in the window have, each under the catalogs in force for them.
+    """The relation versions of the window's changes, each under the catalogs in force, and a summary.
 
-    In the order of the catalogs' numbers. A TRUNCATE has no relation version (R1.1): where nothing else of
-    its relation is under that catalog, the last one stands for it.
+    In the order of the catalogs' numbers. A TRUNCATE has no relation version (R1.1): if its relation has no
+    other change under that catalog, it gets the relation's last version.
     """
     history = catalog_history(change_log)
-    found = change_log.definitions_in(window, history.positions)
-    catalogs = _Catalogs(history, window, history.catalogs_of({number for _, number in found.all}))
-    known = change_log.relations()
+    log_definitions = change_log.definitions_in(window, history.positions)
+    catalogs = _Catalogs(
+        history, window, history.catalogs_of({version for _, version in log_definitions.all})
+    )
+    relations = change_log.relations()
     changes = [
-        VersionedRelation(known[version], number, catalogs.of(known[version].id, number))
-        for version, number in sorted(found.changes)
+        VersionedRelation(relations[relation], version, catalogs.catalog_for(relations[relation].id, version))
+        for relation, version in sorted(log_definitions.changes)
     ]
-    taken = {(each.relation.id, each.catalog_version) for each in changes}
-    alone = _truncates(sorted(found.truncates - taken), known.values(), catalogs)
-    return tuple(sorted((*changes, *alone), key=lambda each: each.catalog_version)), found.summary
+    with_changes = {(versioned.relation.id, versioned.catalog_version) for versioned in changes}
+    truncates_only = _truncates(
+        sorted(log_definitions.truncates - with_changes), relations.values(), catalogs
+    )
+    defined = sorted((*changes, *truncates_only), key=lambda versioned: versioned.catalog_version)
+    return tuple(defined), log_definitions.summary
 
 
 @dataclass(frozen=True)
 class _Catalogs:
-    """The catalogs in force, by number, and where else to look for a table."""
+    """The catalogs in force, by number, and others to search for a table."""
 
     history: CatalogHistory
     window: Window
     in_force: Mapping[int, PublisherCatalog]
 
-    def of(self, relation: RelationId, number: int) -> PublisherCatalog:
-        """The catalog of that number; where it does not know the table, one that does, if there is any.
+    def catalog_for(self, relation: RelationId, version: int) -> PublisherCatalog:
+        """The catalog of that number; if it lacks the table, another one that has it, if there is one.
 
         A table that was dropped before the publisher's catalog was read is in the version before. The rows of
-        CREATE TABLE AS are written before the message that tells of the table.
+        CREATE TABLE AS are written before the message about the table.
         """
-        if relation in self.in_force[number].tables:
-            return self.in_force[number]
-        knowing = {each: found for each, found in self._nearby.items() if relation in found.tables}
-        earlier = [each for each in knowing if each < number]
-        if knowing:
-            return knowing[max(earlier) if earlier else min(knowing)]
-        older = (found for found in self.history.full_catalogs(number) if relation in found.tables)
-        return next(older, self.in_force[number])
+        if relation in self.in_force[version].tables:
+            return self.in_force[version]
+        with_table = {
+            nearby: catalog for nearby, catalog in self._nearby.items() if relation in catalog.tables
+        }
+        earlier = [nearby for nearby in with_table if nearby < version]
+        if with_table:
+            return with_table[max(earlier) if earlier else min(with_table)]
+        older = (catalog for catalog in self.history.full_catalogs(version) if relation in catalog.tables)
+        return next(older, self.in_force[version])
 
     @functools.cached_property
     def _nearby(self) -> Mapping[int, PublisherCatalog]:
@@ -76,17 +83,17 @@ class _Catalogs:
 
 
 def _truncates(
-    truncates: Iterable[tuple[RelationId, int]], known: Iterable[Relation], catalogs: _Catalogs
+    truncates: Iterable[tuple[RelationId, int]], relations: Iterable[Relation], catalogs: _Catalogs
 ) -> Iterator[VersionedRelation]:
-    last = {relation.id: relation for relation in known}
-    for relation, number in truncates:
+    last = {relation.id: relation for relation in relations}
+    for relation, version in truncates:
         if relation in last:
-            catalog = catalogs.of(relation, number)
-            yield VersionedRelation(_as_in(catalog, last[relation]), number, catalog)
+            catalog = catalogs.catalog_for(relation, version)
+            yield VersionedRelation(_live_columns(catalog, last[relation]), version, catalog)
 
 
-def _as_in(catalog: PublisherCatalog, relation: Relation) -> Relation:
-    """The relation, whatever its version, without columns that the catalog does not know."""
+def _live_columns(catalog: PublisherCatalog, relation: Relation) -> Relation:
+    """The relation, of any version, without columns that the catalog lacks."""
     if relation.id not in catalog.tables:
         return relation
     live = {column.name for column in catalog.tables[relation.id].columns}
@@ -96,14 +103,14 @@ def _as_in(catalog: PublisherCatalog, relation: Relation) -> Relation:
 
 
 def catalog_history(change_log: ChangeLog) -> CatalogHistory:
-    """The publisher's catalogs, each where it is in force."""
+    """The publisher's catalogs, each with the range in which it is in force."""
     return CatalogHistory(change_log.catalogs())
 
 
 def log_reader(change_log: ChangeLog, window: Window, *, cores: int) -> LogReader:
-    """What reads a window of the log on so many cores."""
+    """A reader of a window of the log for that many cores."""
     groups, catalogs = change_log.segments(window), catalog_history(change_log).positions
-    return LogReader.of(groups, window, change_log.relations(), catalogs, cores=cores)
+    return LogReader.for_cores(groups, window, change_log.relations(), catalogs, cores=cores)
 
 
 def decode_window(spark: SparkSession, change_log: ChangeLog, window: Window) -> DataFrame:

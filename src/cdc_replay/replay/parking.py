@@ -1,7 +1,7 @@
-"""What the subscriber refuses for good: everything before it is applied, and what has it is parked.
+"""Permanent apply errors: apply everything before the failing transaction, then park subscription or table.
 
-A native worker applies one transaction after the other, and stops at the one that it cannot apply; an error
-repeats for ever, or disables the subscription. A window has many transactions, and is refused as a whole. So
+A native worker applies transactions in order, and stops at the first one that it cannot apply; the error
+repeats forever, or disables the subscription. A window has many transactions, and is refused as a whole. So
 its first half is tried alone, and so on:
 
     transactions     1  2  3  4  5  6  7  8        6 has a row that the subscriber refuses
@@ -10,25 +10,25 @@ its first half is tried alone, and so on:
     5 … 6            refused
     5                applied
     6                refused: the subscription is parked before 6
-                     or, with `on_failure: table`, the table of that row, and the others go on with 6 … 8
+                     or, with `on_failure: table`, the table of that row, and the others continue with 6 … 8
 
-Every part that is applied is committed with its position, so a crash anywhere loses nothing of it. A part is
-applied as its net effect, like any window: a row that is inserted and deleted again within one is no refusal.
+Every part that is applied is committed with its position, so a crash loses nothing of it. A part is applied
+as its net effect, like any window: a row that is inserted and deleted within it is not refused.
 
-| parked is                          | replay                  | it goes on                             |
+| parked (PostgreSQL: disabled)      | replay                  | it continues                           |
 |------------------------------------|-------------------------|----------------------------------------|
-| a subscription, before a           | tries that one first,   | by itself once that can be applied; or |
-| transaction                        | and nothing behind it   | without it: `resume --skip LSN`        |
+| a subscription, before a           | retries that one first, | once that can be applied; or without   |
+| transaction                        | and no later one        | it: `resume --skip LSN`                |
 | a table, before a transaction      | leaves it out           | `resume --table`, also with `--skip`;  |
 |                                    |                         | or `snapshot --table`                  |
-| either, before a transaction by    | the same                | the same, or with NULL for it:         |
-| which a row enters with a value    |                         | `resume --accept-null`                 |
-| that nobody has (R4.6)             |                         |                                        |
+| either, before a transaction by    | the same                | the same, or with NULL for the value:  |
+| which a row enters with a lost     |                         | `resume --accept-null`                 |
+| value (R4.6)                       |                         |                                        |
 
-Such a value is looked for in the largest window that there is, as a later change may bring it or take the row
-away again. So nothing is tried in halves for it: everything before the row's transaction is applied.
+A missing value is looked for in the largest possible window, as a later change may supply it or remove the
+row again. So no halves are tried for it: everything before the row's transaction is applied.
 
-What may pass by itself (a lock, a full disk, a server that is gone) parks nothing.
+A transient error (a lock, a full disk, a server that is down) parks nothing.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What replaying a subscription has come to: windows that were applied, and one that was not, if any.
+    """The outcome of replaying a subscription: windows that were applied, and at most one that failed.
 
-    Of that one, `error` says why; without a `plan` it was not even begun.
+    `error` says why it failed; without a `plan` it was not even planned.
     """
 
     applied: tuple[ReplayResult, ...] = ()
@@ -75,42 +75,42 @@ class ReplayOutcome:
     error: Exception | None = None
     plan: WindowPlan | None = None
     parked: tuple[str, ...] = ()
-    """Tables that were parked on the way."""
+    """Tables that were parked."""
 
     @property
     def windows(self) -> tuple[ReplayResult, ...]:
-        """Those that were applied, and the one that was not."""
+        """The windows that were applied, and the failed one."""
         return self.applied if self.failed is None else (*self.applied, self.failed)
 
     @property
     def result(self) -> ReplayResult:
-        """All windows as one; there is one at least."""
+        """All windows as one; there must be one."""
         whole = functools.reduce(ReplayResult.followed_by, self.windows)
         return dataclasses.replace(whole, parked=(*whole.parked, *self.parked))
 
     def followed_by(self, later: ReplayOutcome) -> ReplayOutcome:
-        """Windows that were applied, and what came after them."""
+        """These windows, which were applied, and later ones."""
         windows, parked = (*self.applied, *later.applied), (*self.parked, *later.parked)
         return ReplayOutcome(windows, later.failed, later.error, later.plan, parked)
 
     @property
     def is_refused(self) -> bool:
-        """The subscriber does not take a change of the window, or PostgreSQL would not have sent it.
+        """The error is permanent: the subscriber refuses a change, or PostgreSQL would not have sent it.
 
-        Or it lacks a value that nobody has (R4.6). None of it changes while both stay as they are.
+        Or a value is lost (R4.6). The same window would fail again, while both stay as they are.
         """
         match self.error:
             case ApplyConflict() | TargetMismatch() | PublicationRefused() | UnchangedToastLost():
                 return True
             case SubscriberNotReady() | InvalidFilter():
-                # Of a change: its row cannot be found, or its filter fails. Before a plan, of something else.
+                # With a plan, about a change: its row cannot be found, or its filter fails.
                 return self.plan is not None
             case _:
                 return False
 
     @property
     def table(self) -> QualifiedName | None:
-        """The table that the error is about, as far as that is known."""
+        """The table that the error is about, if known."""
         if isinstance(self.error, CdcReplayError) and self.error.table is not None:
             return QualifiedName(*self.error.table)
         if self.plan is None:
@@ -129,14 +129,14 @@ Attempt: TypeAlias = Callable[[Lsn], ReplayOutcome]
 def apply_in_halves(
     session: SubscriptionSession, ends: Sequence[Lsn], attempt: Attempt, refused: ReplayOutcome | None = None
 ) -> ReplayOutcome:
-    """Apply what can be applied of the transactions that end at `ends`; park what refuses the rest.
+    """Apply what can be applied of the transactions that end at `ends`; park before what cannot.
 
-    `refused` is what the window of all of them has come to, if it was tried.
+    `refused` is the outcome of the window of all of them, if it was tried.
     """
-    settling = _Bisection(session, ends, attempt)
-    if refused is not None and not settling.goes_on(refused, len(ends)):
-        return settling.stopped(refused)
-    return settling.run()
+    bisection = _Bisection(session, ends, attempt)
+    if refused is not None and not bisection.narrow(refused, len(ends)):
+        return bisection.park(refused)
+    return bisection.run()
 
 
 @dataclass(slots=True)
@@ -144,88 +144,89 @@ class _Bisection:
     session: SubscriptionSession
     ends: Sequence[Lsn]
     attempt: Attempt
-    done: int = 0
-    """How many transactions are applied."""
-    bad: int | None = None
-    """The first so many of all are not applied together, if that is known."""
+    applied_count: int = 0
+    """The number of transactions that are applied."""
+    refused_upto: int | None = None
+    """The first this many transactions cannot be applied together; None: unknown."""
     applied: list[ReplayResult] = field(default_factory=list)
     parked: list[str] = field(default_factory=list)
-    unknown: tuple[int, ReplayOutcome] | None = None
-    """How many transactions come before the one that lacks a value, and what it has come to."""
+    lost_value: tuple[int, ReplayOutcome] | None = None
+    """The number of transactions before the one that lacks a value, and its outcome."""
 
     def run(self) -> ReplayOutcome:
-        """Go on until everything is applied or something stands in the way."""
-        while self.done < len(self.ends):
-            if self.unknown is not None and self.done >= self.unknown[0]:
-                (_, outcome), self.unknown = self.unknown, None
-                if not self._park_table(outcome, self.ends[self.done]):
-                    return self.stopped(outcome)
+        """Continue until everything is applied or nothing is left to try."""
+        while self.applied_count < len(self.ends):
+            if self.lost_value is not None and self.applied_count >= self.lost_value[0]:
+                (_, outcome), self.lost_value = self.lost_value, None
+                if not self._park_table(outcome, self.ends[self.applied_count]):
+                    return self.park(outcome)
                 continue
-            upto = self.done + self._size()
+            upto = self.applied_count + self._size()
             outcome = self.attempt(self.ends[upto - 1])
             self.applied += outcome.applied
             reached = self.ends[upto - 1] if outcome.error is None else _end(outcome)
-            while self.done < upto and reached is not None and self.ends[self.done] <= reached:
-                self.done += 1
-            if self.done == self.bad:
-                self.bad = None
-            if outcome.error is not None and not self.goes_on(outcome, upto):
-                return self.stopped(outcome)
+            while (
+                self.applied_count < upto and reached is not None and self.ends[self.applied_count] <= reached
+            ):
+                self.applied_count += 1
+            if self.applied_count == self.refused_upto:
+                self.refused_upto = None
+            if outcome.error is not None and not self.narrow(outcome, upto):
+                return self.park(outcome)
         return ReplayOutcome(tuple(self.applied), parked=tuple(self.parked))
 
     def _size(self) -> int:
-        """How many transactions to try next."""
-        if self.bad is None:
-            end = len(self.ends) if self.unknown is None else self.unknown[0]
-            return end - self.done
-        return max(1, (self.bad - self.done) // 2)
+        if self.refused_upto is None:
+            end = len(self.ends) if self.lost_value is None else self.lost_value[0]
+            return end - self.applied_count
+        return max(1, (self.refused_upto - self.applied_count) // 2)
 
-    def goes_on(self, outcome: ReplayOutcome, bad: int) -> bool:
-        """Take up that the first `bad` transactions were not applied; whether something is left to try."""
+    def narrow(self, outcome: ReplayOutcome, refused_upto: int) -> bool:
+        """The first `refused_upto` transactions were not applied; whether something is left to try."""
         if (
             isinstance(outcome.error, UnchangedToastLost)
-            and (lacking := outcome.error.commit_lsn) is not None
+            and (commit_lsn := outcome.error.commit_lsn) is not None
         ):
-            self.bad = None
-            self.unknown = sum(end.value < lacking for end in self.ends), outcome
+            self.refused_upto = None
+            self.lost_value = sum(end.value < commit_lsn for end in self.ends), outcome
             return True
-        if outcome.is_refused and bad - self.done > 1:
-            self.bad = bad
+        if outcome.is_refused and refused_upto - self.applied_count > 1:
+            self.refused_upto = refused_upto
             return True
-        self.bad = None
-        return outcome.is_refused and self._park_table(outcome, self.ends[self.done])
+        self.refused_upto = None
+        return outcome.is_refused and self._park_table(outcome, self.ends[self.applied_count])
 
-    def stopped(self, outcome: ReplayOutcome) -> ReplayOutcome:
-        """What it comes to where nothing is left to try; the subscription is parked if it was refused."""
+    def park(self, outcome: ReplayOutcome) -> ReplayOutcome:
+        """The outcome if nothing is left to try; parks the subscription if it was refused."""
         error, failed = outcome.error, outcome.failed
         name = self.session.subscription.name
         if outcome.is_refused:
-            transaction = self.ends[self.done]
+            transaction = self.ends[self.applied_count]
             error = parked_error(name, transaction, outcome.error)
-            self._park(str(outcome.error), transaction)
+            self._record_park(str(outcome.error), transaction)
         if failed is not None and error is not None:
             failed = failed.failed_with(error)
         return ReplayOutcome(tuple(self.applied), failed, error, outcome.plan, tuple(self.parked))
 
-    def _park(self, reason: str, transaction: Lsn) -> None:
-        at = self.session.position() or self.ends[self.done]
+    def _record_park(self, reason: str, transaction: Lsn) -> None:
+        at = self.session.position() or self.ends[self.applied_count]
         subscription_records.park(
             self.session.connection, self.session.subscription.name, at, reason, transaction
         )
         failpoint("parking.after_park")
 
     def _park_table(self, outcome: ReplayOutcome, transaction: Lsn) -> bool:
-        """Park the table that the error is about, where the configuration says so; whether it is done."""
+        """Park the table that the error is about, if `on_failure` says so; whether it is parked."""
         table, subscription = outcome.table, self.session.subscription
         applied = None if table is None else self.session.ready_tables().get(table)
         if subscription.on_failure is not FailurePolicy.TABLE or table is None or applied is None:
             return False
-        found = Parked(applied, str(outcome.error), transaction)
-        subscription_tables.set_table_state(self.session.connection, subscription.name, table, found)
+        parked = Parked(applied, str(outcome.error), transaction)
+        subscription_tables.set_table_state(self.session.connection, subscription.name, table, parked)
         failpoint("parking.after_park")
         self.parked.append(str(table))
         logger.warning(
-            "subscription %s: table %s is parked at %s, the others go on: %s%s",
+            "subscription %s: table %s is parked at %s, the others continue: %s%s",
             *(subscription.name, table, applied, outcome.error),
             "" if _names_its_transaction(outcome.error) else _remedy(subscription.name, table, transaction),
         )
@@ -237,7 +238,7 @@ def _end(outcome: ReplayOutcome) -> Lsn | None:
 
 
 def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) -> SubscriptionParked:
-    """The error of a subscription that is parked before a transaction, with what to do about it."""
+    """The error of a subscription that is parked before a transaction, with the remedy."""
     hint = "Everything before it is applied."
     if not _names_its_transaction(reason):
         hint += (
@@ -253,7 +254,7 @@ def parked_error(subscription: str, transaction: Lsn, reason: Exception | None) 
 
 
 def _names_its_transaction(reason: Exception | None) -> bool:
-    """Whether the reason itself says what to do about its transaction."""
+    """Whether the reason has its own remedy for its transaction."""
     return isinstance(reason, UnchangedToastLost) and reason.commit_lsn is not None
 
 

@@ -1,17 +1,16 @@
-"""Windows of several subscriptions, one after the other: while one is merged, the next is staged.
+"""Windows of several subscriptions in a pipeline: while one window is merged, the next is staged.
 
     subscription    window 1             window 2             window 3
     executors       stage                stage                stage
     subscriber                merge                merge                merge
     recorded                        (after, upto]        (after, upto]        (after, upto]
 
-Staging is Spark's work, a merge the subscriber's. The next window is planned as if the one before were
-applied, and merged only once it is. If it is not, what was staged is dropped, and the subscription stops
-there. A window that another one cannot be staged beside is waited for: the last one, one with a TRUNCATE,
-which locks its tables, and one with values to look for (`replay.toast.window`).
+Staging is Spark's work, a merge the subscriber's. The next window is planned as if the previous one were
+applied, and merged only after that. If the previous one fails, the staged rows are dropped, and the
+subscription stops there. No window is staged during these merges: the last one, one with a TRUNCATE, which
+locks its tables, and one with unsent values (`replay.toast.window`).
 
-Windows that end at one position share a Spark job. What several subscriptions ask of their subscribers is
-asked side by side: what their tables are, and to merge.
+Windows with the same end share a Spark job. Subscribers are read (to plan) and merged into concurrently.
 """
 
 from __future__ import annotations
@@ -54,32 +53,32 @@ from cdc_replay.subscriber.session import SubscriptionSession
 logger = logging.getLogger(__name__)
 
 MERGES_AT_ONCE: Final = 4
-"""Subscribers that are merged into at the same time; the work is theirs."""
+"""Subscribers that are merged into concurrently; the work is theirs."""
 PLANS_AT_ONCE: Final = 8
-"""Subscriptions that are planned at the same time; each waits for a dozen answers of its subscriber."""
+"""Subscriptions that are planned concurrently; each waits for a dozen queries of its subscriber."""
 
 _T = TypeVar("_T")
-_Given = TypeVar("_Given")
+_Argument = TypeVar("_Argument")
 
 OpenPublisher: TypeAlias = Callable[[], contextlib.AbstractContextManager[PublisherAccess]]
-"""Opens the publisher for windows that end at one position."""
+"""Opens the publisher for windows with the same end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """A window that is being merged; closing it drops what is staged."""
+    """A window that is being merged; closing `resources` drops its staging tables."""
 
     plan: WindowPlan
-    window: ApplySession
-    closing: contextlib.ExitStack
+    session: ApplySession
+    resources: contextlib.ExitStack
     outcome: Future[ReplayOutcome]
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """What is under way, by subscription: a window that is merged, and what those before it have come to.
+    """By subscription, the window that is being merged, and the outcomes of earlier ones.
 
-    The caller holds the subscriptions' locks, also while the context is left: merges are waited for.
+    The caller holds the subscriptions' locks, also while the context exits: that waits for merges.
     """
 
     open_publisher: OpenPublisher
@@ -106,124 +105,131 @@ class Pipeline:
         self._windows.close()
 
     def advance(self, change_log: ChangeLog, subscriptions: Sequence[SubscriptionSession], upto: Lsn) -> None:
-        """Apply the log up to there, but for the last windows, which may be merging still.
+        """Apply the log up to `upto`, except for the last windows, which may still be merging.
 
-        A subscription of which a window fails goes no further.
+        A subscription stops at its first window that fails.
         """
-        # Subscriptions that stand at one position share what the log says of the window.
-        content = _once(functools.partial(read_content, change_log))
-        going_on = {each.subscription.name: each for each in subscriptions}
-        while going_on:
-            planned = functools.partial(self._planned, change_log, content, upto)
-            plans = [plan for plan in self._side_by_side(planned, going_on.values()) if plan is not None]
+        # Subscriptions with the same position share what is read of the log.
+        content = _memoize_content(functools.partial(read_content, change_log))
+        active = {session.subscription.name: session for session in subscriptions}
+        while active:
+            planned = functools.partial(self._plan, change_log, content, upto)
+            plans = [plan for plan in self._map_concurrently(planned, active.values()) if plan is not None]
             ends: dict[Lsn, list[WindowPlan]] = {}
             for plan in plans:
                 if plan.routes.routes:
                     ends.setdefault(plan.window.upto, []).append(plan)
-            self._side_by_side(self._pass_by, [plan for plan in plans if not plan.routes.routes])
-            for together in ends.values():
+            self._map_concurrently(
+                self._advance_empty_window, [plan for plan in plans if not plan.routes.routes]
+            )
+            for group in ends.values():
                 with self.open_publisher() as publisher:
-                    self._stage_and_merge(change_log, together, publisher)
-            parts = (plan.name for plan in plans if plan.is_part)
-            going_on = {name: going_on[name] for name in parts if not self.has_failed(name)}
+                    self._stage_and_merge(change_log, group, publisher)
+            partial = (plan.name for plan in plans if plan.is_partial)
+            active = {name: active[name] for name in partial if not self.has_failed(name)}
 
     def has_failed(self, name: str) -> bool:
-        """Whether it is known that a window of the subscription was not applied."""
+        """Whether a window of the subscription is known to have failed."""
         return name in self._outcomes and self._outcomes[name].error is not None
 
-    def taken(self, session: SubscriptionSession) -> ReplayOutcome:
-        """What the subscription's windows have come to since this was asked last; waits for its merge."""
-        self._settle(session.subscription.name)
+    def pop_outcome(self, session: SubscriptionSession) -> ReplayOutcome:
+        """The outcome of the subscription's windows since the last call; waits for its merge."""
+        self._await_merge(session.subscription.name)
         return self._outcomes.pop(session.subscription.name, ReplayOutcome())
 
-    def _side_by_side(self, work: Callable[[_Given], _T], given: Iterable[_Given]) -> list[_T]:
-        """What `work` makes of each, in their order; each is of a subscription of its own."""
-        return list(self._plans.map(work, given))
+    def _map_concurrently(
+        self, function: Callable[[_Argument], _T], arguments: Iterable[_Argument]
+    ) -> list[_T]:
+        """The results of `function`, in order; each argument belongs to another subscription."""
+        return list(self._plans.map(function, arguments))
 
     # --- one window
 
-    def _planned(
+    def _plan(
         self, change_log: ChangeLog, content: ReadContent, upto: Lsn, session: SubscriptionSession
     ) -> WindowPlan | None:
-        """The subscription's next window; None if it goes no further."""
+        """The subscription's next window; None if it stops."""
         name, began = session.subscription.name, time.monotonic()
-        if (before := self._merging.get(name)) is not None:
-            reached = dict.fromkeys(before.plan.advanced, before.plan.window.upto)
+        if (merging := self._merging.get(name)) is not None:
+            applied = dict.fromkeys(merging.plan.advanced, merging.plan.window.upto)
             with contextlib.suppress(CdcReplayError, psycopg.Error):
-                return plan_window(change_log, content, session.as_if_applied(reached), upto)
-            # Once it is applied, or is not, what is in the way may be gone, or may be told.
-            self._settle(name)
+                return plan_window(change_log, content, session.as_if_applied(applied), upto)
+            # The error may be gone, or reported, once the previous window is merged.
+            self._await_merge(name)
             if self.has_failed(name):
                 return None
         try:
             return plan_window(change_log, content, session, upto)
         except (CdcReplayError, psycopg.Error) as error:
-            self._add(name, failed(session, Window(upto, upto), began, error))
+            self._add(name, failed_outcome(session, Window(upto, upto), began, error))
             return None
 
-    def _pass_by(self, plan: WindowPlan) -> None:
-        """A window without anything for the subscription."""
-        self._settle(plan.name)
+    def _advance_empty_window(self, plan: WindowPlan) -> None:
+        self._await_merge(plan.name)
         if not self.has_failed(plan.name):
-            self._add(plan.name, self._outcome_of(plan, functools.partial(_advance, plan)))
+            self._add(plan.name, self._run(plan, functools.partial(_advance, plan)))
 
     def _stage_and_merge(
         self, change_log: ChangeLog, plans: Sequence[WindowPlan], publisher: PublisherAccess
     ) -> None:
-        found = zip(plans, self._side_by_side(self._opened, plans), strict=True)
-        opened = [(plan, *window) for plan, window in found if window is not None]
-        windows = [(plan, window) for plan, window, _ in opened]
-        staged = stage_windows(change_log, windows, publisher.source.dsn)
-        for plan, window, closing in opened:
-            self._settle(plan.name)
+        sessions = zip(plans, self._map_concurrently(self._open_apply_session, plans), strict=True)
+        opened = [(plan, *session) for plan, session in sessions if session is not None]
+        planned_sessions = [(plan, session) for plan, session, _ in opened]
+        staged = stage_windows(change_log, planned_sessions, publisher.source.dsn)
+        for plan, session, resources in opened:
+            self._await_merge(plan.name)
             if self.has_failed(plan.name):
-                closing.close()
+                resources.close()
                 continue
-            apply = functools.partial(_apply, plan, window, staged[plan.name], publisher)
-            outcome = self._merges.submit(self._outcome_of, plan, apply)
-            self._merging[plan.name] = _Merging(plan, window, closing, outcome)
-        for plan, _ in windows:
-            if not _leaves_room(plan, staged[plan.name]):
-                self._settle(plan.name)
+            apply = functools.partial(_apply, plan, session, staged[plan.name], publisher)
+            outcome = self._merges.submit(self._run, plan, apply)
+            self._merging[plan.name] = _Merging(plan, session, resources, outcome)
+        for plan, _ in planned_sessions:
+            if not _can_overlap(plan, staged[plan.name]):
+                self._await_merge(plan.name)
 
-    def _opened(self, plan: WindowPlan) -> tuple[ApplySession, contextlib.ExitStack] | None:
-        before = self._merging.get(plan.name)
-        closing = self._windows.enter_context(contextlib.ExitStack())
+    def _open_apply_session(self, plan: WindowPlan) -> tuple[ApplySession, contextlib.ExitStack] | None:
+        merging = self._merging.get(plan.name)
+        resources = self._windows.enter_context(contextlib.ExitStack())
         try:
-            window = open_apply_session(request_of(plan), behind=None if before is None else before.window)
-            return closing.enter_context(window), closing
+            previous = None if merging is None else merging.session
+            session = open_apply_session(request_of(plan), previous=previous)
+            return resources.enter_context(session), resources
         except (CdcReplayError, psycopg.Error) as error:
-            self._settle(plan.name)
+            self._await_merge(plan.name)
             if not self.has_failed(plan.name):
-                self._add(plan.name, failed(plan.opened, plan.window, plan.began, error, plan))
+                self._add(plan.name, failed_outcome(plan.session, plan.window, plan.began, error, plan))
             return None
 
-    def _settle(self, name: str) -> None:
-        """Wait for the subscription's merge, if there is one, and take up what it has come to."""
+    def _await_merge(self, name: str) -> None:
         if (merging := self._merging.pop(name, None)) is None:
             return
-        with merging.closing:
+        with merging.resources:
             outcome = merging.outcome.result()
         self._add(name, outcome)
 
     def _add(self, name: str, outcome: ReplayOutcome) -> None:
         self._outcomes[name] = self._outcomes.get(name, ReplayOutcome()).followed_by(outcome)
 
-    def _outcome_of(self, plan: WindowPlan, apply: Callable[[RecordResult], None]) -> ReplayOutcome:
-        """What applying a window has come to, and why the next cannot be planned; its result is recorded."""
+    def _run(self, plan: WindowPlan, apply: Callable[[RecordResult], None]) -> ReplayOutcome:
+        """Apply a window; its outcome, and why the next cannot be planned. Records the result."""
         name, results = plan.name, list[ReplayResult]()
-        # What it was staged beside has its own seconds.
+        # The merge during which it was staged has its own seconds.
         began = max(plan.began, self._ended.get(name, plan.began))
 
-        def record(done: WindowPlan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
+        def record(applied_plan: WindowPlan, counts: Callable[[], Mapping[str, int]]) -> BeforeCommit:
             def before_commit(connection: Connection, applied: Applied) -> None:
-                # Tables without a change in the window have reached its end too.
-                subscription_tables.advance_tables(connection, name, done.advanced, done.window.upto)
-                subscription_tables.mark_rewritten(connection, name, done.rewritten, done.window.upto)
-                if done.found_by_name:
-                    subscription_tables.record_names(connection, name, done.found_by_name)
-                timed = dataclasses.replace(done, began=began)
-                results.append(_result(timed, counts(), applied))
+                # Tables without a change in the window advance too.
+                subscription_tables.advance_tables(
+                    connection, name, applied_plan.advanced, applied_plan.window.upto
+                )
+                subscription_tables.mark_rewritten(
+                    connection, name, applied_plan.rewritten, applied_plan.window.upto
+                )
+                if applied_plan.found_by_name:
+                    subscription_tables.record_names(connection, name, applied_plan.found_by_name)
+                timed = dataclasses.replace(applied_plan, began=began)
+                results.append(_make_result(timed, counts(), applied))
                 recorded_results.record_result(connection, name, "replay", results[-1].to_dict())
 
             return before_commit
@@ -232,10 +238,10 @@ class Pipeline:
             with translated_spark_errors(f'replay of subscription "{name}"'):
                 apply(record)
         except (CdcReplayError, psycopg.Error) as error:
-            return failed(plan.opened, plan.window, began, error, plan)
+            return failed_outcome(plan.session, plan.window, began, error, plan)
         finally:
             self._ended[name] = time.monotonic()
-        # A transaction that is tried again makes its result again.
+        # A retried transaction records its result again.
         result = results[-1]
         logger.info(
             "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
@@ -250,8 +256,8 @@ class Pipeline:
         )
         if plan.unsubscribed:
             logger.warning(
-                "subscription %s: passed over changes of %s, which are published and not subscribed to,"
-                " new on the publisher or made anew on the subscriber; `cdc-replay refresh %s` takes them in",
+                "subscription %s: skipped changes of %s: published but not in the subscription (new on the"
+                " publisher or recreated on the subscriber); run `cdc-replay refresh %s` to add them",
                 *(name, ", ".join(map(str, plan.unsubscribed)), name),
             )
         if plan.rewritten:
@@ -261,19 +267,19 @@ class Pipeline:
                 *(name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
             )
         outcome = ReplayOutcome((result,))
-        if plan.obstacle is None:
+        if plan.stops_at_error is None:
             return outcome
-        left = Window(plan.window.upto, plan.asked)
-        return outcome.followed_by(failed(plan.opened, left, plan.began, plan.obstacle))
+        unapplied = Window(plan.window.upto, plan.requested_upto)
+        return outcome.followed_by(failed_outcome(plan.session, unapplied, plan.began, plan.stops_at_error))
 
 
-def _once(content: ReadContent) -> ReadContent:
-    """What it says of a window, read once, whoever asks for it at the same time."""
-    known, asked = functools.cache(content), threading.Lock()
+def _memoize_content(content: ReadContent) -> ReadContent:
+    """Read a window's content once, for all threads that request it."""
+    cached, lock = functools.cache(content), threading.Lock()
 
     def read(window: Window) -> WindowContent:
-        with asked:
-            return known(window)
+        with lock:
+            return cached(window)
 
     return read
 
@@ -284,28 +290,30 @@ def _advance(plan: WindowPlan, record: RecordResult) -> None:
 
 def _apply(
     plan: WindowPlan,
-    window: ApplySession,
-    lane: StagingResult,
+    session: ApplySession,
+    staging: StagingResult,
     publisher: PublisherAccess,
     record: RecordResult,
 ) -> None:
     failpoint("replay.after_staging")
-    if isinstance(lane, CdcReplayError):
-        raise lane
-    if lane.survey.unsent:
-        apply_with_toast(plan, lane.survey, publisher, record)
+    if isinstance(staging, CdcReplayError):
+        raise staging
+    if staging.survey.unsent:
+        apply_with_toast(plan, staging.survey, publisher, record)
         return
-    window.apply(lane.staged, lane.survey.truncations, before_commit=record(plan, lambda: lane.counts))
+    session.apply(
+        staging.staged, staging.survey.truncations, before_commit=record(plan, lambda: staging.counts)
+    )
 
 
-def _leaves_room(plan: WindowPlan, lane: StagingResult) -> bool:
+def _can_overlap(plan: WindowPlan, staging: StagingResult) -> bool:
     """Whether another window can be planned and staged while this one is merged."""
-    if plan.obstacle is not None or isinstance(lane, CdcReplayError):
+    if plan.stops_at_error is not None or isinstance(staging, CdcReplayError):
         return False
-    return not lane.survey.unsent and not lane.survey.truncations
+    return not staging.survey.unsent and not staging.survey.truncations
 
 
-def _result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
+def _make_result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> ReplayResult:
     return ReplayResult(
         subscription=plan.name,
         from_lsn=plan.window.after,
@@ -324,7 +332,7 @@ def _result(plan: WindowPlan, counts: Mapping[str, int], applied: Applied) -> Re
     )
 
 
-def failed(
+def failed_outcome(
     session: SubscriptionSession,
     window: Window,
     began: float,

@@ -1,10 +1,10 @@
-"""Fences: where the publisher's rows and the log that has led to them can be looked at together.
+"""Fences: where the publisher's rows and the log up to them can be compared.
 
     F        the publisher's position after the snapshot was taken; the log is captured up to it
-    unseen   commits up to F that the snapshot does not hold: they were not visible yet, or came in between
+    unseen   commits up to F that are not in the snapshot: not visible yet when it was taken, or later
 
-Where all unseen commits are the last ones, F is put before them. Nobody is waited for but transactions whose
-commit is in the window already and is not visible yet.
+If only the newest commits are unseen, F is set before them. We wait only for transactions that committed
+inside the window but are not visible yet.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, SharedSnapsh
 
 logger = logging.getLogger(__name__)
 
-_HOPEFUL_TRIES: Final = 5
-"""So often a snapshot is taken again because a commit that it does not hold is before one that it holds."""
+_MAX_RETAKES: Final = 5
+"""Snapshots are retaken this often if an unseen commit precedes a seen one."""
 _PAUSE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherFence:
-    """A snapshot of the publisher, and the position up to which the log has all transactions in it.
+    """A snapshot of the publisher, and the position up to which the log has all of its transactions.
 
     A transaction is in the snapshot if and only if its commit LSN is at or below `upto` and not in `unseen`.
     """
@@ -45,50 +45,50 @@ class PublisherFence:
 
     @property
     def complete_upto(self) -> Lsn:
-        """The snapshot has every transaction up to here."""
+        """The snapshot has every transaction up to this position."""
         return Lsn(min(self.unseen).value - 1) if self.unseen else self.upto
 
 
 @dataclass(slots=True)
 class FenceProvider:
-    """Gives fences as long as its context is open: one for all who need it, none if nobody does."""
+    """Opens fences while its context is open: at most one, when one is requested."""
 
     _source: CaptureSource
     _stack: contextlib.ExitStack
-    _opened: ExportedSnapshot | None
-    _kept: tuple[CurrentSnapshot, Lsn] | None = field(default=None)
+    _given_snapshot: ExportedSnapshot | None
+    _reusable: tuple[CurrentSnapshot, Lsn] | None = field(default=None)
 
-    def of(self, window: Window) -> PublisherFence:
-        """A fence whose snapshot has all transactions of `window`, or is the one that the caller had opened.
+    def fence_for(self, window: Window) -> PublisherFence:
+        """The caller's snapshot, if there is one; else a fence with all transactions of `window`.
 
-        Its `unseen` commits are those behind the beginning of the window.
+        Its `unseen` commits are those after the start of the window.
 
         Raises:
             PublisherNotReady, ServerUnavailable, MissingPrivilege: if the publisher cannot be read.
         """
-        if self._opened is not None:
-            ensure_captured(self._source, self._opened.consistent_point)
-            return PublisherFence(self._opened, self._opened.consistent_point)
-        if self._kept is not None and _fits(fence := self._fence(*self._kept, window), window):
+        if self._given_snapshot is not None:
+            ensure_captured(self._source, self._given_snapshot.consistent_point)
+            return PublisherFence(self._given_snapshot, self._given_snapshot.consistent_point)
+        if self._reusable is not None and _covers(fence := self._fence(*self._reusable, window), window):
             return fence
-        logger.info("publisher %s: opening a fence to read values that were not sent", self._source.publisher)
-        for number in itertools.count(1):
+        logger.info("publisher %s: opening a fence to read unsent values", self._source.publisher)
+        for try_number in itertools.count(1):
             with contextlib.ExitStack() as attempt:
-                kept = self._taken(attempt)
-                fence = self._fence(*kept, window)
-                if _fits(fence, window) and (not fence.unseen or number > _HOPEFUL_TRIES):
+                taken_snapshot = self._take_snapshot(attempt)
+                fence = self._fence(*taken_snapshot, window)
+                if _covers(fence, window) and (not fence.unseen or try_number > _MAX_RETAKES):
                     self._stack.push(attempt.pop_all())
-                    self._kept = kept
+                    self._reusable = taken_snapshot
                     return fence
-            if number == _HOPEFUL_TRIES and not _fits(fence, window):
+            if try_number == _MAX_RETAKES and not _covers(fence, window):
                 logger.info(
-                    "publisher %s: waiting for a commit behind %s, which is in the log and not visible yet",
+                    "publisher %s: waiting for a commit after %s, which is in the log and not visible yet",
                     *(self._source.publisher, fence.complete_upto),
                 )
             time.sleep(_PAUSE_SECONDS)
         raise AssertionError("counting does not end")
 
-    def _taken(self, stack: contextlib.ExitStack) -> tuple[CurrentSnapshot, Lsn]:
+    def _take_snapshot(self, stack: contextlib.ExitStack) -> tuple[CurrentSnapshot, Lsn]:
         snapshot = stack.enter_context(export_current_snapshot(self._source.dsn))
         upto = current_position(self._source.dsn)
         ensure_captured(self._source, upto)
@@ -107,12 +107,14 @@ class FenceProvider:
         return fence if last_seen > fence.complete_upto else PublisherFence(snapshot, fence.complete_upto)
 
 
-def _fits(fence: PublisherFence, window: Window) -> bool:
+def _covers(fence: PublisherFence, window: Window) -> bool:
     return fence.complete_upto >= window.upto
 
 
 @contextlib.contextmanager
-def open_fences(source: CaptureSource, opened: ExportedSnapshot | None = None) -> Iterator[FenceProvider]:
-    """Fences of the publisher; where the caller has opened a snapshot already, it is that one."""
+def open_fences(
+    source: CaptureSource, given_snapshot: ExportedSnapshot | None = None
+) -> Iterator[FenceProvider]:
+    """Fences of the publisher; `given_snapshot` is a snapshot that the caller has opened already."""
     with contextlib.ExitStack() as stack:
-        yield FenceProvider(source, stack, opened)
+        yield FenceProvider(source, stack, given_snapshot)

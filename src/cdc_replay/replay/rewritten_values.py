@@ -1,24 +1,24 @@
-"""Bring the values of tables that the publisher has rewritten without sending anything (R11.9).
+"""Update the values of tables that the publisher has rewritten without sending the rows (R11.9).
 
-A rewrite neither makes nor removes rows. So of the rows that both sides have, paired by key, those that
-differ get the publisher's values; no row is inserted, none deleted:
+A rewrite neither inserts nor deletes rows. So of the rows that both sides have, paired by key, those that
+differ get the publisher's values; no row is inserted or deleted:
 
 | a row is                                        | it                                                |
 |-------------------------------------------------|---------------------------------------------------|
 | published, and here with other values           | is updated; columns of the subscriber's own stay  |
 | published, and not here                         | is counted: a filter may let it in now            |
-| here, and on the publisher, and not published   | is counted: a filter may have taken it out        |
-| here, and not on the publisher                  | stays: it is the subscriber's own, or that of     |
-|                                                 | another subscription, or its DELETE was not sent  |
+| here, and on the publisher, and not published   | is counted: a filter may have excluded it         |
+| here, and not on the publisher                  | stays: it is the subscriber's own, or another     |
+|                                                 | subscription's, or its DELETE was not sent        |
 
-Nothing is moved where the subscriber need not have the publisher's values, or where rows cannot be told to
-belong together: without a key, or where rows of both sides have keys that the other does not have. Then what
-differs is counted too. A warning gives the numbers, and the command that moves such rows. Where a rewrite has
-changed no value, nothing differs, and nothing is said.
+Nothing is updated if the subscriber need not have the publisher's values, or if rows cannot be paired:
+without a key, or if both sides have keys that the other does not have. Then differing rows are counted too. A
+warning has the counts, and the command that moves such rows. If a rewrite has changed no value, nothing is
+logged.
 
 Both sides are compared at a fence: an exported snapshot, up to which the log is captured and replayed. All
-subscriptions of a `sync` end there. A table that cannot be compared, such as one of which the subscriber
-lacks a column, stays marked; changes go on.
+subscriptions of a `sync` end there. A table that cannot be compared, because the subscriber lacks a column
+for example, stays marked; replay continues.
 
 Each table is one transaction, which updates its rows and removes its mark. Killed before it, the next run
 compares the table again.
@@ -59,7 +59,7 @@ ORIGIN_IS_NONE: Final = "a value that differs may have been committed here, with
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What bringing subscriptions to the fence has come to; `tables` are those compared, by subscription."""
+    """The outcome of a comparison at the fence; `tables` are those compared, by subscription."""
 
     captured: CaptureResult
     replayed: tuple[ReplayResult, ...]
@@ -72,10 +72,11 @@ def compare_marked(source: CaptureSource, sessions: Sequence[SubscriptionSession
     The caller holds their locks.
 
     Raises:
-        CdcReplayError: if there is no fence, with nothing changed. What fails for one table is a warning.
+        CdcReplayError: if there is no fence, with nothing changed. An error of one table is a warning.
     """
     if not any(
-        subscription_tables.rewritten_tables(each.connection, each.subscription.name) for each in sessions
+        subscription_tables.rewritten_tables(session.connection, session.subscription.name)
+        for session in sessions
     ):
         return None
     with export_snapshot(source.dsn) as exported:
@@ -83,9 +84,9 @@ def compare_marked(source: CaptureSource, sessions: Sequence[SubscriptionSession
 
 
 def compare_marked_tables(source: CaptureSource, session: SubscriptionSession) -> tuple[TableCompared, ...]:
-    """The same for one subscription, on which others may work while open transactions are waited for.
+    """The same for one subscription, whose lock is released while open transactions are waited for.
 
-    What is in the way is a warning: the tables stay marked.
+    An error is a warning: the tables stay marked.
     """
     name = session.subscription.name
     if not subscription_tables.rewritten_tables(session.connection, name):
@@ -99,11 +100,11 @@ def compare_marked_tables(source: CaptureSource, session: SubscriptionSession) -
 
 
 def warn_of_failure(session: SubscriptionSession, error: Exception) -> None:
-    """Tell that the marked tables are not compared this time."""
+    """Warn that the marked tables are not compared this time."""
     name = session.subscription.name
     logger.warning(
-        "subscription %s: values of tables that the publisher rewrote (R11.9) are not compared; the next run"
-        " tries it again: %s",
+        "subscription %s: values of tables that the publisher rewrote (R11.9) were not compared; the next run"
+        " retries that: %s",
         *(name, error),
     )
 
@@ -116,52 +117,52 @@ def _compare_at(
     with import_snapshot(exported, purpose="catalog") as connection:
         catalog = read_catalog(connection, exported.consistent_point)
     tables = {
-        session.subscription.name: _Marked(session, exported, catalog, source.change_log).compared()
+        session.subscription.name: _MarkedTables(session, exported, catalog, source.change_log).compare()
         for session in sessions
     }
     return Comparison(captured, replayed, tables)
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked:
+class _MarkedTables:
     """The marked tables of a subscription, and the fence at which they are compared."""
 
     session: SubscriptionSession
     exported: ExportedSnapshot
     catalog: PublisherCatalog
     change_log: str
-    _found: list[TableCompared] = field(default_factory=list)
+    _results: list[TableCompared] = field(default_factory=list)
 
-    def compared(self) -> tuple[TableCompared, ...]:
-        """Compare those that replay has brought to the fence."""
+    def compare(self) -> tuple[TableCompared, ...]:
+        """Compare the tables that replay has advanced to the fence."""
         session, name = self.session, self.session.subscription.name
         try:
             marked = subscription_tables.rewritten_tables(session.connection, name)
             ready = session.ready_tables()
             published = {
-                each.table.name: each
-                for each in synced_tables(self.catalog, session.subscription.publications)
+                synced.table.name: synced
+                for synced in synced_tables(self.catalog, session.subscription.publications)
             }
             for table, rewritten_at in marked.items():
                 if table not in published:
-                    # Nothing of it comes any more; a refresh forgets it.
+                    # It is not replicated any more; a refresh removes it.
                     subscription_tables.clear_rewrite(session.connection, name, table)
                 elif ready.get(table) == self.exported.consistent_point:
                     self._compare(published[table], rewritten_at)
         except (CdcReplayError, psycopg.Error) as error:
             warn_of_failure(session, error)
-        return tuple(self._found)
+        return tuple(self._results)
 
     def _compare(self, synced: SyncedTable, rewritten_at: Lsn) -> None:
         subscription, table = self.session.subscription, synced.table.name
         request = ReconcileRequest(subscription, self.exported, self.session.dsn, (synced,))
         results: list[TableCompared] = []
         try:
-            reason = self._why_not_moved(synced)
+            reason = self._why_not_updated(synced)
 
-            def record(connection: Connection, done: ComparedTable) -> None:
+            def record(connection: Connection, compared: ComparedTable) -> None:
                 subscription_tables.clear_rewrite(connection, subscription.name, table)
-                results.append(_result(subscription.name, done, rewritten_at, reason))
+                results.append(_result(subscription.name, compared, rewritten_at, reason))
                 recorded = results[-1].to_dict()
                 recorded_results.record_result(connection, subscription.name, "compare", recorded)
 
@@ -169,17 +170,17 @@ class _Marked:
         except (CdcReplayError, psycopg.Error) as error:
             logger.warning(
                 "subscription %s: the values of %s, which the publisher rewrote by the transaction that"
-                " committed at %s (R11.9), cannot be compared; they will be tried again: %s",
+                " committed at %s (R11.9), could not be compared and will be compared again: %s",
                 *(subscription.name, table, rewritten_at, error),
             )
             return
         (result,) = results
         if result.warning is not None:
             logger.warning("subscription %s: %s", subscription.name, result.warning)
-        self._found.append(result)
+        self._results.append(result)
 
-    def _why_not_moved(self, synced: SyncedTable) -> str | None:
-        """Why the subscriber's rows need not have the publisher's values, or cannot be told apart."""
+    def _why_not_updated(self, synced: SyncedTable) -> str | None:
+        """Why the subscriber's rows need not have the publisher's values, or cannot be paired."""
         session, subscription = self.session, self.session.subscription
         if not subscription.copy_data:
             return "copy_data is false"
@@ -187,54 +188,56 @@ class _Marked:
             return ORIGIN_IS_NONE
         if reason := why_values_may_differ(self.catalog, subscription.publications, synced):
             return reason
-        changed = definition_drifts(session.connection, subscription, self.change_log, self.catalog)
-        if synced.table.name in changed:
-            return "its row filter or columns have changed since its rows were brought"
+        drifts = definition_drifts(session.connection, subscription, self.change_log, self.catalog)
+        if synced.table.name in drifts:
+            return "its row filter or columns have changed since its rows were copied"
         return None if self._has_key(synced) else "its rows have no key"
 
     def _has_key(self, synced: SyncedTable) -> bool:
         target = read_target_tables(self.session.connection, [synced.table.name]).get(synced.table.name)
-        # Where there is no target, the comparison says so.
+        # Without a target, the comparison reports that.
         return target is None or bool(digest.common_key(synced.table, target, synced.columns))
 
 
-def _result(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: str | None) -> TableCompared:
-    values = done.values
+def _result(
+    subscription: str, compared: ComparedTable, rewritten_at: Lsn, reason: str | None
+) -> TableCompared:
+    values = compared.values
     return TableCompared(
-        table=str(done.name),
+        table=str(compared.name),
         rewritten_at=rewritten_at,
         updated=values.update,
         differing=values.different - values.update,
         missing=values.missing,
         taken_out=values.unpublished_rows,
-        rows_read=done.rows,
-        bytes=done.bytes,
-        seconds=done.seconds,
-        warning=_warning(subscription, done, rewritten_at, reason),
+        rows_read=compared.rows,
+        bytes=compared.bytes,
+        seconds=compared.seconds,
+        warning=_warning(subscription, compared, rewritten_at, reason),
     )
 
 
-def _warning(subscription: str, done: ComparedTable, rewritten_at: Lsn, reason: str | None) -> str | None:
-    """What stays different, how many rows that are, and what moves them; None where nothing does."""
-    values = done.values
-    left = values.different - values.update
-    # Where rows need not all be here, those that are missing tell of a rewrite only if others are left over.
+def _warning(subscription: str, compared: ComparedTable, rewritten_at: Lsn, reason: str | None) -> str | None:
+    """What still differs, how many rows, and what moves them; None if nothing does."""
+    values = compared.values
+    differing = values.different - values.update
+    # If rows may be missing anyway, missing ones point to a rewrite only if there are surplus rows too.
     is_missing = values.missing and (reason is None or values.subscriber_only)
-    if not (left or values.unpublished_rows or is_missing):
+    if not (differing or values.unpublished_rows or is_missing):
         return None
     counts = (
-        (left, "of both sides have other values"),
+        (differing, "of both sides have other values"),
         (values.missing, "are published and not here"),
         (values.unpublished_rows, "are here, and on the publisher, and not published"),
     )
-    told = "; ".join(f"{count} rows {what}" for count, what in counts if count)
+    summary = "; ".join(f"{count} rows {state_of_rows}" for count, state_of_rows in counts if count)
     remedy = f"`cdc-replay refresh {subscription} --reconcile` moves them"
     if reason == ORIGIN_IS_NONE:
-        remedy = f"an UPDATE of {done.name} on the publisher that touches them (SET v = v) sends them"
-    if reason is None and left:
+        remedy = f"an UPDATE of {compared.name} on the publisher that touches them (SET v = v) sends them"
+    if reason is None and differing:
         reason = "its key may have been rewritten"
     because = "" if reason is None else f", because {reason}"
     return (
-        f"table {done.name} goes on with rows that differ since the publisher rewrote it by the transaction"
-        f" that committed at {rewritten_at}, which sends no changes (R11.9){because}: {told}; {remedy}"
+        f"table {compared.name} still has rows that differ since the publisher rewrote it by the transaction"
+        f" that committed at {rewritten_at}, which sends no changes (R11.9){because}: {summary}; {remedy}"
     )

@@ -39,7 +39,7 @@ StagingResult: TypeAlias = StagedChanges | CdcReplayError
 
 def request_of(plan: WindowPlan) -> ApplyRequest:
     """Where the plan's window goes."""
-    session, tables = plan.opened, plan.routes.tables
+    session, tables = plan.session, plan.routes.tables
     return ApplyRequest(
         session.subscription, session.dsn, tables, plan.window.upto, contingent_changes, plan.relations
     )
@@ -77,7 +77,7 @@ def _alike(windows: Sequence[PlannedSession]) -> list[list[PlannedSession]]:
 
 def _is_alike(one: PlannedSession, other: PlannedSession) -> bool:
     (plan, window), (other_plan, other_window) = one, other
-    mine, theirs = plan.opened.subscription, other_plan.opened.subscription
+    mine, theirs = plan.session.subscription, other_plan.session.subscription
     options = mine.origin == theirs.origin and mine.on_conflict == theirs.on_conflict
     return options and plan.routes == other_plan.routes and _layouts(window) == _layouts(other_window)
 
@@ -100,7 +100,7 @@ def _staged(flow: WindowJob, lanes: Sequence[Sequence[PlannedSession]]) -> dict[
     return {
         name: staged
         if isinstance(staged, CdcReplayError)
-        else StagedChanges(staged, result.notes.survey(), result.notes.counts)
+        else StagedChanges(staged, result.notes.window_facts(), result.notes.counts)
         for lane, result in zip(names, results, strict=True)
         for name, staged in zip(lane, result.staged, strict=True)
     }
@@ -108,6 +108,6 @@ def _staged(flow: WindowJob, lanes: Sequence[Sequence[PlannedSession]]) -> dict[
 
 def _lane(windows: Sequence[PlannedSession]) -> RoutingGroup:
     plan = windows[0][0]
-    subscription = plan.opened.subscription
-    stagers = tuple(Stager.of(window.tables, each.opened.dsn) for each, window in windows)
+    subscription = plan.session.subscription
+    stagers = tuple(Stager.of(window.tables, each.session.dsn) for each, window in windows)
     return RoutingGroup(plan.routes, subscription.origin, subscription.on_conflict, stagers)

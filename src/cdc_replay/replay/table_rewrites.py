@@ -1,15 +1,15 @@
-"""Tables whose rows the publisher rewrote, which sends nothing (R9.3, R11.9).
+"""Tables whose rows the publisher rewrote, which sends no changes (R9.3, R11.9).
 
     ALTER TABLE t ALTER v TYPE bigint USING v * 100        the rows of t have other values now
     ALTER TABLE t ADD c float DEFAULT random()             and here, the subscriber's own default
 
-The publisher's event trigger says so by a message in the same transaction (`catalog.ddl_change`). Replay
-applies the table's changes before and behind it as natively. A window ends behind the transaction, so that
-none holds the keys of one row in two forms. The commit that brings the table there marks it: its values have
-not been compared since (`subscription_table.rewritten_at`).
+The publisher's event trigger emits a message in the same transaction (`catalog.ddl_change`). Replay applies
+the table's earlier and later changes as natively. A window ends after the transaction, so that no window has
+the keys of one row in two forms. The commit that advances the table to it marks the table as not compared
+since (`subscription_table.rewritten_at`).
 
-`sync`, `snapshot` and `refresh` compare the values of marked tables (`replay.rewritten_values`). Killed
-before that, they are marked still.
+`sync`, `snapshot` and `refresh` compare the values of marked tables (`replay.rewritten_values`). If they are
+killed, the tables stay marked.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from cdc_replay.subscriber.session import SubscriptionSession
 logger = logging.getLogger(__name__)
 
 PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
-"""So begins the reason of a table that an earlier version parked before a rewrite, and did not mark."""
+"""Prefix of the reason with which an earlier version parked a table before a rewrite, unmarked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRewrites:
-    """The tables of a window that were rewritten, each with the ends of the commits that did it, in order.
+    """The tables that a window rewrites, each with the LSNs of the commits that did it, in order.
 
     `catalogs` are those in force anywhere in the window.
     """
@@ -51,7 +51,7 @@ class TableRewrites:
 
     @property
     def last(self) -> Mapping[RelationId, Lsn]:
-        """The end of the last commit that rewrote a table."""
+        """The last commit that rewrote each table."""
         return {relation: ends[-1] for relation, ends in self.commits.items()}
 
     def published(
@@ -59,22 +59,22 @@ class TableRewrites:
     ) -> dict[QualifiedName, frozenset[Lsn]]:
         """The published relations of the rewritten tables, under any of the catalogs, with their commits.
 
-        By name; those of `renamed` by the name that is given there.
+        By name; `renamed` has other names for some of them.
         """
-        found: dict[QualifiedName, frozenset[Lsn]] = {}
+        commits_by_name: dict[QualifiedName, frozenset[Lsn]] = {}
         for relation, ends in self.commits.items():
             for catalog in self.catalogs:
                 for table in _published(catalog, relation, publications):
                     name = (renamed or {}).get(table.id, table.name)
-                    found[name] = found.get(name, frozenset()) | set(ends)
-        return found
+                    commits_by_name[name] = commits_by_name.get(name, frozenset()) | set(ends)
+        return commits_by_name
 
 
 NONE: Final = TableRewrites({}, ())
 
 
 def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> TableRewrites:
-    """The rewrites of `window`; reads the log only if its summary has messages that are no changes."""
+    """The rewrites of `window`; reads the log only if its summary has logical messages."""
     if summary.logical is None:
         return NONE
     commits: dict[RelationId, tuple[Lsn, ...]] = {}
@@ -83,7 +83,7 @@ def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> T
             for relation in parse_rewrite(message.content):
                 commits[relation] = (*commits.get(relation, ()), message.commit_lsn)
         except InvalidMessage as error:
-            # Whoever may emit messages may give them any prefix.
+            # Every role may emit messages with this prefix.
             logger.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
     if not commits:
         return NONE
@@ -97,29 +97,29 @@ def _published(
         return
     leaves = [relation]
     if catalog.tables[relation].is_partitioned:
-        leaves += [each for each in catalog.tables if relation in {a.id for a in catalog.ancestors(each)}]
+        leaves += [leaf for leaf in catalog.tables if relation in {a.id for a in catalog.ancestors(leaf)}]
     for leaf in leaves:
-        if (found := resolve(catalog, publications, leaf)) is not None:
-            yield found.table
+        if (resolved := resolve(catalog, publications, leaf)) is not None:
+            yield resolved.table
 
 
 def first_rewrites(
-    behind: Mapping[QualifiedName, Lsn],
+    applied_lsns: Mapping[QualifiedName, Lsn],
     rewrites: TableRewrites,
     publications: Sequence[str],
     renamed: Mapping[RelationId, QualifiedName],
 ) -> dict[QualifiedName, Lsn]:
-    """Those of `behind` (a table's applied LSN) that were rewritten since; the end of the first commit."""
+    """The first commit that rewrote each of these tables after its applied LSN."""
     return {
         table: min(since)
         for table, ends in rewrites.published(publications, renamed).items()
-        if table in behind and (since := [end for end in ends if end > behind[table]])
+        if table in applied_lsns and (since := [end for end in ends if end > applied_lsns[table]])
     }
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenTable:
-    """A table of which values have not been compared since the rewrite that ended at `lsn`."""
+    """A table whose values have not been compared since the rewrite that committed at `lsn`."""
 
     table: QualifiedName
     subscription: str
@@ -131,7 +131,7 @@ class RewrittenTable:
         return (
             f"its rows on the publisher were rewritten by the transaction that committed at {self.lsn}, which"
             f" sends no changes, and its values have not been compared since; `cdc-replay sync"
-            f" {self.subscription}` or `cdc-replay snapshot {self.subscription}` brings what differs"
+            f" {self.subscription}` or `cdc-replay snapshot {self.subscription}` updates the rows that differ"
         )
 
     def __str__(self) -> str:
@@ -139,18 +139,23 @@ class RewrittenTable:
 
 
 def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, RewrittenTable]:
-    """The subscription's tables of which values have not been compared since a rewrite, by name."""
+    """The subscription's tables whose values have not been compared since a rewrite, by name."""
     marked = subscription_tables.rewritten_tables(connection, subscription).items()
     return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
 
 
 def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:
-    """Let tables go on, and be compared, that were parked before a rewrite, if the log has their changes."""
+    """Unpark and mark tables that an earlier version parked before a rewrite.
+
+    The log must still have their changes.
+    """
     name = session.subscription.name
-    for table, found in session.table_states().items():
-        if not isinstance(found, Parked) or not found.reason.startswith(PARKED_BY_REWRITE):
+    for table, table_state in session.table_states().items():
+        if not isinstance(table_state, Parked) or not table_state.reason.startswith(PARKED_BY_REWRITE):
             continue
-        if found.applied_lsn >= log_start:
+        if table_state.applied_lsn >= log_start:
             with session.connection.transaction():
-                subscription_tables.set_table_state(session.connection, name, table, Ready(found.applied_lsn))
-                subscription_tables.mark_rewritten(session.connection, name, [table], found.applied_lsn)
+                subscription_tables.set_table_state(
+                    session.connection, name, table, Ready(table_state.applied_lsn)
+                )
+                subscription_tables.mark_rewritten(session.connection, name, [table], table_state.applied_lsn)

@@ -1,21 +1,21 @@
-"""Published names against the subscriber's tables: which table a change reaches, and what it does not reach.
+"""Published names against the subscriber's tables: which table a change reaches, and what becomes of others.
 
-A native worker looks up the table that has the published name at that moment, and then its oid among those
-that are subscribed to:
+A native worker looks up the table that has the published name at that moment, and then its oid among the
+subscribed tables:
 
-| a table of that name                 | native                        | here                              |
-|--------------------------------------|-------------------------------|-----------------------------------|
-| is subscribed to                     | applies the change            | the same                          |
-| is there, with the published columns | ignores it until REFRESH      | the same, and the result names it |
-| is there, and lacks a column (R8.1)  | stops                         | the window ends before the change |
-| is not there (R7.12, R8.1)           | stops                         | the window ends before the change |
+| a table of that name                    | native                      | here                              |
+|-----------------------------------------|-----------------------------|-----------------------------------|
+| is subscribed to                        | applies the change          | the same                          |
+| exists, with the published columns      | skips it until REFRESH      | the same, and the result names it |
+| exists, and lacks a column (R8.1)       | stops                       | the window ends before the change |
+| does not exist (R7.12, R8.1)            | stops                       | the window ends before the change |
 
-A native worker has applied what was sent before the subscriber renames a table. Here that may still be in the
-log, under the old name. So where a publisher's table went from the name by which a table of the subscriber is
-recorded to the one that it has now, both were renamed alike, and all its changes go to that table:
+A native worker has applied what was sent before the subscriber renames a table. Here these changes may still
+be in the log, under the old name. So if a publisher's table was renamed from the name under which a table of
+the subscriber is recorded to that table's present name, both were renamed alike, and all changes go there:
 
     publisher     t ──── changes ──── RENAME TO u ──── changes ────▶ log
-    subscriber    recorded as t, called u now                        both reach u
+    subscriber    recorded as t, now named u                         both reach u
 """
 
 from __future__ import annotations
@@ -41,40 +41,39 @@ from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_checks import check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
-_KINDS: Final = {
+_MESSAGE_TYPES: Final = {
     PublishAction.INSERT: MessageType.INSERT.value,
     PublishAction.UPDATE: MessageType.UPDATE.value,
     PublishAction.DELETE: MessageType.DELETE.value,
 }
 
 
-def renamed_alike(
+def tables_renamed_alike(
     change_log: ChangeLog, after: Lsn, known: Iterable[KnownTable]
 ) -> Mapping[RelationId, QualifiedName]:
-    """The publisher's tables that were renamed as the subscriber's were, each with its name now."""
-    moved = {each.recorded_name: each.name for each in known if each.is_renamed}
-    if not moved:
+    """The publisher's tables that were renamed as the subscriber's were, each with its present name."""
+    renamed = {table.recorded_name: table.name for table in known if table.is_renamed}
+    if not renamed:
         return {}
     return {
-        relation: had[-1]
-        for relation, had in _names_since(change_log, after).items()
-        if any(moved.get(name) == had[-1] for name in had)
+        relation: names[-1]
+        for relation, names in _names_since(change_log, after).items()
+        if any(renamed.get(name) == names[-1] for name in names)
     }
 
 
-def called_otherwise_before(
+def tables_renamed_to(
     change_log: ChangeLog, after: Lsn, names: Collection[QualifiedName]
 ) -> Mapping[RelationId, QualifiedName]:
-    """The publisher's tables that have one of `names` now, and earlier had none of them, with that name."""
+    """The publisher's tables that have one of `names` now, and had none of them before, with that name."""
     return {
-        relation: had[-1]
-        for relation, had in _names_since(change_log, after).items()
-        if had[-1] in names and all(name == had[-1] or name not in names for name in had)
+        relation: history[-1]
+        for relation, history in _names_since(change_log, after).items()
+        if history[-1] in names and all(name == history[-1] or name not in names for name in history)
     }
 
 
 def _names_since(change_log: ChangeLog, after: Lsn) -> dict[RelationId, list[QualifiedName]]:
-    """What each of the publisher's tables was called, in order."""
     names: dict[RelationId, list[QualifiedName]] = {}
     for catalog in catalog_history(change_log).within(Window(after, change_log.end_lsn)).values():
         for relation, table in catalog.tables.items():
@@ -83,39 +82,41 @@ def _names_since(change_log: ChangeLog, after: Lsn) -> dict[RelationId, list[Qua
 
 
 @dataclass(frozen=True, slots=True)
-class Strangers:
-    """What a window has for tables that the subscription does not know.
+class UnsubscribedChanges:
+    """What becomes of a window's changes of tables that are not subscribed to.
 
-    The window must end at `upto`, before a change that native stops at. `wanted` are the columns that the
-    tables in the way must have, `targets` those of them that are there.
+    `skipped` are the tables that could take them. The window must end at `upto`, before a change at which a
+    native worker stops. `required` are the columns of the tables that cannot take theirs, `targets` those of
+    the tables that exist.
     """
 
-    passed_over: tuple[QualifiedName, ...]
+    skipped: tuple[QualifiedName, ...]
     upto: Lsn
-    wanted: Mapping[QualifiedName, tuple[str, ...]]
+    required: Mapping[QualifiedName, tuple[str, ...]]
     targets: Mapping[QualifiedName, TargetTable]
 
 
-def strangers(
+def plan_unsubscribed_changes(
     session: SubscriptionSession,
     change_log: ChangeLog,
     window: Window,
-    elsewhere: Sequence[Unrouted],
-    known: Collection[QualifiedName],
-) -> Strangers:
-    """What becomes of changes that have no route because their table is not among those that are `known`."""
-    unknown = [each for each in elsewhere if each.name not in known]
+    unrouted: Sequence[Unrouted],
+    subscribed: Collection[QualifiedName],
+) -> UnsubscribedChanges:
+    """What becomes of changes without a route whose tables are not among the `subscribed`."""
+    unknown = [relation for relation in unrouted if relation.name not in subscribed]
     if not unknown:
-        return Strangers((), window.upto, {}, {})
-    names = dict.fromkeys(each.name for each in unknown)
+        return UnsubscribedChanges((), window.upto, {}, {})
+    names = dict.fromkeys(relation.name for relation in unknown)
     targets = {
-        # Whether it could be written to is not asked where nothing is written.
+        # Nothing is written: whether the table is writable does not matter.
         name: dataclasses.replace(table, row_security=False, rules=(), acting=ActingRole("", Rights.OWN))
         for name, table in read_target_tables(session.connection, names).items()
     }
-    in_the_way = [each for each in unknown if not _could_take(each, targets)]
-    upto = _end_before(change_log, window, in_the_way)
-    return Strangers(tuple(sorted(targets)), upto, {each.name: each.columns for each in in_the_way}, targets)
+    unfit = [relation for relation in unknown if not _could_take(relation, targets)]
+    upto = _end_before(change_log, window, unfit)
+    required = {relation.name: relation.columns for relation in unfit}
+    return UnsubscribedChanges(tuple(sorted(targets)), upto, required, targets)
 
 
 def _could_take(unrouted: Unrouted, targets: Mapping[QualifiedName, TargetTable]) -> bool:
@@ -126,23 +127,23 @@ def _could_take(unrouted: Unrouted, targets: Mapping[QualifiedName, TargetTable]
     return True
 
 
-def _end_before(change_log: ChangeLog, window: Window, in_the_way: Sequence[Unrouted]) -> Lsn:
-    if not in_the_way:
+def _end_before(change_log: ChangeLog, window: Window, unfit: Sequence[Unrouted]) -> Lsn:
+    if not unfit:
         return window.upto
-    sent = SentChanges(dict(_kinds(in_the_way)), frozenset(_truncated(in_the_way)))
+    sent = SentChanges(dict(_message_types(unfit)), frozenset(_truncated(unfit)))
     catalogs = CatalogVersions.from_positions(catalog_history(change_log).positions)
     return change_log.end_before(window, sent, catalogs)
 
 
-def _kinds(unrouted: Iterable[Unrouted]) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
-    for each in unrouted:
-        kinds = frozenset(_KINDS[action] for action in each.actions if action in _KINDS)
-        yield (each.relation.version, each.catalog_version), kinds
+def _message_types(unrouted: Iterable[Unrouted]) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
+    for versioned in unrouted:
+        types = frozenset(_MESSAGE_TYPES[action] for action in versioned.actions if action in _MESSAGE_TYPES)
+        yield (versioned.relation.version, versioned.catalog_version), types
 
 
 def _truncated(unrouted: Iterable[Unrouted]) -> Iterator[tuple[RelationId, int]]:
     return (
-        (each.relation.id, each.catalog_version)
-        for each in unrouted
-        if PublishAction.TRUNCATE in each.actions
+        (versioned.relation.id, versioned.catalog_version)
+        for versioned in unrouted
+        if PublishAction.TRUNCATE in versioned.actions
     )

@@ -33,14 +33,13 @@ from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.subscription import ConflictPolicy, OriginPolicy
 from cdc_replay.replay.apply.staging import PARTS, PARTS_DDL, StagedTable, Stager, collect_staged, stage_with
 from cdc_replay.replay.compact import FoldRules, WindowFacts, fold_rules
+from cdc_replay.replay.compact.chunk_facts import ChunkFacts, chunk_facts
 from cdc_replay.replay.compact.shuffle import (
     BYTES_PER_PART,
     PIECES_DDL,
     ROWS_PER_PART,
-    ChunkFacts,
     PartitionAssignment,
     ShuffleWriter,
-    chunk_facts,
     fold_deferred,
     read_partitions,
 )
@@ -125,11 +124,11 @@ class WindowJob:
             notes = {number: _notes_of(results[number]) for number in waiting}
             aside: dict[int, _DeferredGroup] = {}
             for number, work in zip(waiting, works, strict=True):
-                surveys[number] = notes[number].survey()
+                surveys[number] = notes[number].window_facts()
                 if surveys[number].unsent:
                     # What tasks have made of values that nobody has looked for yet does not count.
                     found[number] = StagedGroup(notes[number], tuple({} for _ in lanes[number].stagers))
-                elif notes[number].aside:
+                elif notes[number].deferred:
                     aside[number] = work.aside(notes[number], surveys[number])
                 elif not notes[number].is_void:
                     found[number] = StagedGroup(notes[number], _by_stager(results[number], lanes[number]))
@@ -190,7 +189,7 @@ class WindowJob:
             weights = Counter(table.index for table in routes.tables)
             for relation, target in {(each.relation.id, each.target.index) for each in routes.routes}:
                 weights[target] += seen[relation]
-            spreads.append(PartitionAssignment.of(parts, weights))
+            spreads.append(PartitionAssignment.from_weights(parts, weights))
         return spreads
 
     def _pieces(self, packing: _MapTask, questionnaire: SparkFilterPlan) -> DataFrame:
@@ -213,7 +212,7 @@ def _by_lane(job: DataFrame, lanes: Sequence[int]) -> dict[int, list[Row]]:
 
 
 def _notes_of(rows: Iterable[Row]) -> ChunkFacts:
-    return ChunkFacts.joined(row["notes"] for row in rows if row["notes"] is not None)
+    return ChunkFacts.merge_dumps(row["notes"] for row in rows if row["notes"] is not None)
 
 
 def _by_stager(
@@ -321,7 +320,7 @@ class _MapTask:
                     routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
                     own = chunk_facts(routed, chunk, counts)
                     if not (lane.packer.is_void(own) or lane.packer.is_void(notes[number])):
-                        yield lane.packer.packed(routed, chunk, own)
+                        yield lane.packer.write_partitions(routed, chunk, own)
                     notes[number].add(own)
         for lane, note in zip(self.lanes, notes, strict=True):
             yield from lane.packer.write_facts(note)
@@ -368,9 +367,9 @@ class _ReduceTask:
         for lane, its_parts in itertools.groupby(sorted(found), key=lambda part: part // self.parts):
             rules, stagers = self.lanes[lane]
             parts = [found[number] for number in its_parts]
-            net = itertools.chain.from_iterable(part.net(rules, lanes=len(self.lanes)) for part in parts)
+            net = itertools.chain.from_iterable(part.net(rules, groups=len(self.lanes)) for part in parts)
             yield from _staged(lane, stagers, net)
-            notes = [{"lane": lane, "notes": part.notes.dumped()} for part in parts]
+            notes = [{"lane": lane, "notes": part.notes.dump()} for part in parts]
             yield pa.RecordBatch.from_pylist(notes, schema=_RESULT)
 
 
@@ -395,7 +394,7 @@ class _DeferredFold:
     def of(cls, lanes: Iterable[_DeferredGroup], *, cores: int) -> _DeferredFold:
         """In as many shares as cores, where a lane has enough for it."""
         found = tuple(lanes)
-        most = max(sum(each.rows for each in lane.notes.aside) for lane in found)
+        most = max(sum(each.rows for each in lane.notes.deferred) for lane in found)
         return cls(found, min(cores, -(-most // _ROWS_PER_SHARE)))
 
     def job(self, session: SparkSession) -> DataFrame:

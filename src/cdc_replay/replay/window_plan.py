@@ -16,21 +16,21 @@ from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.table_state import Ready
 from cdc_replay.replay.log_window import read_definitions_and_summary
 from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
-from cdc_replay.replay.schema_changes import fit
+from cdc_replay.replay.schema_changes import fit_schema
 from cdc_replay.replay.table_rewrites import TableRewrites, first_rewrites, rewrites_in
-from cdc_replay.replay.unsubscribed_tables import renamed_alike, strangers
+from cdc_replay.replay.unsubscribed_tables import plan_unsubscribed_changes, tables_renamed_alike
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_checks import check_targets
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 ROWS_PER_WINDOW: Final = 2_000_000
-"""About how many messages of the log are one transaction of the subscriber at most, if they are several."""
+"""A window of several transactions has about this many messages of the log at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowContent:
-    """What the log says of a window without decoding it."""
+    """What the log holds of a window, without decoding it."""
 
     defined: tuple[VersionedRelation, ...]
     summary: LogSummary
@@ -44,44 +44,44 @@ ReadContent: TypeAlias = Callable[[Window], WindowContent]
 class WindowPlan:
     """The window of one subscription: what is known before any row is read."""
 
-    opened: SubscriptionSession
+    session: SubscriptionSession
     window: Window
-    behind: tuple[QualifiedName, ...]
-    """The tables that the window advances; one that was copied since is ahead, and stays there."""
+    tables_to_advance: tuple[QualifiedName, ...]
+    """A table that was copied since is ahead of the window, and not among them."""
     relations: Mapping[QualifiedName, int]
-    """Their oids."""
+    """Oids of the subscription's tables."""
     dropped: tuple[int, ...]
-    """The oids of tables that the window advances, and that were dropped on the subscriber."""
+    """Oids of tables that the window advances, and that were dropped on the subscriber."""
     routes: Routes
     began: float
     messages: int
     transactions: int
     unsubscribed: tuple[QualifiedName, ...]
-    """Tables that the window changes, and that are published and there, but not subscribed to (R7.12)."""
-    asked: Lsn
-    """The requested position. The window ends before it at a schema change (`replay.schema_changes`), after a
-    table rewrite (`replay.table_rewrites`), or where it would be long."""
-    obstacle: SubscriberNotReady | None = None
-    """Why the rest cannot be applied; without it, the rest is another window."""
+    """Tables that the window changes and that are published and exist, but are not subscribed to (R7.12)."""
+    requested_upto: Lsn
+    """The window ends earlier before a schema change (`replay.schema_changes`), after a table rewrite
+    (`replay.table_rewrites`), or where it would be long."""
+    stops_at_error: SubscriberNotReady | None = None
+    """Why the changes after the window cannot be applied; None: they are another window."""
     rewritten: tuple[QualifiedName, ...] = ()
-    """Tables that the last transaction of the window has rewritten without sending it (R11.9)."""
+    """Tables that the last transaction of the window has rewritten without sending the rows (R11.9)."""
     found_by_name: tuple[int, ...] = ()
-    """The oids of tables that changes reach by another name than before: the subscriber has renamed them."""
+    """Oids of tables that the subscriber has renamed: changes reach them by the new name."""
 
     @property
     def name(self) -> str:
-        """The subscription's."""
-        return self.opened.subscription.name
+        """The subscription's name."""
+        return self.session.subscription.name
 
     @property
     def advanced(self) -> tuple[int, ...]:
         """The oids of all tables that end at the window's end."""
-        return (*(self.relations[name] for name in self.behind), *self.dropped)
+        return (*(self.relations[name] for name in self.tables_to_advance), *self.dropped)
 
     @property
-    def is_part(self) -> bool:
-        """More is to come behind the window."""
-        return self.window.upto < self.asked
+    def is_partial(self) -> bool:
+        """The window ends before `requested_upto`."""
+        return self.window.upto < self.requested_upto
 
 
 def read_content(change_log: ChangeLog, window: Window) -> WindowContent:
@@ -98,9 +98,9 @@ def plan_window(
     *,
     may_be_cut: bool = True,
 ) -> WindowPlan:
-    """The subscription's next window: up to `upto`, or as far as what changes its shape can be one window.
+    """The subscription's next window: up to `upto`, or less where a schema change or a rewrite ends it.
 
-    A long one is cut if it may be, so that neither memory nor what is repeated after a failure grows with it.
+    With `may_be_cut` a long window is split, which bounds memory and what is repeated after a failure.
 
     Raises:
         SubscriberNotReady: if it has no tables yet, needs changes that the log does not have, or its next
@@ -113,112 +113,115 @@ def plan_window(
             f'subscription "{session.subscription.name}" has no tables yet',
             hint=f"Run `cdc-replay snapshot {session.subscription.name}` first.",
         )
-    behind = session.position() or upto
-    is_cut = may_be_cut and behind < upto
-    end = change_log.split_lsn(Window(behind, upto), ROWS_PER_WINDOW) if is_cut else upto
-    plan = _planned(change_log, content, session, end)
-    return dataclasses.replace(plan, began=began, asked=upto)
+    after = session.position() or upto
+    is_cut = may_be_cut and after < upto
+    end = change_log.split_lsn(Window(after, upto), ROWS_PER_WINDOW) if is_cut else upto
+    plan = _plan_up_to(change_log, content, session, end)
+    return dataclasses.replace(plan, began=began, requested_upto=upto)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lagging:
-    """The subscription's tables in front of a window, as one look at the subscriber shows them."""
+class _TableSurvey:
+    """The subscription's tables before a window, as one read of the subscriber's catalog shows them."""
 
     known: tuple[KnownTable, ...]
     targets: Mapping[QualifiedName, TargetTable]
-    behind: Mapping[QualifiedName, Lsn]
-    """Those that are there and end before the window does, with their positions."""
+    lagging: Mapping[QualifiedName, Lsn]
+    """Applied LSN of the tables that exist and end before the window does."""
     dropped: Mapping[int, Lsn]
-    """Those, by oid, that are not there any more; what comes for them must be seen (R8.1)."""
+    """The same of tables that were dropped, by oid: their changes must be seen (R8.1)."""
     window: Window
 
     @property
     def names(self) -> frozenset[QualifiedName]:
-        """What all that are there are called."""
-        return frozenset(each.name for each in self.known if each.name is not None)
+        return frozenset(table.name for table in self.known if table.name is not None)
 
     @property
     def relations(self) -> dict[QualifiedName, int]:
-        """Their oids."""
-        return {each.name: each.relation for each in self.known if each.name is not None}
+        return {table.name: table.relation for table in self.known if table.name is not None}
 
-    def found_by(self, names: Collection[QualifiedName]) -> tuple[int, ...]:
-        """The oids of those that have one of the names, and were recorded by another."""
-        return tuple(each.relation for each in self.known if each.name in names and each.is_renamed)
+    def renamed_tables(self, names: Collection[QualifiedName]) -> tuple[int, ...]:
+        """The oids of tables that have one of the names, and are recorded under another."""
+        return tuple(table.relation for table in self.known if table.name in names and table.is_renamed)
 
 
-def _lagging(session: SubscriptionSession, upto: Lsn) -> _Lagging:
+def _read_tables(session: SubscriptionSession, upto: Lsn) -> _TableSurvey:
     known = session.known_tables()
-    ready = {each: each.state.applied_lsn for each in known if isinstance(each.state, Ready)}
-    behind = {each.name: lsn for each, lsn in ready.items() if each.name is not None and lsn < upto}
-    dropped = {each.relation: lsn for each, lsn in ready.items() if each.name is None and lsn < upto}
-    lagging = [*behind.values(), *dropped.values()]
-    upto = upto if lagging else min(ready.values(), default=upto)
+    ready = {table: table.state.applied_lsn for table in known if isinstance(table.state, Ready)}
+    lagging = {table.name: lsn for table, lsn in ready.items() if table.name is not None and lsn < upto}
+    dropped = {table.relation: lsn for table, lsn in ready.items() if table.name is None and lsn < upto}
+    positions = [*lagging.values(), *dropped.values()]
+    upto = upto if positions else min(ready.values(), default=upto)
     run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(behind), run_as_owner=run_as_owner)
-    found = _Lagging(known, targets, behind, dropped, Window(min(lagging, default=upto), upto))
-    if any(name not in targets or targets[name].oid != found.relations[name] for name in behind):
-        return _lagging(session, upto)  # one was renamed or dropped between the two looks
-    return found
+    targets = read_target_tables(session.connection, tuple(lagging), run_as_owner=run_as_owner)
+    survey = _TableSurvey(known, targets, lagging, dropped, Window(min(positions, default=upto), upto))
+    if any(name not in targets or targets[name].oid != survey.relations[name] for name in lagging):
+        return _read_tables(session, upto)  # a table was renamed or dropped between the two reads
+    return survey
 
 
-def _planned(
+def _plan_up_to(
     change_log: ChangeLog, content: ReadContent, session: SubscriptionSession, upto: Lsn
 ) -> WindowPlan:
-    lagging = _lagging(session, upto)
-    behind, targets, window = lagging.behind, lagging.targets, lagging.window
+    survey = _read_tables(session, upto)
+    lagging, targets, window = survey.lagging, survey.targets, survey.window
     upto = window.upto
-    _check_no_gap(change_log, session.subscription.name, behind)
-    found = content(window)
+    _check_no_gap(change_log, session.subscription.name, lagging)
+    window_content = content(window)
     publications = session.subscription.publications
-    renamed = renamed_alike(change_log, window.after, lagging.known)
-    rewritten = first_rewrites(behind, found.rewrites, publications, renamed)
+    renamed = tables_renamed_alike(change_log, window.after, survey.known)
+    rewritten = first_rewrites(lagging, window_content.rewrites, publications, renamed)
     if rewritten and (end := min(rewritten.values())) < upto:
-        return dataclasses.replace(_planned(change_log, content, session, end), asked=upto)
-    wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
-    routes = plan_routes(found.defined, publications, wanted, renamed)
-    fitting = fit(change_log, window, routes, targets)
-    if fitting.stale:
-        defined = [each for each in found.defined if each.relation.version not in fitting.stale]
+        return dataclasses.replace(_plan_up_to(change_log, content, session, end), requested_upto=upto)
+    wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in lagging.items()}
+    routes = plan_routes(window_content.defined, publications, wanted, renamed)
+    fit = fit_schema(change_log, window, routes, targets)
+    if fit.already_applied:
+        defined = [
+            versioned
+            for versioned in window_content.defined
+            if versioned.relation.version not in fit.already_applied
+        ]
         routes = plan_routes(defined, publications, wanted, renamed)
-    unknown = strangers(session, change_log, window, routes.elsewhere, lagging.names)
+    unsubscribed = plan_unsubscribed_changes(session, change_log, window, routes.elsewhere, survey.names)
     columns = {table.name: table.columns for table in routes.tables}
-    if unknown.upto < upto and unknown.upto <= fitting.upto:
-        fitting = dataclasses.replace(fitting, upto=unknown.upto, is_obstructed=True)
-        columns, targets = {**columns, **unknown.wanted}, {**targets, **unknown.targets}
-    obstacle = None
+    if unsubscribed.upto < upto and unsubscribed.upto <= fit.last_lsn:
+        fit = dataclasses.replace(fit, last_lsn=unsubscribed.upto, has_missing_column=True)
+        columns, targets = {**columns, **unsubscribed.required}, {**targets, **unsubscribed.targets}
+    error = None
     try:
         check_targets(columns, targets)
-    except SubscriberNotReady as error:
-        if not window.after < fitting.upto < upto:
+    except SubscriberNotReady as not_ready:
+        if not window.after < fit.last_lsn < upto:
             raise
-        obstacle = error if fitting.is_obstructed else None
-    if fitting.upto < upto:
-        plan = _planned(change_log, content, session, fitting.upto)
-        # The way to the obstacle may be more than one window; then the next one finds it.
-        return dataclasses.replace(plan, asked=upto, obstacle=None if plan.is_part else obstacle)
-    summary = found.summary
+        error = not_ready if fit.has_missing_column else None
+    if fit.last_lsn < upto:
+        plan = _plan_up_to(change_log, content, session, fit.last_lsn)
+        # More than one window may lie before the error; then a later one finds it.
+        return dataclasses.replace(
+            plan, requested_upto=upto, stops_at_error=None if plan.is_partial else error
+        )
     by_name = {table.name for table in routes.tables}.difference(renamed.values())
     return WindowPlan(
         session,
         window,
-        tuple(behind),
-        lagging.relations,
-        tuple(lagging.dropped),
+        tuple(lagging),
+        survey.relations,
+        tuple(survey.dropped),
         routes,
         0.0,
-        summary.messages,
-        summary.transactions,
-        unknown.passed_over,
+        window_content.summary.messages,
+        window_content.summary.transactions,
+        unsubscribed.skipped,
         upto,
         rewritten=tuple(sorted(rewritten)),
-        found_by_name=lagging.found_by(by_name),
+        found_by_name=survey.renamed_tables(by_name),
     )
 
 
-def _check_no_gap(change_log: ChangeLog, subscription: str, behind: Mapping[QualifiedName, Lsn]) -> None:
+def _check_no_gap(change_log: ChangeLog, subscription: str, lagging: Mapping[QualifiedName, Lsn]) -> None:
     start = change_log.header.start_lsn
-    stale = [str(name) for name, lsn in behind.items() if lsn < start]
+    stale = [str(name) for name, lsn in lagging.items() if lsn < start]
     if stale:
         raise SubscriberNotReady(
             f'subscription "{subscription}" needs changes from before the change log',

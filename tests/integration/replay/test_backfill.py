@@ -1,4 +1,4 @@
-"""A past range of the log, applied again: it repairs, it never takes a row back in time."""
+"""A past range of the log, applied again: it repairs rows, and never takes one back in time."""
 
 from __future__ import annotations
 
@@ -91,17 +91,17 @@ STATES = (
 
 @pytest.fixture
 def history(twin: Twin) -> History:
-    found = History(twin)
-    assert shared(found.ours) == STATES[4]
-    return found
+    history = History(twin)
+    assert shared(history.ours) == STATES[4]
+    return history
 
 
 def shared(database: Database) -> list[tuple[int, int]]:
     return [(key, value) for key, value, _ in database.rows(ROWS)]
 
 
-def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
-    """The range touches 4, 5 (later deleted) and 2, 3, 1; what came later of them is applied as well."""
+def test_subscriber_is_repaired_and_no_row_goes_back_in_time(history: History) -> None:
+    """The range touches 4, 5 (later deleted) and 2, 3, 1; their later changes are applied as well."""
     everything = history.fill(0, 4)
     assert shared(history.ours) == STATES[4]
     assert everything.transactions == 4
@@ -135,8 +135,8 @@ def test_the_subscriber_is_repaired_and_no_row_goes_back_in_time(history: Histor
     assert shared(history.ours) == [*STATES[4], (7, 7)]
 
 
-def test_an_update_that_finds_no_row_natively_brings_none(history: History) -> None:
-    """R4.1, R8.4: with publish = 'update' row 3 was never there, and nothing says that row 2 must be."""
+def test_update_that_matches_no_row_natively_inserts_none(history: History) -> None:
+    """R4.1, R8.4: with publish = 'update' row 3 never existed, and nothing proves that row 2 does."""
     assert history.ours.rows("table w order by id") == [(1, 10), (2, 10)]
     history.ours.run("update w set a = -1 where id = 1; delete from w where id = 2")
 
@@ -146,14 +146,14 @@ def test_an_update_that_finds_no_row_natively_brings_none(history: History) -> N
 
 
 def test_another_database_gets_the_range_as_it_was(history: History) -> None:
-    """It holds the state at `--from`, so it holds that at `--to` afterwards; nothing else stays behind."""
-    other = history.twin.database(TABLES)
-    other.run("insert into t values (1, 0), (2, 0), (3, 0)")
+    """It has the state at `--from`, so it has that at `--to` afterwards; nothing else is left there."""
+    database = history.twin.database(TABLES)
+    database.run("insert into t values (1, 0), (2, 0), (3, 0)")
     for end in range(1, 5):
-        history.fill(end - 1, end, other)
-        assert shared(other) == STATES[end], end
-    assert other.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
-    assert other.rows("table u") == [(1, 1)]
+        history.fill(end - 1, end, database)
+        assert shared(database) == STATES[end], end
+    assert database.rows("select from pg_namespace where nspname = 'cdc_replay'") == []
+    assert database.rows("table u") == [(1, 1)]
 
     # Empty tables get the rows that the range inserts or updates whole.
     empty = history.twin.database(TABLES)
@@ -163,19 +163,19 @@ def test_another_database_gets_the_range_as_it_was(history: History) -> None:
     assert shared(history.ours) == STATES[4]
 
 
-def test_a_range_may_be_given_by_time(history: History) -> None:
+def test_range_may_be_given_by_timestamps(history: History) -> None:
     """Up to the last transaction that was committed by then."""
-    other = history.twin.database(TABLES)
-    other.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
-    result = backfill(history.twin.config, "s", history.times[1], history.times[3], into=other.dsn)
+    database = history.twin.database(TABLES)
+    database.run("insert into t values (1, 0), (2, 0), (3, 0), (4, 4), (5, 5)")
+    result = backfill(history.twin.config, "s", history.times[1], history.times[3], into=database.dsn)
 
-    assert shared(other) == STATES[3]
+    assert shared(database) == STATES[3]
     assert result.transactions == 2
     assert history.positions[0] < result.from_lsn < result.to_lsn <= history.positions[3]
 
 
-def test_a_table_that_was_truncated_since_gets_what_came_after(history: History) -> None:
-    """The TRUNCATE empties what the range wrote; the rows that came after it are part of the repair."""
+def test_table_truncated_since_gets_the_changes_after_the_truncate(history: History) -> None:
+    """The TRUNCATE empties what the range wrote; later rows are part of the repair."""
     history.twin.publish(
         "truncate t;\ninsert into t values (8, 8), (9, 9);\nupdate t set a = 90 where id = 9"
     )
@@ -187,9 +187,9 @@ def test_a_table_that_was_truncated_since_gets_what_came_after(history: History)
     assert shared(history.ours) == [(8, 8), (9, 90)]
 
 
-def test_a_range_that_cannot_be_replayed_is_refused(history: History) -> None:
+def test_range_that_cannot_be_replayed_is_refused(history: History) -> None:
     twin, config = history.twin, history.twin.config
-    first, second = (str(each) for each in history.positions[:2])
+    first, second = (str(lsn) for lsn in history.positions[:2])
     with pytest.raises(InvalidConfiguration, match="is empty"):
         backfill(config, "s", second, first)
     with pytest.raises(InvalidConfiguration, match="is empty"):

@@ -26,7 +26,7 @@ TRAFFIC = ";\n".join(
 )
 
 
-def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
+def test_captured_changes_are_applied_while_the_capture_runs(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One result over several windows, the sum of what they are."""
@@ -39,29 +39,27 @@ def test_what_is_captured_so_far_is_applied_while_the_capture_goes_on(
     twin.publish(TRAFFIC)
 
     with caplog.at_level(logging.INFO, logger="cdc_replay.replay.pipeline"):
-        (found,) = twin.sync_ours()
+        (result,) = twin.sync_ours()
 
-    assert found.replay.error is None
-    assert found.capture.pulls > 10
+    assert result.replay.error is None
+    assert result.capture.pulls > 10
     windows = [record for record in caplog.records if "changes read" in record.getMessage()]
     assert len(windows) > 1
     assert start is not None
-    assert (found.replay.from_lsn, found.replay.to_lsn) == (start, found.to_lsn)
-    assert found.replay.changes_read == found.capture.messages
-    assert found.replay.transactions == found.capture.transactions
+    assert (result.replay.from_lsn, result.replay.to_lsn) == (start, result.to_lsn)
+    assert result.replay.changes_read == result.capture.messages
+    assert result.replay.transactions == result.capture.transactions
     twin.sync()
     assert twin.rows("s", "t")
 
 
-def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error is that of the capture; the next run goes on where the log ends."""
+def test_failed_capture_leaves_its_changes_applied(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is that of the capture; the next run continues where the log ends."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("s", "p", tables=TABLE)
     twin.sync()
-    twin.publish(";\n".join(f"insert into t values ({number}, 0, '')" for number in range(1, 9)))
+    twin.publish(";\n".join(f"insert into t values ({row_id}, 0, '')" for row_id in range(1, 9)))
     monkeypatch.setenv("CDC_REPLAY_FAILPOINT", "capture.after_segment@4=error")
 
     with pytest.raises((CdcReplayError, RuntimeError)):
@@ -75,8 +73,8 @@ def test_a_capture_that_fails_leaves_applied_what_it_has_captured(
     assert len(twin.rows("s", "t")) == 8
 
 
-def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twin) -> None:
-    """The other one comes to the end, and what stands in the way of the first is named."""
+def test_failed_subscription_is_left_out_of_later_windows(twin: Twin) -> None:
+    """The other one reaches the end, and the error names what blocks the first."""
     twin.options["max_changes_per_pull"] = 2
     twin.publisher.run(f"{TABLE}; create publication p for table t")
     twin.subscribe("good", "p", tables=TABLE)
@@ -84,7 +82,7 @@ def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twi
     twin.sync("good")
     twin.sync_ours("bad")
     twin.pairs["bad"].ours.run("insert into t values (3, 0, 'in the way')")
-    twin.publish(";\n".join(f"insert into t values ({number}, 0, '')" for number in range(1, 9)))
+    twin.publish(";\n".join(f"insert into t values ({row_id}, 0, '')" for row_id in range(1, 9)))
 
     good, bad = twin.sync_ours("good", "bad")
 
@@ -95,7 +93,7 @@ def test_a_subscription_that_fails_is_left_out_of_the_windows_after_it(twin: Twi
     assert len(twin.rows("good", "t")) == 8
 
 
-def test_a_long_window_is_several_transactions_of_the_subscriber(
+def test_long_window_is_several_transactions_of_the_subscriber(
     twin: Twin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(plan, "ROWS_PER_WINDOW", 20)
@@ -118,10 +116,10 @@ def test_a_long_window_is_several_transactions_of_the_subscriber(
     assert twin.rows("s", "t")
 
 
-def test_subscriptions_that_see_the_same_share_a_lane_and_others_have_their_own(
+def test_subscriptions_with_equal_routes_share_a_routing_group(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job for all of them; each row filter, policy and origin is asked for itself."""
+    """One job for all of them; row filters, policies and origins stay their own."""
     twin.publisher.run(f"{TABLE}; alter table t replica identity full")
     twin.publisher.run("create publication p for table t where (a % 2 = 0)")
     twin.publisher.run("create publication q for table t where (upper(b) like 'X%')")
@@ -143,7 +141,7 @@ def test_subscriptions_that_see_the_same_share_a_lane_and_others_have_their_own(
 
     results = replay(twin.config, ["one", "two", "three", "four"])
 
-    assert [each.error for each in results] == [None] * 4
+    assert [result.error for result in results] == [None] * 4
     assert seen == [[1, 1, 2]]
     twin.sync("one", "two", "three")
     assert twin.rows("one", "t") == twin.rows("two", "t") != twin.rows("three", "t")

@@ -1,4 +1,4 @@
-"""What a real publisher sends arrives as changes: the columnar decoder, and the decode stage on Spark."""
+"""What a real publisher sends, as changes: the columnar decoder, and the decode stage on Spark."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def values(change: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_rows_arrive_as_the_publisher_wrote_them(stream: Stream) -> None:
-    """R1.4 to R1.6 with the default replica identity: no old tuple unless the key changes, then the key."""
+    """R1.4 to R1.6, default replica identity: no old tuple unless the key changes, then the key."""
     stream.database.run("insert into orders values (1, null, 1.5, repeat('x', 3000)), (2, 'ünï', null, '')")
     stream.database.run("update orders set note = 'seen' where id = 1")
     stream.database.run("update orders set id = 3 where id = 2")
@@ -106,7 +106,7 @@ def test_replica_identity_full_sends_the_whole_old_row(stream: Stream) -> None:
     ]
 
 
-def test_a_truncate_of_several_tables_is_a_row_each(stream: Stream) -> None:
+def test_truncate_of_several_tables_is_one_row_per_table(stream: Stream) -> None:
     stream.database.run("truncate orders, visits restart identity cascade")
     changes = stream.decoded()
     (oids,) = zip(
@@ -120,7 +120,7 @@ def test_a_truncate_of_several_tables_is_a_row_each(stream: Stream) -> None:
     assert len({(change["commit_lsn"], change["seq"]) for change in changes}) == 1
 
 
-def test_a_table_that_is_altered_between_two_rows_has_two_shapes(stream: Stream) -> None:
+def test_table_altered_between_two_rows_has_two_shapes(stream: Stream) -> None:
     """R1.13: the tuples of each shape are read with their own number of columns (R1.4)."""
     stream.database.run(
         "begin; insert into visits values ('ann'); alter table visits add page int;"
@@ -133,7 +133,7 @@ def test_a_table_that_is_altered_between_two_rows_has_two_shapes(stream: Stream)
     assert first["relation_version"] != second["relation_version"]
 
 
-def test_a_logical_message_is_no_change(stream: Stream) -> None:
+def test_logical_message_is_not_a_change(stream: Stream) -> None:
     stream.database.run(
         "begin; select pg_logical_emit_message(true, 'p', 'x'); insert into visits values ('ann'); commit"
     )
@@ -151,12 +151,10 @@ def write_segment(folder: Path, name: str, batches: list[Any]) -> tuple[RowGroup
 
 
 @pytest.mark.spark
-def test_the_stage_yields_the_changes_of_the_window(
-    stream: Stream, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_reader_yields_the_changes_of_the_window(stream: Stream, spark: SparkSession, tmp_path: Path) -> None:
     """Through Parquet row groups and Spark tasks: the reference reader's changes, each once."""
-    for number in range(1, 8):
-        stream.database.run(f"insert into orders values ({number}, null, {number})")
+    for index in range(1, 8):
+        stream.database.run(f"insert into orders values ({index}, null, {index})")
         stream.database.run("update visits set who = who; insert into visits values ('ä', now(), '{}')")
     stream.database.run("truncate visits, orders cascade")
     assembly = stream.assembly()
@@ -167,7 +165,7 @@ def test_the_stage_yields_the_changes_of_the_window(
     window = Window(Lsn(commits[2]), Lsn(commits[-1]))
     catalogs = [(0, 0), (0, log.column("lsn").to_pylist()[10])]
 
-    reader = LogReader.of(groups, window, assembly.relations, catalogs, cores=2)
+    reader = LogReader.for_cores(groups, window, assembly.relations, catalogs, cores=2)
     frame = reader.frame(spark)
 
     inside = [row for row in log.to_pylist() if window.after.value < row["commit_lsn"] <= window.upto.value]
@@ -185,7 +183,7 @@ def in_order(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 def test_no_row_groups_are_no_changes(spark: SparkSession) -> None:
-    frame = LogReader.of((), EVERYTHING, {}, [(0, 0)], cores=2).frame(spark)
+    frame = LogReader.for_cores((), EVERYTHING, {}, [(0, 0)], cores=2).frame(spark)
     assert frame.columns == list(CHANGES.names)
     assert frame.count() == 0
 
@@ -215,9 +213,7 @@ DAMAGES: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.spark
-def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_task_error_names_segment_row_group_row_and_offset(spark: SparkSession, tmp_path: Path) -> None:
     """The driver gets the text alone; the segment around the damage is valid."""
     good = log_row(GOOD)
     for damage, (kind, message, problem) in DAMAGES.items():
@@ -225,20 +221,25 @@ def test_the_error_of_a_task_names_segment_row_group_row_and_offset(
         batches = [log_batch([good, good | {"seq": 1}]), log_batch([good | {"seq": 2}, bad])]
         groups = write_segment(tmp_path, damage, batches)
         with pytest.raises(PythonException) as failed:
-            LogReader.of(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).collect()
-        said = str(failed.value)
-        assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in said
-        assert said.count("cdc_replay.errors.InvalidMessage: ") == 1
+            LogReader.for_cores(groups, EVERYTHING, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(
+                spark
+            ).collect()
+        message_text = str(failed.value)
+        assert f'{problem}, row 1 of row group 1 of segment "{groups[1].uri}" [R1.' in message_text
+        assert message_text.count("cdc_replay.errors.InvalidMessage: ") == 1
         assert (
             "DETAIL: Row 1 is message 3 of the transaction that commits at 0/64"
-            f" and has {len(message or b'')} bytes." in said
+            f" and has {len(message or b'')} bytes." in message_text
         )
 
 
 @pytest.mark.spark
-def test_a_damaged_message_outside_of_the_window_harms_nobody(spark: SparkSession, tmp_path: Path) -> None:
+def test_damaged_message_outside_of_the_window_is_ignored(spark: SparkSession, tmp_path: Path) -> None:
     """Only what is replayed is decoded."""
     batch = log_batch([log_row(GOOD, commit_lsn=100), log_row(GOOD[:-1], commit_lsn=101)])
     groups = write_segment(tmp_path, "test", [batch])
     window = Window(Lsn(0), Lsn(100))
-    assert LogReader.of(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count() == 1
+    assert (
+        LogReader.for_cores(groups, window, {TABLE.version: TABLE}, [(0, 0)], cores=2).frame(spark).count()
+        == 1
+    )

@@ -1,7 +1,7 @@
 """Definitions that change between the changes of one window take effect where native applies them (R9.10).
 
-Every case is a table, or a few, with publications of their own, changed and altered again and again; all of
-it is captured and replayed at once, beside native subscriptions that have seen it happen.
+Every case is a table, or a few, with publications of their own, changed and altered repeatedly; all cases are
+captured and replayed at once, beside native subscriptions that ran meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass(frozen=True)
 class Case:
-    """What there is on both sides, what is published, and a script that runs within one window.
+    """Both sides' tables, the publications, and a script that runs within one window.
 
     `expected` are rows by table, derived from the rules. `subscriber`: other tables than the publisher's.
     """
@@ -287,7 +287,7 @@ TOGETHER = {
 PUBLICATIONS = {"agree": ("agree1", "agree2")}
 
 
-def test_whatever_is_altered_is_altered_where_native_sees_it(twin: Twin) -> None:
+def test_alterations_take_effect_at_the_native_position(twin: Twin) -> None:
     """R9.10, R9.11: every case at once, in one window."""
     for case in TOGETHER.values():
         twin.publisher.run(f"{case.tables}; {case.publications}")
@@ -305,8 +305,8 @@ def test_whatever_is_altered_is_altered_where_native_sees_it(twin: Twin) -> None
             assert twin.rows("s", table) == rows, table
 
 
-def test_a_table_that_is_made_again_under_its_name_is_another_one(twin: Twin) -> None:
-    """R9.10: columns in another order, as a member and for all tables; old rows are not taken back."""
+def test_table_recreated_under_its_name_is_another_one(twin: Twin) -> None:
+    """R9.10: columns in another order, as a member and for all tables; old rows stay."""
     twin.publisher.run(f"{AGAIN.tables}; {AGAIN.publications}")
     twin.subscribe("member", "again", tables=AGAIN.tables)
     twin.subscribe("all", "anew", tables=AGAIN.tables)
@@ -339,10 +339,10 @@ def run(connection: Connection, *statements: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"streaming": True}, {"two_phase": True}, {"streaming": True, "two_phase": True}], ids=str
 )
-def test_transactions_see_their_own_definitions_and_those_that_were_committed(
+def test_transactions_see_their_own_and_committed_definitions(
     twin: Twin, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.10, R9.8, R1.9: open transactions with DDL, prepared and large ones, in whatever order they end."""
+    """R9.10, R9.8, R1.9: open transactions with DDL, prepared and large ones, ending in any order."""
     twin.publisher.run(
         CONCURRENT + "; create publication mine for table mine; create publication yours for"
         " table yours; create publication ours for table ours where (a > 10);"
@@ -406,7 +406,7 @@ def large_with_savepoint(writer: Connection) -> None:
 
 
 def test_open_transactions_that_change_one_publication_do_not_undo_each_other(twin: Twin) -> None:
-    """R9.11: PostgreSQL lets neither wait for the other, and what was told first commits last."""
+    """R9.11: PostgreSQL lets neither wait for the other, and the first message commits last."""
     tables = "create table one (id int primary key, a int); create table gone (id int primary key)"
     twin.publisher.run(f"create type mood as enum ('sad'); {tables}")
     twin.publisher.run("alter table one add m mood; create publication p for table one (id, a), gone")
@@ -433,7 +433,7 @@ def two_transactions(publisher: Database) -> Iterator[tuple[Connection, Connecti
         yield first, second
 
 
-def test_pulls_may_end_between_a_command_and_what_it_decides(twin: Twin) -> None:
+def test_pulls_may_end_between_a_command_and_its_effect(twin: Twin) -> None:
     """R1.23: the bound of a pull is reached anywhere between two transactions."""
     case = dataclasses.replace(FILTER, script=f"{FILTER.script};\n{INSIDE.script}")
     twin.publisher.run(f"{FILTER.tables}; {FILTER.publications}; {INSIDE.tables}; {INSIDE.publications}")
@@ -450,7 +450,7 @@ def test_pulls_may_end_between_a_command_and_what_it_decides(twin: Twin) -> None
 
 
 @pytest.mark.parametrize("point", [name for name in FAILPOINTS if name.startswith("capture.")])
-def test_a_killed_capture_leaves_the_definitions_as_they_were(twin: Twin, point: str) -> None:
+def test_killed_capture_leaves_the_definitions_unchanged(twin: Twin, point: str) -> None:
     twin.publisher.run(f"{INSIDE.tables}; {INSIDE.publications}")
     twin.subscribe("s", "inside", tables=INSIDE.tables)
     twin.sync()
@@ -464,7 +464,7 @@ def test_a_killed_capture_leaves_the_definitions_as_they_were(twin: Twin, point:
 
     assert twin.rows("s", "inside") == INSIDE.expected["inside"]
     versions = captured.log.catalogs()
-    assert len({(each.owner, each.from_lsn) for each in versions}) == len(versions)
+    assert len({(version.owner, version.from_lsn) for version in versions}) == len(versions)
     verify_log(twin.config, "pub")
 
 
@@ -490,8 +490,8 @@ def ours(twin: Twin) -> list[tuple[object, ...]]:
     return twin.pairs["s"].ours.rows("select id from t order by id")
 
 
-def test_without_event_triggers_a_definition_is_in_force_for_the_whole_pull(twin: Twin) -> None:
-    """R9.11: what is read is in force from the end of the pull before."""
+def test_definition_is_in_force_for_the_whole_pull_without_event_triggers(twin: Twin) -> None:
+    """R9.11: a catalog is in force from the end of the pull before the one that reads it."""
     set_up_one(twin, event_trigger=False)
     twin.publisher.run("insert into t values (1, 11)")
     twin.publisher.run(NARROW.format(100))
@@ -500,8 +500,8 @@ def test_without_event_triggers_a_definition_is_in_force_for_the_whole_pull(twin
     assert ours(twin) == [(2,)]
 
 
-def test_without_event_triggers_a_value_of_the_type_before_is_told(twin: Twin) -> None:
-    """R9.10: the filter of now compares numbers; what is in the way is a name, not a traceback."""
+def test_value_of_the_previous_type_is_reported_without_event_triggers(twin: Twin) -> None:
+    """R9.10: the present filter compares numbers, the value is a name: an error, not a traceback."""
     tables = "create table x (id int primary key, a text)"
     twin.options["event_trigger"] = False
     twin.publisher.run(f"{tables}; create publication p for table x with (publish = 'insert, delete')")
@@ -523,10 +523,10 @@ def test_without_event_triggers_a_value_of_the_type_before_is_told(twin: Twin) -
     assert twin.rows("s", "x") == [(2, "7")]
 
 
-def test_event_triggers_that_come_later_are_exact_from_then_on(
+def test_event_triggers_created_later_are_exact_from_then_on(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R9.11: the setup that installs them writes down where the publisher stands."""
+    """R9.11: the setup that installs them records the publisher's position."""
     set_up_one(twin, event_trigger=False)
     twin.publisher.run(NARROW.format(20))
     twin.options["event_trigger"] = True
@@ -540,7 +540,7 @@ def test_event_triggers_that_come_later_are_exact_from_then_on(
     assert "event triggers" not in caplog.text
 
 
-def test_what_event_triggers_have_not_told_is_found_and_named(
+def test_ddl_that_event_triggers_missed_is_detected_and_named(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R9.11: disabled for a while; the catalog is in force from where it was read."""
@@ -559,7 +559,7 @@ def test_what_event_triggers_have_not_told_is_found_and_named(
     assert "not told" not in caplog.text
 
 
-def test_rows_of_a_table_that_event_triggers_have_not_told_of_are_not_lost(
+def test_rows_of_a_table_that_event_triggers_missed_are_kept(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R9.11: a partition of a published table, made while they were disabled, and filled at once."""
@@ -576,8 +576,8 @@ def test_rows_of_a_table_that_event_triggers_have_not_told_of_are_not_lost(
     assert "not told of public.t_1" in caplog.text
 
 
-def test_the_rows_of_create_table_as_are_of_the_table_that_it_makes(twin: Twin) -> None:
-    """R9.10: they are written before the message that tells of the table."""
+def test_rows_of_create_table_as_belong_to_the_new_table(twin: Twin) -> None:
+    """R9.10: they are written before the message about the table."""
     tables = "create table made (id int primary key)"
     twin.publisher.run(f"{tables}; create publication p for all tables with (publish = 'insert')")
     twin.subscribe("s", "p", tables=tables)
@@ -590,7 +590,7 @@ def test_the_rows_of_create_table_as_are_of_the_table_that_it_makes(twin: Twin) 
     assert twin.rows("s", "made") == [(1,), (2,)]
 
 
-def test_a_message_that_others_write_under_that_prefix_is_ignored(
+def test_message_of_another_writer_under_our_prefix_is_ignored(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R9.13: also one that is not transactional."""
@@ -605,8 +605,8 @@ def test_a_message_that_others_write_under_that_prefix_is_ignored(
     assert "ignored 4 logical messages with the prefix of the event triggers" in caplog.text
 
 
-def test_lists_that_disagree_stop_what_they_decide_and_nothing_before(twin: Twin) -> None:
-    """R6.4, R1.36: native applies what was committed before, and stands still for good."""
+def test_conflicting_column_lists_stop_their_changes_and_no_earlier_ones(twin: Twin) -> None:
+    """R6.4, R1.36: native applies earlier commits, and stops for good."""
     tables = "create table t (id int primary key, a int); create table u (id int primary key, a int)"
     twin.publisher.run(f"{tables}; create publication p for table t, u; create publication q for table t")
     twin.subscribe("s", "p", "q", tables=tables)

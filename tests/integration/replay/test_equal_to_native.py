@@ -1,4 +1,4 @@
-"""Subscriptions of many kinds over one log hold what native subscriptions to the same publications hold.
+"""Subscriptions of many kinds over one log have the rows of native subscriptions to the same publications.
 
 Every subscription is to publications over tables of its own, so that all of them run in the same windows:
 the initial copy, a day of traffic, and a day with truncates and a dropped transaction.
@@ -133,7 +133,7 @@ TABLES = {
 }
 
 
-def test_whatever_the_publications_ours_holds_what_native_holds(twin: Twin) -> None:
+def test_ours_equals_native_for_any_publications(twin: Twin) -> None:
     twin.publisher.run(f"{PLAIN}; {PARTS}; {SCHEMA}; {PUBLICATIONS}; {BEFORE}")
     for name, (publications, tables) in KINDS.items():
         twin.subscribe(name, *publications, tables=tables)

@@ -1,4 +1,4 @@
-"""What the subscriber refuses for good: all before it is applied, what has it is parked (R8.5)."""
+"""Permanent errors: earlier transactions are applied, the failing one is parked (R8.5)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TRANSACTIONS: Final = (
     "insert into u values (6, 6)",
 )
 
-# What the subscriber has in the way, at which transaction it stops, what the error says, and what repairs it.
+# What blocks the subscriber, at which transaction it stops, what the error says, and what repairs it.
 REFUSED: Final[dict[str, tuple[str, int, str, str]]] = {
     "constraint": (
         "alter table t add constraint not_two check (a <> 'two')",
@@ -97,19 +97,19 @@ def subscribed(twin: Twin, *names: str, **options: object) -> None:
 
 
 def traffic(twin: Twin) -> list[Lsn]:
-    """Run and capture `TRANSACTIONS`; where each was committed."""
+    """Run and capture `TRANSACTIONS`; their commit positions."""
     begins = []
     for transaction in TRANSACTIONS:
         begins.append(twin.position())
         twin.publisher.run(transaction)
     capture(twin.config, "pub")
     change_log = ChangeLog.open(str(twin.change_log))
-    commits = [each.commit_lsn for each in change_log.commits(Window(ZERO, change_log.end_lsn))]
+    commits = [commit.commit_lsn for commit in change_log.commits(Window(ZERO, change_log.end_lsn))]
     return [min(commit for commit in commits if commit > begin) for begin in begins]
 
 
 def replayed(twin: Twin, *names: str) -> dict[str, ReplayResult]:
-    return {each.subscription: each for each in replay(twin.config, names)}
+    return {result.subscription: result for result in replay(twin.config, names)}
 
 
 def record(twin: Twin, name: str) -> subscription_records.SubscriptionRecord:
@@ -119,8 +119,8 @@ def record(twin: Twin, name: str) -> subscription_records.SubscriptionRecord:
     return found
 
 
-def test_a_subscription_is_parked_before_the_transaction_and_goes_on_once_it_is_repaired(twin: Twin) -> None:
-    """Of all that is refused for good, and beside a subscription that refuses nothing."""
+def test_subscription_parks_before_the_transaction_and_continues_once_repaired(twin: Twin) -> None:
+    """All kinds of permanent errors, beside a subscription without any."""
     subscribed(twin, "good", *REFUSED)
     ends = traffic(twin)
 
@@ -128,7 +128,7 @@ def test_a_subscription_is_parked_before_the_transaction_and_goes_on_once_it_is_
 
     assert results["good"].error is None
     assert ours(twin, "good", "table u order by id") == ALL_OF_U
-    reported = {each.subscription: each for each in status(twin.config).subscriptions}
+    reported = {subscription.subscription: subscription for subscription in status(twin.config).subscriptions}
     for name, (_, stop, words, _) in REFUSED.items():
         error = results[name].error or ""
         for part in (f"parked before the transaction that committed at {ends[stop]}", words, "--skip"):
@@ -153,7 +153,7 @@ def test_a_subscription_is_parked_before_the_transaction_and_goes_on_once_it_is_
             assert ours(twin, name, query) == ours(twin, "good", query), name
 
 
-def test_a_transaction_is_skipped_by_the_position_that_it_is_parked_before(twin: Twin) -> None:
+def test_transaction_is_skipped_by_its_position(twin: Twin) -> None:
     """As ALTER SUBSCRIPTION … SKIP (lsn = …): the whole transaction, and no other."""
     subscribed(twin, "constraint")
     ends = traffic(twin)
@@ -172,7 +172,7 @@ def test_a_transaction_is_skipped_by_the_position_that_it_is_parked_before(twin:
     assert ours(twin, "constraint", "select id from u order by id") == [(1,), (4,), (5,), (6,)]
 
 
-def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> None:
+def test_table_alone_is_parked_with_on_failure_table(twin: Twin) -> None:
     names = [name for name in REFUSED if name != "identity"]
     subscribed(twin, *names, "identity", on_failure="table")
     ends = traffic(twin)
@@ -180,7 +180,7 @@ def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> 
     results = replayed(twin, *names, "identity")
 
     table_of = {**dict.fromkeys(names, "t"), "identity": "v"}
-    shown = {(each.subscription, each.table): each.state for each in status(twin.config).tables}
+    shown = {(table.subscription, table.table): table.state for table in status(twin.config).tables}
     for name, result in results.items():
         assert (result.error, result.parked) == (None, (f"public.{table_of[name]}",)), name
         assert ours(twin, name, "table u order by id") == ALL_OF_U, name
@@ -192,19 +192,21 @@ def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> 
         expected = ["(1,)"] if stop == 2 and name != "exists" else None
         assert expected is None or ours(twin, name, "select id from t order by id") == [(1,)], name
 
-    # It stays where it is, whatever else comes, until it is resumed or copied.
+    # It stays at its position until it is resumed or copied.
     twin.publish("insert into u values (7, 7);\ninsert into t values (7, '7', 7)")
-    for each in twin.sync_ours():
-        assert (each.replay.error, each.replay.parked, each.snapshot.tables) == (None, (), ())
+    for synced in twin.sync_ours():
+        assert (synced.replay.error, synced.replay.parked, synced.snapshot.tables) == (None, (), ())
     for name in ("type", "identity", "column"):
         twin.pairs[name].ours.run(REFUSED[name][3])
         resume(twin.config, name, tables=[QualifiedName("public", table_of[name])])
     resume(twin.config, "constraint", tables=[T], skip=ends[2])
     twin.pairs["trigger"].ours.run(REFUSED["trigger"][3])
     snapshot(twin.config, "trigger", tables=[T])
-    for each in twin.sync_ours("type", "identity", "column", "constraint", "trigger"):
-        assert each.replay.error is None, each.replay.error
-        assert all(isinstance(found, Ready) for found in twin.states(each.subscription).values())
+    for synced in twin.sync_ours("type", "identity", "column", "constraint", "trigger"):
+        assert synced.replay.error is None, synced.replay.error
+        assert all(
+            isinstance(table_state, Ready) for table_state in twin.states(synced.subscription).values()
+        )
     for name in ("type", "identity", "column", "trigger"):
         assert ours(twin, name, "select id, a, c from t order by id") == [
             (1, "1", None),
@@ -218,7 +220,7 @@ def test_a_table_alone_is_parked_where_the_configuration_says_so(twin: Twin) -> 
         resume(twin.config, "constraint", tables=[T])
 
 
-def test_what_may_pass_by_itself_parks_nothing(twin: Twin) -> None:
+def test_transient_error_parks_nothing(twin: Twin) -> None:
     """A lock: the error names its holder, and the next run applies the window."""
     subscribed(twin, "good", lock_timeout=0.2)
     traffic(twin)

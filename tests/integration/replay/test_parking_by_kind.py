@@ -32,7 +32,7 @@ STOPPED = {
 
 
 def counts(twin: Twin, name: str, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """What native has counted for the subscription."""
+    """The conflicts that native has counted for the subscription."""
     columns = ", ".join(f"confl_{kind}" for kind in kinds)
     subscription = twin.native(name).name
     query = f"select {columns} from pg_stat_subscription_stats where subname = '{subscription}'"
@@ -68,8 +68,8 @@ def test_missing_rows_are_counted_as_natively(twin: Twin) -> None:
     assert result.conflict_keys["delete_missing"] == ("public.t (id)=(2)",)
 
 
-def test_rows_in_the_way_have_natives_kind(twin: Twin) -> None:
-    """Native tries again and counts each time; ours is parked, with the kind and the key in its error."""
+def test_blocking_rows_have_the_native_conflict_kind(twin: Twin) -> None:
+    """Native retries and counts each time; ours is parked, with the kind and the key in its error."""
     for name in STOPPED:
         table = f"create table {name} (id int primary key, a int unique)"
         twin.publisher.run(
@@ -85,7 +85,7 @@ def test_rows_in_the_way_have_natives_kind(twin: Twin) -> None:
         twin.publish(statement.format(name))
     capture(twin.config, "pub")
 
-    results = {each.subscription: each for each in replay(twin.config, list(STOPPED))}
+    results = {result.subscription: result for result in replay(twin.config, list(STOPPED))}
 
     for name, (_, _, kind, key) in STOPPED.items():
         error = results[name].error or ""

@@ -1,4 +1,4 @@
-"""The next window is staged while one is merged; what that comes to is as if they had come one by one."""
+"""A window is staged while the previous one is merged; the result is as if they ran in sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_SECONDS = 120
 
 @dataclass
 class Watched:
-    """The order in which windows are staged and merged; a merge waits until so many are staged."""
+    """Records the order of staging and merging; a merge waits until this many windows are staged."""
 
     staged_before_merge: Callable[[int], int]
     events: list[str] = field(default_factory=list)
@@ -36,22 +36,22 @@ class Watched:
         stage, apply = WindowJob.staged, ApplySession.apply
 
         def staged(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
-            found = stage(flow, lanes)
+            result = stage(flow, lanes)
             with self._changed:
                 self._staged += 1
                 self.events.append(f"staged {self._staged}")
                 self._changed.notify_all()
-            return found
+            return result
 
         def applied(window: ApplySession, *given: Any, **named: Any) -> Applied:
             with self._changed:
                 self._merged += 1
-                number, wanted = self._merged, self.staged_before_merge(self._merged)
-                assert self._changed.wait_for(lambda: self._staged >= wanted, WAIT_SECONDS)
-            found = apply(window, *given, **named)
+                index, expected = self._merged, self.staged_before_merge(self._merged)
+                assert self._changed.wait_for(lambda: self._staged >= expected, WAIT_SECONDS)
+            result = apply(window, *given, **named)
             with self._changed:
-                self.events.append(f"merged {number}")
-            return found
+                self.events.append(f"merged {index}")
+            return result
 
         monkeypatch.setattr(WindowJob, "staged", staged)
         monkeypatch.setattr(ApplySession, "apply", applied)
@@ -69,19 +69,19 @@ def windows_of_four(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> Twin:
 
 
 def _insert(first: int, last: int) -> str:
-    return ";\n".join(f"insert into t values ({number}, {number})" for number in range(first, last + 1))
+    return ";\n".join(f"insert into t values ({row_id}, {row_id})" for row_id in range(first, last + 1))
 
 
-def test_a_window_is_staged_while_the_one_before_is_merged(
+def test_window_is_staged_while_the_previous_one_is_merged(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes second changes rows that the first brings."""
+    """The second window changes rows that the first inserts."""
     twin = windows_of_four
     twin.publish(f"{_insert(1, 4)}; update t set a = 0 where id < 3; delete from t where id = 3")
     twin.publish(f"{_insert(5, 9)}; {_insert(3, 3)}; update t set id = -id where id = 4")
     capture(twin.config, "pub")
     last = 3
-    watched = Watched(lambda number: min(number + 1, last))
+    watched = Watched(lambda index: min(index + 1, last))
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])
@@ -94,7 +94,7 @@ def test_a_window_is_staged_while_the_one_before_is_merged(
     assert _staging_tables(twin) == 0
 
 
-def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
+def test_staged_rows_are_dropped_if_the_previous_window_is_refused(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The subscription is parked before the transaction that is refused, as without the second window."""
@@ -102,7 +102,7 @@ def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
     twin.pairs["s"].ours.run("insert into t values (2, -2)")
     twin.publish(_insert(1, 8))
     capture(twin.config, "pub")
-    watched = Watched(lambda number: 2 if number == 1 else 0)
+    watched = Watched(lambda index: 2 if index == 1 else 0)
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])
@@ -117,13 +117,13 @@ def test_what_is_staged_is_dropped_where_the_window_before_is_refused(
     assert len(twin.rows("s", "t")) == 8
 
 
-def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
+def test_no_window_is_opened_during_the_merge_of_a_truncate(
     windows_of_four: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twin = windows_of_four
     twin.publish(f"{_insert(1, 2)}; truncate t; {_insert(3, 9)}")
     capture(twin.config, "pub")
-    watched = Watched(lambda number: number)
+    watched = Watched(lambda index: index)
     watched.patch(monkeypatch)
 
     (result,) = replay(twin.config, ["s"])
@@ -134,8 +134,8 @@ def test_a_truncate_locks_its_tables_so_nothing_is_opened_beside_it(
     assert len(twin.rows("s", "t")) == 7
 
 
-def test_one_subscription_stops_while_the_other_goes_on(windows_of_four: Twin) -> None:
-    """Both are staged together, and what one has in the way is its own."""
+def test_one_subscription_stops_while_the_other_continues(windows_of_four: Twin) -> None:
+    """Both are staged together; only one has a blocking row."""
     twin = windows_of_four
     twin.subscribe("bad", "p", tables=TABLE, native=False)
     twin.sync_ours("bad")

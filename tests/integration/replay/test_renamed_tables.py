@@ -1,6 +1,6 @@
 """A subscribed table is a table of the subscriber, not a name (R7.12, R8.1), beside native.
 
-Native finds the target of a change by the published name, and knows by its oid whether it is subscribed to.
+Native finds the target of a change by the published name, and decides by its oid whether it is subscribed to.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def assert_ours_stops(twin: Twin, name: str, table: str) -> str:
     return text
 
 
-def test_what_both_sides_rename_alike_goes_on(twin: Twin) -> None:
+def test_table_renamed_alike_on_both_sides_continues(twin: Twin) -> None:
     subscribed(twin)
     on_subscribers(twin, "sub", RENAMES)
     twin.publish(RENAMES)
@@ -103,9 +103,9 @@ def test_what_both_sides_rename_alike_goes_on(twin: Twin) -> None:
         assert (3, "new") in twin.rows("sub", table), table
     assert set(twin.states("sub")) == {"u", "t", "moving", "trunk", "leaflet"}
     # Nothing is new to a refresh, nothing is copied again, and nothing is forgotten.
-    found = refresh(twin.config, "sub")
+    result = refresh(twin.config, "sub")
     twin.native("sub").refresh()
-    assert (found.added, found.removed, found.snapshot.rows) == ((), (), 0)
+    assert (result.added, result.removed, result.snapshot.rows) == ((), (), 0)
     twin.publish(changed(tuple(ALIKE), 4))
     twin.sync()
     for table in ALIKE:
@@ -184,13 +184,13 @@ def test_renamed_on_the_subscriber_alone_stops(twin: Twin) -> None:
 
 
 def test_the_only_table_is_dropped_on_the_subscriber(twin: Twin) -> None:
-    one = "create table a (id int primary key, v text)"
-    subscribed(twin, tables=one, rows="insert into a values (1, 'a')")
+    table_ddl = "create table a (id int primary key, v text)"
+    subscribed(twin, tables=table_ddl, rows="insert into a values (1, 'a')")
     on_subscribers(twin, "sub", "drop table a")
     twin.publish("insert into a values (2, 'a')")
     assert_native_stops(twin, "sub")
     assert_ours_stops(twin, "sub", '"public"."a"')
-    on_subscribers(twin, "sub", one)
+    on_subscribers(twin, "sub", table_ddl)
     twin.publish("insert into a values (3, 'a')")
     twin.sync()
     assert twin.rows("sub", "a") == []
@@ -200,7 +200,7 @@ def test_the_only_table_is_dropped_on_the_subscriber(twin: Twin) -> None:
     assert twin.rows("sub", "a") == [(1, "a"), (2, "a"), (3, "a")]
 
 
-def test_a_new_published_table_that_the_subscriber_lacks_stops(twin: Twin) -> None:
+def test_new_published_table_that_the_subscriber_lacks_stops(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     twin.publish("create table c (id int primary key);\ninsert into c values (1)")
     assert_native_stops(twin, "sub")
@@ -212,7 +212,7 @@ def test_a_new_published_table_that_the_subscriber_lacks_stops(twin: Twin) -> No
     assert twin.rows("sub", "c") == []
 
 
-def test_a_table_made_anew_on_the_subscriber_is_left_alone_and_then_copied_beside_its_rows(
+def test_table_recreated_on_the_subscriber_is_skipped_until_copied(
     twin: Twin,
 ) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
@@ -225,7 +225,7 @@ def test_a_table_made_anew_on_the_subscriber_is_left_alone_and_then_copied_besid
     assert twin.rows("sub", "a") == [(50, "own")]
     assert twin.rows("sub", "b")[-1] == (3, "b")
     assert results["sub"].passed_over == ("public.a",)
-    [table] = [each for each in status(twin.config).tables if each.table == "public.a"]
+    [table] = [table for table in status(twin.config).tables if table.table == "public.a"]
     assert "refresh" in table.state
     assert refresh(twin.config, "sub").added == ("public.a",)
     twin.native("sub").refresh()
@@ -234,7 +234,7 @@ def test_a_table_made_anew_on_the_subscriber_is_left_alone_and_then_copied_besid
     assert twin.rows("sub", "a") == [(1, "x"), (2, "a"), (3, "a"), (4, "a"), (50, "own")]
 
 
-def test_a_copy_into_a_table_made_anew_loses_nothing_to_a_conflict(twin: Twin) -> None:
+def test_copy_into_a_recreated_table_survives_conflicts(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     twin.pairs["sub"].ours.run(
         "drop table a; create table a (id int primary key, v text); insert into a values (1, 'own')"
@@ -247,7 +247,7 @@ def test_a_copy_into_a_table_made_anew_loses_nothing_to_a_conflict(twin: Twin) -
     assert twin.rows("sub", "a") == [(1, "a"), (2, "a")]
 
 
-def test_made_anew_on_both_sides(twin: Twin) -> None:
+def test_table_recreated_on_both_sides(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     anew = "drop table a; create table a (id int primary key, v text)"
     on_subscribers(twin, "sub", anew)
@@ -262,7 +262,7 @@ def test_made_anew_on_both_sides(twin: Twin) -> None:
     assert twin.rows("sub", "a") == [(7, "new")]
 
 
-def test_a_table_is_dropped_on_the_subscriber_and_left_out_of_the_publication(twin: Twin) -> None:
+def test_table_dropped_on_the_subscriber_and_from_the_publication(twin: Twin) -> None:
     twin.publisher.run(TWO)
     twin.publisher.run(TWO_ROWS)
     twin.publisher.run("create publication p for table a, b")
@@ -280,7 +280,7 @@ def test_a_table_is_dropped_on_the_subscriber_and_left_out_of_the_publication(tw
     assert results[0].error is None
 
 
-def test_a_native_subscription_that_is_behind_stops_at_the_old_name_and_ours_does_not(twin: Twin) -> None:
+def test_lagging_native_subscription_stops_at_the_old_name_and_ours_does_not(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     twin.native("sub").pause()
     twin.publish("insert into a values (3, 'a');\nalter table a rename to c;\ninsert into c values (4, 'c')")
@@ -297,7 +297,7 @@ def test_a_native_subscription_that_is_behind_stops_at_the_old_name_and_ours_doe
     assert len(twin.rows("sub", "c")) == 4
 
 
-def test_a_backfill_reaches_a_table_under_the_name_that_it_had(twin: Twin) -> None:
+def test_backfill_reaches_a_table_under_its_old_name(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     begin = twin.position()
     twin.publish("update a set v = 'x' where id = 1")
@@ -311,9 +311,9 @@ def test_a_backfill_reaches_a_table_under_the_name_that_it_had(twin: Twin) -> No
     assert twin.rows("sub", "c") == [(1, "x"), (2, "a"), (3, "c")]
 
 
-def test_validation_fails_for_a_table_that_the_subscriber_made_anew(twin: Twin) -> None:
+def test_validation_fails_for_a_table_recreated_on_the_subscriber(twin: Twin) -> None:
     subscribed(twin, tables=TWO, rows=TWO_ROWS)
     on_subscribers(twin, "sub", "drop table a; create table a (id int primary key, v text)")
-    found = validate(twin.config, "sub")
-    assert not found.success
-    assert "refresh" in (found.error or "")
+    result = validate(twin.config, "sub")
+    assert not result.success
+    assert "refresh" in (result.error or "")

@@ -1,4 +1,4 @@
-"""A table rewrite sends nothing, and changes values all the same: those are compared by key (R9.3, R11.9)."""
+"""A table rewrite changes values without sending them: they are compared by key (R9.3, R11.9)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def native(twin: Twin, table: str, name: str = "s") -> list[tuple[Any, ...]]:
 
 
 def on_both(twin: Twin, script: str, name: str = "s") -> None:
-    """What the subscriber's own users do."""
+    """Statements of the subscriber's own users, on both subscribers."""
     for database in (twin.pairs[name].ours, twin.pairs[name].native):
         database.run(script)
 
@@ -56,17 +56,15 @@ def synced(twin: Twin, name: str = "s") -> list[TableCompared]:
 
 def marks(twin: Twin, name: str = "s") -> list[str]:
     with twin.pairs[name].ours.connect() as connection:
-        return [each.name for each in subscription_tables.rewritten_tables(connection, name)]
+        return [table.name for table in subscription_tables.rewritten_tables(connection, name)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_rewritten_values_come_to_the_rows_that_both_sides_have(
-    twin: Twin, caplog: pytest.LogCaptureFixture
-) -> None:
-    """R11.9: `own` is the subscriber's, and so is row 50, which differs from nothing on the publisher."""
+def test_rewritten_values_reach_the_rows_of_both_sides(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+    """R11.9: `own` is the subscriber's, and so is row 50, which no row of the publisher differs from."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE)
     twin.sync()
@@ -89,10 +87,10 @@ def test_rewritten_values_come_to_the_rows_that_both_sides_have(
     assert ours(twin, "t")[0] == (1, 7, "kept")
 
 
-def test_a_key_that_was_rewritten_leaves_rows_as_natively_and_counts_them(
+def test_rewritten_key_leaves_rows_as_natively_and_counts_them(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R11.9: the UPDATE of id 101 finds nothing, as natively; `refresh --reconcile` moves them."""
+    """R11.9: the UPDATE of id 101 matches no row, as natively; `refresh --reconcile` moves them."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables="create table t (id bigint primary key, a int)")
     twin.sync()
@@ -125,8 +123,8 @@ def test_rows_of_a_rewritten_key_do_not_get_each_other_s_values(twin: Twin) -> N
     assert "because its key may have been rewritten" in str(compared.warning)
 
 
-def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> None:
-    """R8.5, R11.9: nothing of the transaction is applied, and the values that it left are brought."""
+def test_rewrite_in_a_skipped_transaction_is_compared(twin: Twin) -> None:
+    """R8.5, R11.9: nothing of the transaction is applied, and its rewritten values are updated."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     twin.sync_ours()
@@ -142,14 +140,14 @@ def test_a_rewrite_in_a_transaction_that_is_skipped_is_compared(twin: Twin) -> N
 
     assert marks(twin) == ["t"]
     (result,) = twin.sync_ours()
-    assert [each.updated for each in result.compared] == [3]
+    assert [table.updated for table in result.compared] == [3]
     assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200), (3, 3)]
 
 
 @pytest.mark.parametrize(
     ("listed", "ddl"), [("", WIDENED), (" (id, a)", "alter table t add serial bigserial")]
 )
-def test_a_rewrite_that_changes_no_value_moves_nothing(
+def test_rewrite_without_changed_values_updates_nothing(
     twin: Twin, caplog: pytest.LogCaptureFixture, listed: str, ddl: str
 ) -> None:
     """R8.2: integer to bigint, and a column that is not published."""
@@ -169,7 +167,7 @@ def test_a_rewrite_that_changes_no_value_moves_nothing(
 
 @pytest.mark.parametrize("filtered", ["id", "a"])
 def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twin, filtered: str) -> None:
-    """R9.3: a row that moves between their filters is what the one has that publishes it."""
+    """R9.3: a row between two filters has the values of the subscription that publishes it."""
     twin.publisher.run(f"{T}; create publication low for table t where ({filtered} < 100)")
     twin.publisher.run(f"create publication high for table t where ({filtered} >= 100)")
     twin.publisher.run("insert into t values (1, 1), (2, 99), (150, 150)")
@@ -186,12 +184,12 @@ def test_two_subscriptions_that_feed_one_table_leave_each_other_s_rows(twin: Twi
 
     assert [row[0] for row in ours(twin, "t", "low")] == [1, 150, 160, 2, 3, 500]
     assert [row[:3] for row in ours(twin, "t", "low")] == [row[:3] for row in native(twin, "t", "low")]
-    brought = twin.pairs["low"].ours.rows("select id, c from t where id < 500 order by id")
-    assert brought == twin.publisher.rows("select id, c from t order by id")
+    updated_rows = twin.pairs["low"].ours.rows("select id, c from t where id < 500 order by id")
+    assert updated_rows == twin.publisher.rows("select id, c from t order by id")
 
 
-def test_rows_that_the_rewrite_lets_in_and_takes_out_are_counted(twin: Twin) -> None:
-    """R9.12: the filter is the same one before the rewrite and behind it."""
+def test_rows_that_enter_or_leave_the_filter_by_a_rewrite_are_counted(twin: Twin) -> None:
+    """R9.12: the filter is the same before and after the rewrite."""
     twin.publisher.run(f"{T}; create publication p for table t where (a > 1)")
     twin.publisher.run(f"{T_ROWS}, (3, 3), (4, 4)")
     twin.subscribe("s", "p", tables="create table t (id int primary key, a int)")
@@ -238,8 +236,8 @@ def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -
 
     tables_compared = synced(twin)
 
-    assert [each.table for each in tables_compared] == ["public.d", "public.r"]
-    assert [each.warning for each in tables_compared] == [None, None]
+    assert [table.table for table in tables_compared] == ["public.d", "public.r"]
+    assert [table.warning for table in tables_compared] == [None, None]
     assert [row[:3] for row in ours(twin, "r")] == [(1, "n", 1), (2, "s", 2), (3, "w", 3)]
     assert [row[:3] for row in ours(twin, "r")] == [row[:3] for row in native(twin, "r")]
     assert [row[:2] for row in ours(twin, "d")] == [(1, 1), (2, 2), (3, 3), (4, 40)]
@@ -260,10 +258,10 @@ def test_rows_that_stay_by_postgresql_s_rules_stay_after_a_rewrite(twin: Twin) -
         ),
     ],
 )
-def test_where_values_may_differ_changes_go_on_as_natively(
+def test_changes_continue_as_natively_if_values_may_differ(
     twin: Twin, publication: str, options: dict[str, object], before: str, because: str
 ) -> None:
-    """R2.2, R7.11, R8.19, R9.12: nothing is moved, and what differs is counted."""
+    """R2.2, R7.11, R8.19, R9.12: nothing is updated, and differing rows are counted."""
     twin.publisher.run(f"{T}; create publication p {publication}; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=True, **options)
     twin.sync()
@@ -282,7 +280,7 @@ def test_where_values_may_differ_changes_go_on_as_natively(
 
 
 def test_whole_rows_are_not_paired(twin: Twin) -> None:
-    """R8.3: a table without a key; its own rows and those of before the rewrite stay."""
+    """R8.3: a table without a key; the subscriber's rows and older rows stay."""
     twin.publisher.run("create table t (a int); alter table t replica identity full")
     twin.publisher.run("create publication p for table t; insert into t values (1), (2)")
     twin.subscribe("s", "p", tables="create table t (a bigint)")
@@ -301,7 +299,7 @@ def test_whole_rows_are_not_paired(twin: Twin) -> None:
 
 
 def test_changes_before_a_rewrite_are_applied_before_it(twin: Twin) -> None:
-    """R8.1, R11.9: a row that came under a name that its column has lost, all in one window."""
+    """R8.1, R11.9: a row under the old name of a renamed column, all in one window."""
     twin.publisher.run("create table t (id int primary key, b text); create publication p for table t")
     twin.publisher.run("insert into t values (1, 'one')")
     twin.subscribe("s", "p", tables="create table t (id int primary key, b text, c bigint)")
@@ -315,7 +313,7 @@ def test_changes_before_a_rewrite_are_applied_before_it(twin: Twin) -> None:
     assert twin.rows("s", "t") == [(1, "one", 1), (2, "two", None), (3, None, 3)]
 
 
-def test_a_column_that_was_renamed_before_a_rewrite_keeps_what_came_under_its_old_name(twin: Twin) -> None:
+def test_column_renamed_before_a_rewrite_keeps_earlier_values(twin: Twin) -> None:
     """R8.1, R11.9: what came under `b` stays there; under `d` comes what is published by that name."""
     twin.publisher.run("create table t (id int primary key, b text); create publication p for table t")
     twin.subscribe("s", "p", tables="create table t (id int primary key, b text, d text, c bigint)")
@@ -331,7 +329,7 @@ def test_a_column_that_was_renamed_before_a_rewrite_keeps_what_came_under_its_ol
 
 
 def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) -> None:
-    """R11.9: replay alone goes on as natively; whoever looks is told."""
+    """R11.9: replay alone continues as natively; `status` and `explain` report the table."""
     twin.publisher.run(
         f"{T}; create table u (id int primary key); create publication p for table t, u; {T_ROWS}"
     )
@@ -346,10 +344,10 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
     assert [row[:2] for row in ours(twin, "t")] == [(1, 1), (2, 2), (3, 3)]
     assert ours(twin, "u") == [(1,)]
     assert isinstance(twin.states("s")["t"], Ready)
-    notices = {each.table: each.notice for each in status(twin.config).tables}
-    assert "`cdc-replay snapshot s` brings what differs" in str(notices["public.t"])
+    notices = {table.table: table.notice for table in status(twin.config).tables}
+    assert "`cdc-replay snapshot s` updates the rows that differ" in str(notices["public.t"])
     assert notices["public.u"] is None
-    assert [each for each in explain(twin.config, "s").warnings if "R11.9" in each]
+    assert [warning for warning in explain(twin.config, "s").warnings if "R11.9" in warning]
     validated = validate(twin.config, "s")
     assert not validated.success
     assert "its values have not been compared since" in str(validated.error)
@@ -359,11 +357,11 @@ def test_replay_marks_the_table_and_the_next_snapshot_compares_it(twin: Twin) ->
     assert compared.updated == 3
     assert [row[:2] for row in ours(twin, "t")] == [(1, 10000), (2, 20000), (3, 300)]
     assert validate(twin.config, "s").success
-    assert {each.notice for each in status(twin.config).tables} == {None}
+    assert {table.notice for table in status(twin.config).tables} == {None}
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_refresh_compares_and_a_copy_forgets_a_rewrite(twin: Twin, copies: bool) -> None:
+def test_refresh_compares_and_copy_clears_a_rewrite(twin: Twin, copies: bool) -> None:
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     twin.sync_ours()
@@ -375,13 +373,13 @@ def test_a_refresh_compares_and_a_copy_forgets_a_rewrite(twin: Twin, copies: boo
     if copies:
         assert snapshot(twin.config, "s", tables=[QualifiedName("public", "t")]).compared == ()
     else:
-        assert [each.updated for each in refresh(twin.config, "s").snapshot.compared] == [2]
+        assert [table.updated for table in refresh(twin.config, "s").snapshot.compared] == [2]
 
     assert [row[:2] for row in ours(twin, "t")] == [(1, 100), (2, 200)]
     assert marks(twin) == []
 
 
-def test_a_table_that_cannot_be_compared_goes_on_and_is_compared_later(
+def test_table_that_cannot_be_compared_continues_and_is_compared_later(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R8.1: the subscriber lacks the new column until somebody adds it; nothing natively stops for that."""
@@ -392,15 +390,15 @@ def test_a_table_that_cannot_be_compared_goes_on_and_is_compared_later(
 
     assert synced(twin) == []
     assert twin.rows("s", "t") == [(1, 1, "own"), (2, 2, "own")]
-    assert "cannot be compared; they will be tried again" in caplog.text
+    assert "could not be compared and will be compared again" in caplog.text
     assert marks(twin) == ["t"]
 
     on_both(twin, "alter table t add c bigint")
-    assert [each.updated for each in synced(twin)] == [2]
+    assert [result.updated for result in synced(twin)] == [2]
     assert ours(twin, "t") == [(1, 1, "own", 1), (2, 2, "own", 2)]
 
 
-def test_values_that_rows_exchange_are_brought_under_a_unique_constraint(twin: Twin) -> None:
+def test_values_exchanged_between_rows_are_updated_under_a_unique_constraint(twin: Twin) -> None:
     """R8.2: rows of two partitions exchange them, and one moves to the other partition here."""
     twin.publisher.run("create table t (id int primary key, a int unique); create publication p for table t")
     twin.publisher.run(f"{T_ROWS}, (3, 3)")
@@ -414,14 +412,14 @@ def test_values_that_rows_exchange_are_brought_under_a_unique_constraint(twin: T
     twin.pairs["s"].ours.run("update t set own = 'kept ' || id")
     twin.publish("alter table t alter a type bigint using 4 - a")
 
-    ((compared,),) = [each.compared for each in twin.sync_ours()]
+    ((compared,),) = [result.compared for result in twin.sync_ours()]
 
     assert compared.updated == 2
     assert ours(twin, "t") == [(1, 3, "kept 1"), (2, 2, "kept 2"), (3, 1, "kept 3")]
 
 
-def test_a_table_that_an_earlier_version_has_parked_is_compared(twin: Twin) -> None:
-    """R11.9: it goes on from where it was parked, and no row of the subscriber's own goes."""
+def test_table_parked_by_an_earlier_version_is_compared(twin: Twin) -> None:
+    """R11.9: it continues from its position, and the subscriber's own rows stay."""
     twin.publisher.run(f"{T}; create publication p for table t; {T_ROWS}")
     twin.subscribe("s", "p", tables=THERE, native=False)
     (before,) = twin.sync_ours()

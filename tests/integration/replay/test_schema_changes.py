@@ -1,8 +1,7 @@
 """Tables that change their columns between the changes of one window (R9.10, R8.1-R8.3).
 
-Native is the oracle: it applies each transaction with the shape that it has. Every table is a case of its
-own; all of them are in one window. The subscriber's tables have the old columns and the new ones, where a
-native worker needs both to get through.
+Native is the oracle: it applies each transaction in its own shape. Every table is one case; all of them are
+in one window. The subscriber's tables have the old and the new columns, where a native worker needs both.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ CASES = {
 }
 
 
-def test_every_change_is_applied_in_the_shape_that_it_has(twin: Twin) -> None:
+def test_every_change_is_applied_in_its_own_shape(twin: Twin) -> None:
     """R9.10, R8.2, R8.3: columns that a version does not send keep their value, or get their default."""
     for name, case in CASES.items():
         rows = f"select i, {case.values} from generate_series(1, 3) i"
@@ -218,10 +217,10 @@ def ours(twin: Twin, query: str) -> list[tuple[Any, ...]]:
     ],
     ids=["added", "renamed", "key renamed"],
 )
-def test_a_window_goes_as_far_as_the_subscriber_has_the_columns(
+def test_window_ends_where_the_subscriber_lacks_columns(
     twin: Twin, change: str, after: str, missing: str, columns: str
 ) -> None:
-    """R8.1: as a native worker, which stops at the first transaction that sends a column it does not have."""
+    """R8.1: as natively, at the first transaction that sends a column which the table lacks."""
     table = "create table t (id int primary key, a int)"
     twin.publisher.run(f"""
         {table};
@@ -252,7 +251,7 @@ def test_a_window_goes_as_far_as_the_subscriber_has_the_columns(
     assert twin.rows("s", "u") == [(1,), (2,)]
 
 
-def test_a_subscription_that_stops_early_does_not_hold_another_one(twin: Twin) -> None:
+def test_subscription_that_stops_early_does_not_stop_another(twin: Twin) -> None:
     """R8.1, R11.11: both are replayed from one decoding of the window."""
     table = "create table t (id int primary key, a int{})"
     twin.publisher.run(f"{table.format('')}; create publication p for table t")
@@ -273,8 +272,8 @@ def test_a_subscription_that_stops_early_does_not_hold_another_one(twin: Twin) -
     assert twin.pairs["wide"].ours.rows("table t order by id") == [(1, 3, None), (2, 2, 2)]
 
 
-def test_a_table_that_was_copied_in_between_does_not_need_the_columns_of_before(twin: Twin) -> None:
-    """R7.8: its own position is behind the change, that of the other table before it."""
+def test_table_copied_in_between_does_not_need_earlier_columns(twin: Twin) -> None:
+    """R7.8: its own position is after the change, that of the other table before it."""
     tables = "create table t (id int primary key, a int); create table u (id int primary key)"
     twin.publisher.run(f"{tables}; create publication p for all tables; insert into t values (1, 1)")
     twin.subscribe("s", "p", tables=tables, native=False)

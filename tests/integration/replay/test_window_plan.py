@@ -39,7 +39,7 @@ def test_each_of_many_subscriptions_holds_its_share_of_a_large_window(twin: Twin
 
 
 @pytest.mark.parametrize("moved", [0, 600, 60_000], ids=["no key moves", "few keys move", "many keys move"])
-def test_what_a_truncate_empties_in_a_large_window_does_not_come(twin: Twin, moved: int) -> None:
+def test_rows_truncated_in_a_large_window_are_not_applied(twin: Twin, moved: int) -> None:
     """R3.12, R8.15: rows before it, of its table alone; twice in a window, once within a transaction."""
     other = "create table u (id int primary key, a int)"
     twin.publisher.run(f"{TABLE}; {other}; alter table t replica identity full")

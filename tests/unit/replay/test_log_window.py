@@ -30,33 +30,33 @@ def whole(from_lsn: int, *tables: Table, read_lsn: int = 100) -> CatalogRow:
 
 
 def command(at: int, commit: int, columns: str | None) -> CatalogRow:
-    """The table is made or altered, or dropped."""
+    """The versions of a command that creates, alters or drops the table."""
     names = [
-        [TABLE.id, number, name, 23, -1, "integer", None, "", None]
-        for number, name in enumerate((columns or "").split(), start=1)
+        [TABLE.id, version, name, 23, -1, "integer", None, "", None]
+        for version, name in enumerate((columns or "").split(), start=1)
     ]
     rows = [[TABLE.id, "s", "t", False, True, None, "d", [1], [1], len(names)]]
     content = {"format": 1, "touched_tables": [TABLE.id], "publications": []}
-    told = {"tables": rows if columns else [], "columns": names, "memberships": []}
-    return CatalogRow(Lsn(at), Lsn(commit), json.dumps(content | told), Lsn(commit))
+    table_content = {"tables": rows if columns else [], "columns": names, "memberships": []}
+    return CatalogRow(Lsn(at), Lsn(commit), json.dumps(content | table_content), Lsn(commit))
 
 
 def used(small: SmallLog, window: Window = WINDOW) -> list[tuple[int, Sequence[str], Sequence[str]]]:
     """Number of the catalog version, columns of the relation version, columns of the catalog's table."""
-    found = definitions(small.reopened(), window)
+    versions = definitions(small.reopened(), window)
     return [
         (
-            each.catalog_version,
-            each.relation.column_names,
-            [column.name for column in each.catalog.tables[TABLE.id].columns]
-            if TABLE.id in each.catalog.tables
+            versioned.catalog_version,
+            versioned.relation.column_names,
+            [column.name for column in versioned.catalog.tables[TABLE.id].columns]
+            if TABLE.id in versioned.catalog.tables
             else [],
         )
-        for each in found
+        for versioned in versions
     ]
 
 
-def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallLog) -> None:
+def test_only_catalogs_in_force_for_some_change_are_read(small: SmallLog) -> None:
     """Numbers are those of the whole history; a change is of the window by its commit."""
     small.log.add_catalogs([
         whole(0, table(TABLE.id, "s.t", "id a")),
@@ -71,7 +71,7 @@ def test_only_catalogs_that_are_in_force_for_some_change_are_there(small: SmallL
     assert used(small, Window(Lsn(160), Lsn(200))) == []
 
 
-def test_a_transaction_has_its_own(small: SmallLog) -> None:
+def test_transaction_has_its_own_catalog(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id a")), command(110, 150, "id a own")])
     small.pull(140, message_rows(140, [(0, insert(1))], lsn=115))
     small.pull(150, message_rows(150, [(0, insert(1))], lsn=115))
@@ -79,8 +79,8 @@ def test_a_transaction_has_its_own(small: SmallLog) -> None:
     assert used(small) == [(0, ("id", "a"), ["id", "a"]), (1, ("id", "a"), ["id", "a", "own"])]
 
 
-def test_a_truncate_has_the_columns_that_its_catalog_knows(small: SmallLog) -> None:
-    """R1.1: T has no shape. Where a row change is under the same catalog, its shape serves."""
+def test_truncate_has_the_columns_of_its_catalog(small: SmallLog) -> None:
+    """R1.1: T has no shape. If a row change is under the same catalog, its shape is used."""
     small.log.add_catalogs([whole(0, table(TABLE.id, "s.t", "id")), command(120, 130, "id a")])
     small.pull(110, message_rows(110, [(0, TRUNCATE)]))
     small.pull(140, message_rows(140, [(0, insert(1)), (1, TRUNCATE)]))
@@ -99,14 +99,14 @@ def test_rows_of_a_table_that_was_dropped_before_the_catalog_was_read(small: Sma
 
 
 def test_rows_of_create_table_as_come_before_its_message(small: SmallLog) -> None:
-    """R9.10: they are in the transaction that makes the table, so nobody can have dropped it before."""
+    """R9.10: they are in the transaction that creates the table, before anything can drop it."""
     small.log.add_catalogs([whole(0), command(112, 118, "id a"), command(130, 135, None)])
     small.pull(118, message_rows(118, [(0, insert(1))], lsn=111))
 
     assert used(small) == [(0, ("id", "a"), ["id", "a"])]
 
 
-def test_a_table_that_no_catalog_knows_is_not_made_up(small: SmallLog) -> None:
+def test_table_without_a_catalog_stays_unknown(small: SmallLog) -> None:
     small.log.add_catalogs([whole(0)])
     small.pull(120, message_rows(120, [(0, insert(1)), (1, TRUNCATE)]))
 

@@ -1,12 +1,12 @@
-"""Locks of other sessions: a window is tried again, for a while, and the error says who holds them.
+"""Locks of other sessions: the merge of a window is retried, and the error names who holds the lock.
 
-The subscriber has readers and writers of its own. A window that waits longer than `lock_timeout` for one
-lock, is the victim of a deadlock, or cannot be serialized has changed nothing; what is staged is still there.
-So the merge alone is done again, `TRIES` times, with pauses that double and are spread at random: two windows
-that have met in a deadlock do not meet again.
+The subscriber has readers and writers of its own. A transaction that waits longer than `lock_timeout` for a
+lock, is the victim of a deadlock, or cannot be serialized has changed nothing, and the staged rows are still
+there. So the merge alone is retried, `TRIES` times, with pauses that double and have a random factor: two
+windows that deadlocked do not meet again.
 
-Who holds a lock can only be asked while it is waited for. That takes a second session, which is there during
-the last try only.
+Lock holders are visible only while a session waits for the lock. A second session looks for them, during the
+last try only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 TRIES: Final = 5
 FIRST_PAUSE_SECONDS: Final = 0.25
-LOOKS_PER_TIMEOUT: Final = 8
-LONGEST_BETWEEN_LOOKS: Final = 1.0
+POLLS_PER_TIMEOUT: Final = 8
+MAX_POLL_SECONDS: Final = 1.0
 
-# What a session executes may show values of rows: it is left out.
+# Without the sessions' queries, which may contain row values.
 _HOLDERS: Final = """
     select blocker.pid, activity.usename, activity.application_name, activity.state,
         (select coalesce(pg_describe_object('pg_class'::regclass, locked.relation, 0), 'a row')
@@ -47,29 +47,29 @@ _T = TypeVar("_T")
 def retry_on_lock(
     attempt: Callable[[], _T], connection: Connection, *, subscription: str, dsn: str, lock_timeout: float
 ) -> _T:
-    """Do what `attempt` does on `connection`, again where other sessions have prevented it.
+    """Call `attempt`, which works on `connection`; retry it while other sessions' locks prevent it.
 
     Raises:
-        SubscriberLocked: if they have prevented the last try, too; naming the one that holds the lock.
+        SubscriberLocked: if the last try fails too; names the session that holds the lock.
     """
-    for number in range(1, TRIES):
+    for attempt_number in range(1, TRIES):
         try:
             return attempt()
         except SubscriberLocked as error:
-            pause = FIRST_PAUSE_SECONDS * 2 ** (number - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            pause = FIRST_PAUSE_SECONDS * 2 ** (attempt_number - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             logger.warning(
                 "subscription %s: try %d of %d in %.1f s: %s",
-                *(subscription, number + 1, TRIES, pause, error.message),
+                *(subscription, attempt_number + 1, TRIES, pause, error.message),
             )
             time.sleep(pause)
     with _report_lock_holders(connection, dsn, lock_timeout) as holders:
         try:
             return attempt()
         except SubscriberLocked as error:
-            raise _final(error, holders.found, lock_timeout) from error
+            raise _final_error(error, holders.holders, lock_timeout) from error
 
 
-def _final(error: SubscriberLocked, holders: str | None, lock_timeout: float) -> SubscriberLocked:
+def _final_error(error: SubscriberLocked, holders: str | None, lock_timeout: float) -> SubscriberLocked:
     waited = f"{TRIES} tries, each waiting up to {lock_timeout:g} s for a lock." if lock_timeout else None
     parts = (error.detail, holders, waited)
     return SubscriberLocked(
@@ -84,31 +84,31 @@ def _final(error: SubscriberLocked, holders: str | None, lock_timeout: float) ->
 
 @dataclass(slots=True)
 class _LockHolderWatch:
-    """Who was last seen to hold what the watched session waits for."""
+    """Describes the sessions that hold the lock for which the watched session waits, as last seen."""
 
-    found: str | None = None
+    holders: str | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def watch(self, pid: int, dsn: str, seconds_between: float) -> None:
-        """Look until stopped; that nothing can be seen is no reason to fail."""
+        """Poll until stopped; a failure to see the holders is not an error."""
         with (
             contextlib.suppress(psycopg.Error, CdcReplayError),
             connect(dsn, purpose="apply lock watch") as connection,
         ):
             while not self._stop.wait(seconds_between):
                 if rows := connection.execute(_HOLDERS, {"pid": pid}).fetchall():
-                    self.found = " ".join(_holder(*row) for row in rows)
+                    self.holders = " ".join(_describe_holder(*row) for row in rows)
 
     def stop(self) -> None:
-        """No look after this one."""
+        """End the polling."""
         self._stop.set()
 
 
 @contextlib.contextmanager
 def _report_lock_holders(connection: Connection, dsn: str, lock_timeout: float) -> Iterator[_LockHolderWatch]:
     holders = _LockHolderWatch()
-    between = min(LONGEST_BETWEEN_LOOKS, lock_timeout / LOOKS_PER_TIMEOUT or LONGEST_BETWEEN_LOOKS)
-    arguments = (connection.info.backend_pid, dsn, between)
+    poll_seconds = min(MAX_POLL_SECONDS, lock_timeout / POLLS_PER_TIMEOUT or MAX_POLL_SECONDS)
+    arguments = (connection.info.backend_pid, dsn, poll_seconds)
     thread = threading.Thread(target=holders.watch, args=arguments, name="apply lock watch", daemon=True)
     thread.start()
     try:
@@ -118,10 +118,12 @@ def _report_lock_holders(connection: Connection, dsn: str, lock_timeout: float) 
         thread.join()
 
 
-def _holder(pid: int, user: str | None, application: str | None, state: str | None, what: str | None) -> str:
+def _describe_holder(
+    pid: int, user: str | None, application: str | None, state: str | None, locked: str | None
+) -> str:
     if pid == 0:
-        return f"A prepared transaction holds the lock on {what or 'it'}."
+        return f"A prepared transaction holds the lock on {locked or 'it'}."
     session = (
         f'server process {pid} (user "{user or "?"}", application "{application or ""}", {state or "?"})'
     )
-    return f"The lock on {what or 'it'} is held by {session}."
+    return f"The lock on {locked or 'it'} is held by {session}."

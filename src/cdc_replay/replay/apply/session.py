@@ -1,7 +1,7 @@
 """One window into the subscriber: stage, merge every target, record progress, commit.
 
     executors                             driver, one connection for the whole window
-                                          drop what a killed run left
+                                          drop the staging tables of killed runs
     COPY net changes into staging         wait
                                           begin, under the subscription's origin (subscriber.origin)
                                             TRUNCATE, then each target's rows   (apply.merge)
@@ -9,15 +9,15 @@
                                           commit
                                           drop the staging tables
 
-Killed anywhere before the commit, the subscriber holds what it held before, and the window is applied again
-from its start. Killed after it, the tables' applied LSN says so, and the window is empty the next time.
-Staging is unlogged: a crash of the server empties it, but also ends the connection that would merge it.
+Killed before the commit: the subscriber is unchanged, and the window is applied again from its start. Killed
+after it: the tables' applied LSN says so, and the next window does not contain these changes. Staging is
+unlogged: a crash of the server empties it, but also ends the connection that would merge it.
 
-Where other sessions hold what the transaction needs it is tried again, with what is staged
+If other sessions hold locks that the transaction needs, it is retried with the same staged rows
 (`replay.apply.lock_retry`).
 
-Triggers and foreign keys behave as in a native apply worker, by `session_replication_role`, and because those
-FOR EACH STATEMENT are disabled (`subscriber.triggers`, R8.13).
+Triggers and foreign keys behave as in a native apply worker: `session_replication_role` is replica, and FOR
+EACH STATEMENT triggers are disabled (`subscriber.triggers`, R8.13).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -43,8 +43,9 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
-from cdc_replay.replay.apply.merge import Merged, merge
-from cdc_replay.replay.apply.staging import StagedTable, StageTable, drop_staging, stage, stage_table
+from cdc_replay.replay.apply.merge import MergeResult, merge
+from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_table
+from cdc_replay.replay.apply.staging import StagedTable, stage_frame
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
 from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, target_reference
@@ -57,16 +58,16 @@ from cdc_replay.subscriber.triggers import disable_statement_triggers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_log: Final = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Where a window goes: `tables` are those that take part in it, and that end as `Ready(upto)`.
+    """Where a window goes: `tables` take part in it, and end as `Ready(upto)`.
 
-    `refold` folds changes once more, where the flow stages contingent ones (`replay.apply.contingent`).
-    `relations` are the oids that the caller has found them to have; without, what their names lead to counts.
+    `refold` folds contingent changes again (`replay.apply.contingent`). `relations` are the tables' oids as
+    the caller found them; a table without one is looked up by name.
     """
 
     subscription: Subscription
@@ -81,7 +82,7 @@ class ApplyRequest:
 class Applied:
     """Rows changed on the subscriber, tables truncated, and conflicts by `ConflictKind` value.
 
-    `conflict_keys` has the first of each kind and table: the table, and the row's key.
+    `conflict_keys` has the table and the row's key, for the first conflict of each kind and table.
     """
 
     insert: int = 0
@@ -94,7 +95,7 @@ class Applied:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was applied, by the words of results."""
+        """What was applied, with the keys of results."""
         return {
             "insert": self.insert,
             "update": self.update,
@@ -104,14 +105,14 @@ class Applied:
 
 
 BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
-"""Called inside the window's transaction, to record its result with it."""
+"""Records the window's result inside its transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplySession:
-    """A window that is ready to be staged into `tables` and then applied; the session is open.
+    """A window that is ready to be staged into `tables` and then applied.
 
-    `run` is in the names of its staging tables, and in no others.
+    `run` is part of the names of its staging tables only.
     """
 
     request: ApplyRequest
@@ -127,30 +128,30 @@ class ApplySession:
         *,
         before_commit: BeforeCommit | None = None,
     ) -> Applied:
-        """Apply `truncations`, in order, and what is staged, by target, with progress, in one transaction.
+        """Apply `truncations` in order, then the staged changes by target, with progress, in one transaction.
 
         Raises:
             ApplyConflict: if the subscriber's rows or constraints do not allow a change.
-            TargetMismatch: if its tables are not what they were when the window was opened.
-            SubscriberLocked: if other sessions hold what is needed, at every try.
-            SubscriberNotWritable: if it is read-only, or has no room.
-            ServerUnavailable: if it is lost.
+            TargetMismatch: if its tables have changed since the session was opened.
+            SubscriberLocked: if other sessions hold needed locks, at every try.
+            SubscriberNotWritable: if it is read-only, or has no space.
+            ServerUnavailable: if the connection is lost.
         """
         started = time.monotonic()
 
         def attempt() -> Applied:
             with apply_errors(None), _transaction(self.connection, self.request):
                 applied = self._merge_all(staged, truncations, started)
-                check_names(self.connection, {name: each.oid for name, each in self.targets.items()})
-                _finish(self.connection, self.request, applied, before_commit)
+                check_names(self.connection, {name: table.oid for name, table in self.targets.items()})
+                _record_progress(self.connection, self.request, applied, before_commit)
             return applied
 
-        applied = _persistently(attempt, self.connection, self.request)
+        applied = _retry_on_lock(attempt, self.connection, self.request)
         failpoint("replay.after_commit")
         for kind, count in applied.conflicts.items():
             keys = ", ".join(applied.conflict_keys.get(kind, ())) or "no key to show"
-            _log.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
-        _log.info(
+            logger.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
+        logger.info(
             "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
             *(
                 self.request.subscription.name,
@@ -168,7 +169,7 @@ class ApplySession:
         self, staged: Mapping[int, StagedTable], truncations: Sequence[Truncation], started: float
     ) -> Applied:
         names = {table.index: table.name for table in self.request.tables}
-        total = Merged()
+        total = MergeResult()
         merged_into = [self.targets[names[index]] for index in staged]
         truncated = [self.targets[names[truncation.target]] for truncation in truncations]
         with act_on(self.connection, [*merged_into, *truncated]) as sessions:
@@ -189,9 +190,8 @@ class ApplySession:
         )
 
     def _merge(
-        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: Merged
+        self, session: TargetSession, changes: StagedTable, name: QualifiedName, total: MergeResult
     ) -> None:
-        """Merge what is staged for one target; adds to `total`."""
         policy, refold = self.request.subscription.on_conflict, self.request.refold
         with apply_errors(name):
             merged = merge(self.connection, session, self.targets[name], changes, policy, refold)
@@ -204,24 +204,26 @@ class ApplySession:
         failpoint("replay.mid_merge")
 
     def _truncate(self, sessions: TargetSessions, truncations: Sequence[Truncation]) -> None:
-        """Each TRUNCATE statement's subscribed tables together, without CASCADE (R8.15).
+        """The subscribed tables of each TRUNCATE statement together, without CASCADE (R8.15).
 
-        Triggers of TRUNCATE run with the rights of the owner, so that tables of several owners that have some
-        are not truncated together.
+        TRUNCATE triggers run with the rights of the table's owner: tables with triggers are truncated owner
+        by owner.
         """
         names = {table.index: table.name for table in self.request.tables}
-        statements = itertools.groupby(truncations, key=lambda found: (found.commit_lsn, found.seq))
-        done: set[tuple[frozenset[QualifiedName], bool]] = set()
+        statements = itertools.groupby(
+            truncations, key=lambda truncation: (truncation.commit_lsn, truncation.seq)
+        )
+        executed: set[tuple[frozenset[QualifiedName], bool]] = set()
         for _, group in statements:
-            found = list(group)
-            restart = any(truncation.restart_identity for truncation in found)
-            together = frozenset(names[truncation.target] for truncation in found)
-            if (together, restart) in done:
+            statement = list(group)
+            restart = any(truncation.restart_identity for truncation in statement)
+            tables = frozenset(names[truncation.target] for truncation in statement)
+            if (tables, restart) in executed:
                 continue
-            done.add((together, restart))
-            with apply_errors(min(together)):
+            executed.add((tables, restart))
+            with apply_errors(min(tables)):
                 for session, targets in sessions.group_by_session(
-                    self.targets[name] for name in sorted(together)
+                    self.targets[name] for name in sorted(tables)
                 ):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
@@ -233,12 +235,12 @@ class ApplySession:
 
 @contextlib.contextmanager
 def open_apply_session(
-    request: ApplyRequest, *, behind: ApplySession | None = None
+    request: ApplyRequest, *, previous: ApplySession | None = None
 ) -> Iterator[ApplySession]:
-    """Prepare a window for staging; what was staged is gone when the context ends.
+    """Prepare a window for staging; on exit, drop its staging tables.
 
-    The caller holds the subscription's lock (`subscription_lock.lock`). `behind` is the window before, if
-    that is still open.
+    The caller holds the subscription's lock (`subscriber.state.lock`). `previous` is the session of the
+    window before, if that is still open.
 
     Raises:
         TargetMismatch: if a target is missing or cannot receive its columns.
@@ -246,21 +248,21 @@ def open_apply_session(
         SubscriberLocked, SubscriberNotWritable, ServerUnavailable: as for `ApplySession.apply`.
     """
     name = request.subscription.name
-    with _session(request) as connection:
+    with _connect_to_apply(request) as connection:
 
         def prepare() -> dict[QualifiedName, TargetTable]:
             with apply_errors(None):
-                # The server may not have noticed yet that a killed run is gone.
-                drop_staging(connection, name, beside=None if behind is None else behind.run)
+                # The server may not have ended the session of a killed run yet.
+                drop_staging(connection, name, except_run=None if previous is None else previous.run)
                 return _targets(connection, request)
 
-        targets = _persistently(prepare, connection, request)
+        targets = _retry_on_lock(prepare, connection, request)
         run = uuid.uuid4().hex[:8]
         tables = tuple(stage_table(name, run, table, targets[table.name]) for table in request.tables)
         try:
             yield ApplySession(request, run, connection, targets, tables)
         finally:
-            # If it fails the next run finds them by name.
+            # If this fails, the next run finds the tables by name.
             with contextlib.suppress(psycopg.Error):
                 drop_staging(connection, name, run=run)
 
@@ -275,35 +277,35 @@ def apply_window(
     """Stage `net` (NET), and apply it after the `truncations` of the window.
 
     Raises:
-        CdcReplayError: as `open_apply_session`, `stage` and `ApplySession.apply`.
+        CdcReplayError: as `open_apply_session`, `stage_frame` and `ApplySession.apply`.
     """
-    with open_apply_session(request) as window:
-        staged = stage(net, window.tables, request.dsn)
+    with open_apply_session(request) as session:
+        staged = stage_frame(net, session.tables, request.dsn)
         failpoint("replay.after_staging")
-        return window.apply(staged, truncations, before_commit=before_commit)
+        return session.apply(staged, truncations, before_commit=before_commit)
 
 
 def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
     """Record that a window without any change for the subscription is applied; needs no Spark.
 
-    The caller holds the subscription's lock and knows that nothing is to be applied.
+    The caller holds the subscription's lock.
     """
     applied = Applied()
     with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
 
         def attempt() -> None:
             with apply_errors(None), _transaction(connection, request):
-                _finish(connection, request, applied, before_commit)
+                _record_progress(connection, request, applied, before_commit)
 
-        _persistently(attempt, connection, request)
+        _retry_on_lock(attempt, connection, request)
     return applied
 
 
 @contextlib.contextmanager
-def _session(request: ApplyRequest) -> Iterator[Connection]:
+def _connect_to_apply(request: ApplyRequest) -> Iterator[Connection]:
     with connect_as_apply_worker(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
         set_lock_timeout(connection, request.subscription.lock_timeout)
-        # Of what is staged only its size and its few kinds matter: a tenth of the usual sample shows them.
+        # Statistics of staged rows serve for their number and kinds: a tenth of the usual sample is enough.
         connection.execute("set default_statistics_target = 10")
         yield connection
 
@@ -312,7 +314,7 @@ def _transaction(connection: Connection, request: ApplyRequest) -> contextlib.Ab
     return replication_origin(connection, request.subscription.name, request.upto)
 
 
-def _persistently(attempt: Callable[[], _T], connection: Connection, request: ApplyRequest) -> _T:
+def _retry_on_lock(attempt: Callable[[], _T], connection: Connection, request: ApplyRequest) -> _T:
     subscription = request.subscription
     return retry_on_lock(
         attempt,
@@ -333,7 +335,7 @@ def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedNam
     return targets
 
 
-def _finish(
+def _record_progress(
     connection: Connection, request: ApplyRequest, applied: Applied, before_commit: BeforeCommit | None
 ) -> None:
     for table in request.tables:

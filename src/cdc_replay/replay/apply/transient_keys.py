@@ -1,9 +1,9 @@
-"""Rows that came and went within a window, where their keys are integers: they need not be staged.
+"""Rows that a window inserts and deletes, where their keys are integers: they need not be staged.
 
-Nothing of them is left, but a row that stands at such a key is a conflict (R8.5), so the target has to be
-looked at. Keys that come and go are usually new ones, greater than all that the target has; that is known
-only when the window is merged. So tasks keep these keys and hand them to the driver, a byte or two each. It
-stages those that are not greater than the greatest of the target (`replay.apply.merge`).
+Such a row has no net change, but a subscriber's row at its key is a conflict (R8.5), so the target has to be
+checked. The keys are usually new, greater than every key of the target, which is known only at the merge. So
+tasks send these keys to the driver, a byte or two each, and the driver stages those that are not greater than
+the target's maximum (`replay.apply.merge`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdc_replay.model.frames import NetKind
 from cdc_replay.subscriber.target_tables import Operator
 
 if TYPE_CHECKING:
-    from cdc_replay.replay.apply.staging import StageTable
+    from cdc_replay.replay.apply.stage_table import StageTable
 
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
 _EQUAL: Final = Operator("pg_catalog", "=")
@@ -30,14 +30,17 @@ _CODEC: Final = "zstd"
 
 @dataclass(frozen=True, slots=True)
 class TransientKeys:
-    """Keys of rows that came and went, as tasks send them: `count` of them, compressed steps between them."""
+    """Keys of rows that a window inserts and deletes, as tasks send them.
+
+    `steps` are the compressed differences of the `count` keys in ascending order.
+    """
 
     count: int
     steps: bytes
 
     @classmethod
-    def of(cls, keys: Int64s) -> Self:
-        """These keys, in any order."""
+    def encode(cls, keys: Int64s) -> Self:
+        """Encode the keys, which may be in any order."""
         steps = np.diff(np.sort(keys), prepend=np.int64(0))
         return cls(len(keys), pa.compress(steps.tobytes(), codec=_CODEC, asbytes=True))
 
@@ -50,8 +53,8 @@ class TransientKeys:
         return keys
 
 
-def are_counted(table: StageTable) -> bool:
-    """Whether the keys of the target are integers, which its index takes for what they are."""
+def tracks_integer_keys(table: StageTable) -> bool:
+    """Whether the target's key is one integer column, and its index compares it as an integer."""
     if not table.has_own_key or len(table.keys) != 1:
         return False
     [key] = table.keys
@@ -59,21 +62,21 @@ def are_counted(table: StageTable) -> bool:
 
 
 def split_transient_keys(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
-    """The net changes (NET, of one target) that are to be staged, and the keys of the others.
+    """The net changes (NET, of one target) to stage, and the keys of transient rows that need not be staged.
 
-    What has to be told of a row besides, that an earlier change of it has missed it, takes a staged one.
+    Transient rows with a conflict, or with a missing-row conflict to count, are staged.
     """
-    is_gone = booleans(pc.equal(rows["kind"], NetKind.NOTHING.value))
-    if not is_gone.any():
+    is_transient = booleans(pc.equal(rows["kind"], NetKind.TRANSIENT.value))
+    if not is_transient.any():
         return rows, np.zeros(0, np.int64)
-    # A NULL is no key, and finds no row.
+    # NULL is not a key, and matches no row.
     key = pc.list_element(rows["base_key"], 0)
-    is_gone &= is_valid(key) & ~is_valid(rows["conflicts"])
+    is_transient &= is_valid(key) & ~is_valid(rows["conflicts"])
     for name in ("update_missing", "delete_missing"):
-        is_gone &= int_array(rows[name]) == 0
+        is_transient &= int_array(rows[name]) == 0
     try:
-        keys = int_array(pc.cast(key.filter(pa.array(is_gone)), pa.int64()))
+        keys = int_array(pc.cast(key.filter(pa.array(is_transient)), pa.int64()))
     except pa.ArrowInvalid:
-        # The publisher's type is another one: its texts may be integers that Arrow does not read.
+        # The publisher's column has another type: Arrow may not parse its text as an integer.
         return rows, np.zeros(0, np.int64)
-    return rows.filter(pa.array(~is_gone)), keys
+    return rows.filter(pa.array(~is_transient)), keys

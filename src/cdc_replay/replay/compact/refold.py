@@ -13,7 +13,7 @@ import numpy as np
 from cdc_replay.arrow.arrays import int_array
 from cdc_replay.model.frames import ConflictKind
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.replay.compact.fold import changes_in, net_batch, net_rows
+from cdc_replay.replay.compact.fold_frames import changes_in, net_batch, net_rows
 from cdc_replay.replay.compact.fold_reference import Key, RoutedChange, fold
 from cdc_replay.replay.contingent_changes import Refolded
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ContingentChanges:
-    """The changes of contingent lineages of one target, lineage by lineage."""
+    """The changes of contingent lineages of one target, by lineage."""
 
     target: int
     lineages: Sequence[Sequence[RoutedChange]]
@@ -32,34 +32,34 @@ class ContingentChanges:
 
     @property
     def keys(self) -> Sequence[Key]:
-        """The keys that they name; of a target without a key, once for each row."""
-        named = [key for lineage in self.lineages for change in lineage for key in _keys(change)]
-        return list(dict.fromkeys(named)) if self.is_keyed else named
+        """The keys of the changes; without a key of the target, once per row."""
+        keys = [key for lineage in self.lineages for change in lineage for key in _keys(change)]
+        return list(dict.fromkeys(keys)) if self.is_keyed else keys
 
-    def _slots(self, lineage: Sequence[RoutedChange], same: Mapping[Key, Key]) -> Iterator[Key]:
+    def _row_keys(self, lineage: Sequence[RoutedChange], same: Mapping[Key, Key]) -> Iterator[Key]:
         yield from (same.get(key, key) for change in lineage for key in _keys(change))
 
-    def refolded(self, rows: Mapping[Key, int], same: Mapping[Key, Key]) -> Refolded:
-        """What they come to where the target has so many rows of each of these keys, and none of others.
+    def fold_again(self, rows: Mapping[Key, int], same: Mapping[Key, Key]) -> Refolded:
+        """Their net changes, given the target's number of rows per key.
 
-        `same` says of keys which others they are the same as, and `rows` is by those.
+        `same` maps keys to the ones that `rows` has for them.
         """
         net: list[dict[str, Any]] = []
         conflicts: collections.Counter[ConflictKind] = collections.Counter()
         conflict_keys: list[tuple[ConflictKind, Key]] = []
         for lineage in self.lineages:
-            known = {each: rows.get(each, 0) for each in self._slots(lineage, same)}
+            known_rows = {key: rows.get(key, 0) for key in self._row_keys(lineage, same)}
             folded = fold(
                 lineage,
                 policy=self.policy,
                 is_keyed=self.is_keyed,
                 is_truncated=False,
-                known=known,
+                known=known_rows,
                 same=same,
             )
             conflicts.update(folded.conflicts)
             conflict_keys.extend(folded.conflict_keys.items())
-            # There may be no net change that would carry them.
+            # Returned apart: there may be no net change to carry them.
             folded.conflicts.clear()
             net += net_rows(folded, self.target)
         return Refolded(net_batch(net), conflicts, conflict_keys)
@@ -68,7 +68,7 @@ class ContingentChanges:
 def contingent_changes(
     changes: pa.RecordBatch, *, policy: ConflictPolicy, is_keyed: bool
 ) -> ContingentChanges:
-    """Changes (INPUT) of one target, of which those of one lineage are together."""
+    """Changes (INPUT) of one target, in which those of one lineage are adjacent."""
     lineages = int_array(changes["lineage"])
     borders = [0, *(np.flatnonzero(np.diff(lineages)) + 1).tolist(), len(lineages)]
     runs = [list(changes_in(changes.slice(start, end - start))) for start, end in itertools.pairwise(borders)]

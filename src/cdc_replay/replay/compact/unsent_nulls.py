@@ -1,13 +1,13 @@
-"""Net changes that would insert rows without values that were not sent (R4.6), and NULL in their place.
+"""Net changes that would insert rows without unsent values (R4.6), and NULL in their place.
 
 | kind in an INSERT            | becomes                                                              |
 |------------------------------|----------------------------------------------------------------------|
-| `GIVEN_UP`                   | NULL: row or value is nowhere since                                  |
+| `GIVEN_UP`                   | NULL: row or value does not exist any more                           |
 | `u`, entered where NULL is   | NULL, as a native worker stores it                                   |
 | accepted                     |                                                                      |
-| `u` otherwise                | stays; whoever stages it refuses                                     |
+| `u` otherwise                | stays; staging refuses it                                            |
 
-In an UPDATE both are what they are to the fold: the subscriber's value stays.
+In an UPDATE both keep the subscriber's value, as in the fold.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pyspark.sql import functions as F
 
 from cdc_replay.model.frames import GIVEN_UP, NET, NetKind
 from cdc_replay.model.lsn import Lsn, Window
-from cdc_replay.replay.compact.key_lineage import bits_of_seq
+from cdc_replay.replay.compact.key_lineage import ordinal_seq_bits
 
 KEYS_SHOWN: Final = 5
-"""How many keys of a table are told."""
+"""Maximum number of keys of a table in a log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class EnteredRow:
 
 @dataclass(frozen=True, slots=True)
 class UnsentNulls:
-    """What became NULL, by target: how many values, and the first rows. `unknown` is what could not.
+    """The values that became NULL, and the first of these rows, by target.
 
-    `unknown` is the first such row in the order of commits, `more` how many others there are.
+    `unknown` is the first row, in commit order, with a value that is neither given up nor accepted, `more`
+    the number of others.
     """
 
     values: Mapping[int, int]
@@ -58,19 +59,19 @@ class UnsentNulls:
 
 
 def has_missing_values(net: DataFrame) -> bool:
-    """Whether `net` (NET) would insert a row with a value that was not sent; folds the window."""
+    """Whether `net` (NET) would insert a row with an unsent value; folds the window."""
     return not net.where(_lacks_values()).isEmpty()
 
 
 def without_marks(net: DataFrame) -> DataFrame:
-    """`net` with `u` for what is given up."""
+    """`net` with `u` for values that are given up."""
     return _with_kinds(net, F.translate("kinds", GIVEN_UP, "u"))
 
 
 def with_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) -> DataFrame:
-    """`net` with NULL where it is given up or accepted.
+    """`net` with NULL for values that are given up or accepted.
 
-    `accepted` says for a target up to which commit a row may have entered.
+    `accepted` is, by target, the commit up to which a row may have entered.
     """
     null = F.translate("kinds", f"{GIVEN_UP}u", "nn")
     given_up = F.translate("kinds", GIVEN_UP, "n")
@@ -80,13 +81,13 @@ def with_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) -> D
 
 
 def unsent_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) -> UnsentNulls:
-    """What `with_nulls` makes of the same; folds the window once."""
+    """The NULLs that `with_nulls` stores; folds the window once."""
     columns = ("target", "base_key", "kinds", "entered", "nulls", "unknown")
     accepts = _is_accepted(window, accepted)
-    unsent, given_up = _number_of("u"), _number_of(GIVEN_UP)
+    unsent, given_up = _count_kind("u"), _count_kind(GIVEN_UP)
     lacking = (
         net.where(_lacks_values())
-        .withColumn("entered", _entered(window))
+        .withColumn("entered", _entry_lsn(window))
         .withColumn("nulls", F.when(accepts, unsent + given_up).otherwise(given_up))
         .withColumn("unknown", F.when(accepts, 0).otherwise(unsent))
         .select(*columns)
@@ -110,9 +111,10 @@ def unsent_nulls(net: DataFrame, window: Window, accepted: Mapping[int, Lsn]) ->
 
 
 def _first(rows: DataFrame, count: int) -> tuple[EnteredRow, ...]:
-    found = rows.orderBy("entered", "target", "base_key").limit(count).collect()
+    first_rows = rows.orderBy("entered", "target", "base_key").limit(count).collect()
     return tuple(
-        EnteredRow(row["target"], Lsn(row["entered"]), tuple(row["base_key"]), row["kinds"]) for row in found
+        EnteredRow(row["target"], Lsn(row["entered"]), tuple(row["base_key"]), row["kinds"])
+        for row in first_rows
     )
 
 
@@ -121,18 +123,17 @@ def _lacks_values() -> Column:
     return (F.col("kind") == NetKind.INSERT.value) & (kinds.contains("u") | kinds.contains(GIVEN_UP))
 
 
-def _number_of(kind: str) -> Column:
+def _count_kind(kind: str) -> Column:
     return F.length("kinds") - F.length(F.translate("kinds", kind, ""))
 
 
-def _entered(window: Window) -> Column:
-    """Where the transaction committed by which the row of an INSERT enters."""
-    commit = F.shiftright("born", bits_of_seq(window)) + F.lit(window.after.value)
+def _entry_lsn(window: Window) -> Column:
+    commit = F.shiftright("insert_ordinal", ordinal_seq_bits(window)) + F.lit(window.after.value)
     return F.coalesce(commit, F.col("last_lsn"))
 
 
 def _is_accepted(window: Window, accepted: Mapping[int, Lsn]) -> Column:
-    entered = _entered(window)
+    entered = _entry_lsn(window)
     conditions = (
         (F.col("target") == target) & (entered <= F.lit(upto.value)) for target, upto in accepted.items()
     )

@@ -1,7 +1,7 @@
-"""Random changes of few keys for a subscriber that has lost some of the rows and has others of its own.
+"""Random changes of few keys for a subscriber that lacks some of the rows and has others of its own.
 
-Each table is a case of its own. What a native worker does with each change is followed here, so that no
-change is drawn at which it would stop (R8.5); what it comes to is for the servers to say.
+Each table is one case. The generator follows a native worker, so that it draws no change at which one would
+stop (R8.5); the expected rows come from the servers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Case:
         return f"insert into {self.name} values {', '.join(row.sql() for row in self.published.values())}"
 
     def damage(self) -> Iterator[str]:
-        """Statements for both subscribers: rows go, change, come."""
+        """Statements for both subscribers that delete, change and insert rows."""
         for row in [*self.subscriber]:
             fate = self.random.random()
             same = f"where id = {row.id} and r = '{row.r}' and v = '{row.v}'"
@@ -134,7 +134,7 @@ class Case:
                     yield f"insert into {self.name} (id, r, v, j) values {row.sql()}"
 
     def changes(self, count: int) -> Iterator[str]:
-        """So many statements for the publisher, and transactions around some of them."""
+        """This many statements for the publisher, and transactions around some of them."""
         is_open = False
         while count:
             if self.random.random() < 0.3:
@@ -147,7 +147,7 @@ class Case:
             yield "commit"
 
     def _change(self) -> str | None:
-        """A statement that stops nobody; None if what was drawn would."""
+        """A statement at which no worker stops; None if the drawn one would stop it."""
         self._drawn += 1
         free = [number for number in IDS if number not in self.published]
         kind = self.random.choice(["value", "value", "move", "move", "move", "region", "delete", "insert"])
@@ -192,13 +192,13 @@ class Case:
     def _passes(self, row: Row) -> bool:
         return not self.shape.is_filtered or row.id <= FILTER_ABOVE
 
-    def _found(self, row: Row) -> Row | None:
-        wanted = self.shape.identity(row)
-        return next((each for each in self.subscriber if self.shape.identity(each) == wanted), None)
+    def _find_row(self, row: Row) -> Row | None:
+        identity_wanted = self.shape.identity(row)
+        return next((row for row in self.subscriber if self.shape.identity(row) == identity_wanted), None)
 
     def _has_room(self, row: Row) -> bool:
         is_full_leaf = self.shape.identity is _leaf and row.r == "c"
-        return not self.shape.is_unique or is_full_leaf or self._found(row) is None
+        return not self.shape.is_unique or is_full_leaf or self._find_row(row) is None
 
     def _insert(self, row: Row) -> bool:
         if not self._passes(row):
@@ -211,28 +211,28 @@ class Case:
     def _delete(self, row: Row) -> None:
         if not self._passes(row):
             return
-        if (found := self._found(row)) is None:
+        if (row_found := self._find_row(row)) is None:
             self.missing["delete_missing"] += 1
         else:
-            self.subscriber.remove(found)
+            self.subscriber.remove(row_found)
 
     def _update(self, old: Row, new: Row) -> bool:
         before, after = self._passes(old), self._passes(new)
         if not before:
             return not after or self._insert(new)
         if not after or (self.shape.is_split and ("a" in {old.r, new.r}) and old.r != new.r):
-            kept = dataclasses.replace(self, subscriber=[*self.subscriber], missing={**self.missing})
+            remaining = dataclasses.replace(self, subscriber=[*self.subscriber], missing={**self.missing})
             self._delete(old)
             if after and not self._insert(new):
-                self.subscriber, self.missing = kept.subscriber, kept.missing
+                self.subscriber, self.missing = remaining.subscriber, remaining.missing
                 return False
             return True
-        if (found := self._found(old)) is None:
+        if (row_found := self._find_row(old)) is None:
             self.missing["update_missing"] += 1
             return True
-        self.subscriber.remove(found)
+        self.subscriber.remove(row_found)
         if not self._has_room(new):
-            self.subscriber.append(found)
+            self.subscriber.append(row_found)
             return False
         self.subscriber.append(new)
         return True

@@ -35,7 +35,10 @@ def run_once(target: Target) -> bool:
     fill(changes)
     with connect(target.dsn, purpose="test") as connection:
         states = subscription_tables.table_states(connection, "nsw")
-    if any(isinstance(found, Ready) and found.applied_lsn.value >= changes.lsn for found in states.values()):
+    if any(
+        isinstance(table_state, Ready) and table_state.applied_lsn.value >= changes.lsn
+        for table_state in states.values()
+    ):
         return False
     target.apply(changes)
     return True

@@ -1,4 +1,4 @@
-"""R8.4, R8.5: what does not fit the subscriber's rows is counted, decided by policy, never half-applied."""
+"""R8.4, R8.5: conflicts with the subscriber's rows are counted, decided by policy, never half-applied."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def make(spark: SparkSession, subscriber: Database) -> Make:
 
 
 @pytest.mark.parametrize("policy", ConflictPolicy)
-def test_a_missing_row_is_counted_and_never_an_error(make: Make, policy: ConflictPolicy) -> None:
-    """R8.4: an UPDATE is never turned into an INSERT. Each message that finds nothing counts."""
+def test_missing_row_is_counted_and_never_an_error(make: Make, policy: ConflictPolicy) -> None:
+    """R8.4: an UPDATE never becomes an INSERT. Each message that matches no row counts."""
     target = make(policy)
     changes = target.window()
     changes.update("t", 10, 0)
@@ -57,7 +57,7 @@ def test_a_missing_row_is_counted_and_never_an_error(make: Make, policy: Conflic
     assert (applied.insert, applied.update, applied.delete) == (0, 0, 0)
 
 
-def test_the_first_rows_of_each_kind_are_named_by_their_keys_only(
+def test_first_rows_of_each_kind_are_named_by_their_keys_only(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At most five of each kind and table, whatever they hold otherwise."""
@@ -85,7 +85,7 @@ def test_the_first_rows_of_each_kind_are_named_by_their_keys_only(
     assert len(keys["update_missing"]) == 5
     missing = {f"public.t (id)=({number})" for number in (*range(10, 17), 31)}
     assert set(keys["update_missing"]) <= missing
-    logged = [each.getMessage() for each in caplog.records if " x " in each.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if " x " in record.getMessage()]
     assert len(logged) == 4
     assert not any("777" in line for line in logged)
 
@@ -101,8 +101,8 @@ def test_rows_without_a_key_are_counted_and_not_shown(spark: SparkSession, subsc
     assert not any(applied.conflict_keys.values())
 
 
-def test_rows_that_move_are_not_taken_for_missing_ones(make: Make) -> None:
-    """1 → 5 leaves key 1 before anybody looks whether 10 was there."""
+def test_moved_rows_are_not_counted_as_missing(make: Make) -> None:
+    """1 → 5 leaves key 1 before the check whether 10 existed."""
     target = make(ConflictPolicy.ERROR)
     changes = target.window()
     changes.update("t", 5, 50, old=[1])
@@ -163,7 +163,7 @@ def claimed_twice(changes: Changes) -> None:
         (claimed_twice, r"claim the same keys"),
     ],
 )
-def test_with_error_nothing_of_the_window_is_applied(
+def test_policy_error_applies_nothing_of_the_window(
     make: Make, conflict: Callable[[Changes], None], words: str
 ) -> None:
     target = make(ConflictPolicy.ERROR)
@@ -186,9 +186,7 @@ def test_with_error_nothing_of_the_window_is_applied(
         (ConflictPolicy.SKIP, [(1, 1, "own 1"), (2, 2, "own 2"), (4, 40, "default")]),
     ],
 )
-def test_an_inserted_row_that_exists(
-    make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
-) -> None:
+def test_inserted_row_that_exists(make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]) -> None:
     target = make(policy)
     changes = target.window()
     insert_exists(changes)
@@ -217,10 +215,10 @@ TAKEN_AGAIN = [(2, 21, "default"), *LEFT]
         (passed_and_taken_again, ConflictPolicy.SKIP, TAKEN_AGAIN),
     ],
 )
-def test_a_moved_row_whose_new_key_exists(
+def test_moved_row_whose_new_key_exists(
     make: Make, conflict: Callable[[Changes], None], policy: ConflictPolicy, rows: list[tuple[object, ...]]
 ) -> None:
-    """R8.5: where it has moved on, what came for the row in its way was done to it, so that one is to go."""
+    """R8.5: if the row has moved on, changes of the blocking row were applied to it: that one is deleted."""
     target = make(policy)
     changes = target.window()
     conflict(changes)
@@ -229,8 +227,8 @@ def test_a_moved_row_whose_new_key_exists(
     assert applied.conflicts == {"update_exists": 1}
 
 
-def test_a_key_that_is_passed_through_and_free_is_no_conflict(make: Make, subscriber: Database) -> None:
-    """Rows that go on from there, or return, are updated in place, as natively (R8.13)."""
+def test_free_transit_key_is_no_conflict(make: Make, subscriber: Database) -> None:
+    """Rows that move on, or return, are updated in place, as natively (R8.13)."""
     target = make(ConflictPolicy.ERROR)
     subscriber.run(
         "create function refuse() returns trigger language plpgsql as $$ begin raise 'never'; end $$;"
@@ -245,10 +243,10 @@ def test_a_key_that_is_passed_through_and_free_is_no_conflict(make: Make, subscr
     assert (applied.update, applied.conflicts) == (2, {})
 
 
-def test_a_row_that_returns_by_a_key_equal_to_its_own_is_not_in_its_own_way(
+def test_row_that_returns_by_an_equal_key_does_not_block_itself(
     spark: SparkSession, subscriber: Database
 ) -> None:
-    """R8.8: 1.0 and 1.00 are one key of the subscriber's, and two texts."""
+    """R8.8: 1.0 and 1.00 are one key on the subscriber, and two texts."""
     subscriber.run("create table n (id numeric primary key, a int); insert into n values (1.0, 0)")
     target = Target(spark, subscriber.dsn, {"n": ("id", "a")})
     changes = target.window()
@@ -259,7 +257,7 @@ def test_a_row_that_returns_by_a_key_equal_to_its_own_is_not_in_its_own_way(
     assert (applied.update, applied.conflicts) == (1, {})
 
 
-def test_with_skip_a_row_that_returns_to_its_key_holds_up_the_next(make: Make, subscriber: Database) -> None:
+def test_row_that_returns_to_its_key_blocks_the_next_under_skip(make: Make, subscriber: Database) -> None:
     """3 → 9 is blocked by the subscriber's own row 9, so 2 → 3 and 1 → 2 are blocked too."""
     target = make(ConflictPolicy.SKIP)
     subscriber.run("insert into t values (9, 9, 'own 9')")
@@ -278,7 +276,7 @@ def test_with_skip_a_row_that_returns_to_its_key_holds_up_the_next(make: Make, s
         (ConflictPolicy.SKIP, [*UNTOUCHED, (4, 40, "default"), (5, 50, "default")]),
     ],
 )
-def test_rows_of_the_window_itself_that_claim_one_key(
+def test_rows_of_one_window_that_claim_one_key(
     make: Make, policy: ConflictPolicy, rows: list[tuple[object, ...]]
 ) -> None:
     target = make(policy)
@@ -311,7 +309,7 @@ def test_rows_of_the_window_itself_that_claim_one_key(
         ),
     ],
 )
-def test_what_the_target_refuses_names_the_table_and_leaves_it_untouched(
+def test_refused_change_names_the_table_and_leaves_it_unchanged(
     make: Make, subscriber: Database, policy: ConflictPolicy, case: tuple[str, type[CdcReplayError], str]
 ) -> None:
     ddl, error, words = case
@@ -331,7 +329,7 @@ def test_what_the_target_refuses_names_the_table_and_leaves_it_untouched(
     assert staging_tables(target) == []
 
 
-def test_progress_and_the_callers_record_are_part_of_the_window(make: Make) -> None:
+def test_progress_and_the_callers_record_commit_with_the_window(make: Make) -> None:
     """R8.17: rows, applied LSN and result are one commit; if the record fails nothing is applied."""
     target = make(ConflictPolicy.ERROR)
     changes = target.window()
@@ -366,10 +364,10 @@ def staging_tables(target: Target) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("policy", ConflictPolicy)
 @pytest.mark.parametrize("key_type", ["smallint", "int", "bigint", "numeric", "text"])
-def test_a_row_that_stands_where_another_came_and_went_is_a_conflict(
+def test_row_at_a_transient_key_is_a_conflict(
     spark: SparkSession, subscriber: Database, key_type: str, policy: ConflictPolicy
 ) -> None:
-    """R8.5: its INSERT finds the key taken. Where it is not the end, its DELETE takes what stands there."""
+    """R8.5: its INSERT finds the key used; unless that is an error, its DELETE removes that row."""
     subscriber.run(f"create table t (id {key_type} primary key, a int); insert into t values (2, 2), (4, 4)")
     target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, policy)
     changes = target.window()
@@ -388,9 +386,7 @@ def test_a_row_that_stands_where_another_came_and_went_is_a_conflict(
     assert target.rows("select id::text, a from t order by 1") == [("4", 4), ("6", 60)]
 
 
-def test_what_came_and_went_in_an_empty_table_is_no_conflict(
-    spark: SparkSession, subscriber: Database
-) -> None:
+def test_transient_row_in_an_empty_table_is_no_conflict(spark: SparkSession, subscriber: Database) -> None:
     subscriber.run("create table t (id int primary key, a int)")
     target = Target(spark, subscriber.dsn, {"t": ("id", "a")}, ConflictPolicy.ERROR)
     changes = target.window()

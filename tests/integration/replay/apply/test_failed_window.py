@@ -27,7 +27,7 @@ TESTS = Path(__file__).resolve().parents[3]
 STAGING = "select count(*) from pg_class where relname like 'stage%'"
 
 
-def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
+def test_failed_window_leaves_no_staging_and_can_be_repeated(
     spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscriber.run(TABLES)
@@ -41,10 +41,10 @@ def test_a_failed_window_leaves_no_staging_and_can_be_repeated(
     assert subscriber.rows("select * from t order by id") == EXPECTED
 
 
-def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
+def test_table_renamed_to_the_target_meanwhile_gets_nothing(
     spark: SparkSession, subscriber: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R7.12: it is not subscribed to, whatever it is called."""
+    """R7.12: it is not subscribed to, under any name."""
     subscriber.run(TABLES)
     before = subscriber.rows("select * from t order by id")
     target = Target(spark, subscriber.dsn, PUBLISHED)
@@ -60,7 +60,7 @@ def test_a_table_that_comes_under_the_name_meanwhile_gets_nothing(
     assert subscriber.rows("select * from was_t order by id") == before
 
 
-def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
+def test_empty_window_advances_without_spark(subscriber: Database) -> None:
     subscriber.run(TABLES)
     target = Target(None, subscriber.dsn, PUBLISHED)  # type: ignore[arg-type]
     tables = tuple(target.window().tables)
@@ -78,7 +78,7 @@ def test_an_empty_window_advances_without_spark(subscriber: Database) -> None:
     assert recorded == [Applied()]
 
 
-def test_a_role_that_cannot_act_as_a_replication_worker_is_told_what_it_needs(
+def test_role_that_cannot_act_as_apply_worker_is_named_its_privileges(
     spark: SparkSession, subscriber: Database
 ) -> None:
     """R8.13: session_replication_role needs a superuser, or the privilege on the parameter."""

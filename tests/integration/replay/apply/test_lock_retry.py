@@ -1,4 +1,4 @@
-"""A window that meets the locks of other sessions is tried again, and never half-applied."""
+"""A window that waits for locks of other sessions is retried, and never half-applied."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def changed(target: Target) -> Changes:
 
 
 class OnRetry(logging.Handler):
-    """Does something when the window is about to be tried again."""
+    """Runs a function before each retry of the window."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class OnRetry(logging.Handler):
         self.tries.append(record.getMessage())
 
 
-def test_a_lock_that_is_released_only_delays_the_window(target: Target, subscriber: Database) -> None:
-    """What is staged stays, so that only the merge is done again; each further try is one line of the log."""
+def test_released_lock_only_delays_the_window(target: Target, subscriber: Database) -> None:
+    """Staged rows stay, so that only the merge is retried; each retry is one log line."""
     with subscriber.connect() as other:
         other.execute("begin; lock table t in share mode")
         on_retry = OnRetry(lambda: other.execute("rollback"))
@@ -81,12 +81,14 @@ def test_a_lock_that_is_released_only_delays_the_window(target: Target, subscrib
     assert target.rows(STAGING) == [(0,)]
 
 
-@pytest.mark.parametrize("held", ["lock table t in share mode", "update t set a = 5 where id = 1"])
-def test_a_lock_that_is_never_released_ends_in_an_error_that_names_its_holder(
-    target: Target, subscriber: Database, held: str
+@pytest.mark.parametrize(
+    "locking_statement", ["lock table t in share mode", "update t set a = 5 where id = 1"]
+)
+def test_lock_that_is_never_released_ends_in_an_error_with_its_holder(
+    target: Target, subscriber: Database, locking_statement: str
 ) -> None:
     with subscriber.connect() as other:
-        other.execute(f"begin; {held}".encode())
+        other.execute(f"begin; {locking_statement}".encode())
         with pytest.raises(SubscriberLocked) as raised:
             target.apply(changed(target))
         other.execute("rollback")
@@ -101,7 +103,7 @@ def test_a_lock_that_is_never_released_ends_in_an_error_that_names_its_holder(
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
 
 
-def test_the_victim_of_a_deadlock_is_applied_at_the_next_try(target: Target, subscriber: Database) -> None:
+def test_deadlock_victim_is_applied_at_the_next_try(target: Target, subscriber: Database) -> None:
     """The other session waits for t, and has what the caller's record waits for then."""
     with subscriber.connect() as other, subscriber.connect() as watcher:
         other.execute("set deadlock_timeout = '10min'")
@@ -126,18 +128,18 @@ def test_the_victim_of_a_deadlock_is_applied_at_the_next_try(target: Target, sub
             target.apply(changed(target), before_commit=record)
         finally:
             locks.logger.removeHandler(on_retry)
-    assert ["deadlock detected" in each for each in on_retry.tries] == [True]
+    assert ["deadlock detected" in message for message in on_retry.tries] == [True]
     assert target.rows("table t order by id") == [(1, 10), (2, 20)]
 
 
 def is_waiting(watcher: Connection, pid: int) -> bool:
     query = "select exists (select from pg_locks where pid = %s and not granted)"
-    ((found,),) = watcher.execute(query, (pid,)).fetchall()
-    return bool(found)
+    ((is_waiting,),) = watcher.execute(query, (pid,)).fetchall()
+    return bool(is_waiting)
 
 
-def test_a_transaction_that_cannot_be_serialized_is_tried_again(target: Target, subscriber: Database) -> None:
-    """With another default isolation level of the database, a row that others change is such a failure."""
+def test_transaction_that_cannot_be_serialized_is_retried(target: Target, subscriber: Database) -> None:
+    """Under another default isolation level, a concurrent change of the row is such a failure."""
     subscriber.run(f"alter database {subscriber.name} set default_transaction_isolation = 'repeatable read'")
     calls = []
 

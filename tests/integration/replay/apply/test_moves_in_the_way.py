@@ -1,7 +1,7 @@
-"""R8.5: a row that moves to a key where the subscriber has another row stops ours where it stops native.
+"""R8.5: a row that moves to a key of another row of the subscriber stops ours where it stops native.
 
-The publisher's key allows such moves: it is deferrable, or has more columns than the subscriber's. What later
-changes of that key are for is the row in the way, which the publisher does not have there.
+The publisher's key allows such moves: it is deferrable, or has more columns than the subscriber's. Later
+changes of that key are meant for the blocking row, which the publisher does not have there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def has_failed(twin: Twin, name: str) -> bool:
     return errors(twin, name) > 0
 
 
-def test_a_move_onto_a_row_that_is_there_is_refused_although_the_row_moves_on(twin: Twin) -> None:
+def test_move_onto_an_existing_row_is_refused_although_the_row_moves_on(twin: Twin) -> None:
     for name, (key, _) in STOPPED.items():
         twin.publisher.run(
             f"create table {name} (a int, b int, v text, {key}); alter table {name} replica identity full;"
@@ -57,7 +57,7 @@ def test_a_move_onto_a_row_that_is_there_is_refused_although_the_row_moves_on(tw
         twin.publisher.run(transaction)
     capture(twin.config, "pub")
 
-    results = {each.subscription: each for each in replay(twin.config, list(STOPPED))}
+    results = {result.subscription: result for result in replay(twin.config, list(STOPPED))}
 
     for name in STOPPED:
         error = results[name].error or ""
@@ -67,7 +67,7 @@ def test_a_move_onto_a_row_that_is_there_is_refused_although_the_row_moves_on(tw
         assert twin.rows(name, name) == ROWS, name
 
 
-def test_moves_that_meet_no_row_are_applied_however_far_they_go(twin: Twin) -> None:
+def test_chains_of_moves_without_blocking_rows_are_applied(twin: Twin) -> None:
     """Rows that exchange keys by way of a free one, shift them in a safe order, pass through and return."""
     twin.publisher.run(
         "create table t (a int primary key, v text); create publication p for table t;"

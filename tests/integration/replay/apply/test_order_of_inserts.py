@@ -1,7 +1,7 @@
-"""Rows of a window come to be in the order of the log, where the subscriber shows it (R8.2, R8.13).
+"""Rows of a window are inserted in log order, where the subscriber shows it (R8.2, R8.13).
 
-What shows it is a column of the subscriber's own that numbers rows, or a trigger that sees them. Rows that
-are born and gone within a window have no number of ours, so it is the order of the numbers that is compared.
+A column of the subscriber's own that numbers rows shows it, or a trigger. Rows that are inserted and deleted
+within a window consume no number here, so the order of the numbers is compared.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def subscribed(twin: Twin) -> Twin:
 
 def in_order(twin: Twin, table: str, column: str = "id") -> list[object]:
     """One column of a table by the subscriber's own numbers, after a check that native has the same order."""
-    found = twin.rows("s", f"(select {column}, row_number() over (order by n)::int from {table})")
-    return [value for value, _ in sorted(found, key=lambda row: int(row[1]))]
+    numbered_rows = twin.rows("s", f"(select {column}, row_number() over (order by n)::int from {table})")
+    return [value for value, _ in sorted(numbered_rows, key=lambda row: int(row[1]))]
 
 
-def test_numbers_and_triggers_show_the_order_of_the_log(subscribed: Twin) -> None:
+def test_sequence_values_and_triggers_show_the_log_order(subscribed: Twin) -> None:
     """One window of several pulls and transactions; the one that began first commits last.
 
-    Another subscription to the same shares it, whose tables show nothing.
+    Another subscription with the same changes shares it; its tables do not show the order.
     """
     subscribed.subscribe("plain", "p", tables=TABLES)
     subscribed.sync()
@@ -102,9 +102,9 @@ def test_numbers_and_triggers_show_the_order_of_the_log(subscribed: Twin) -> Non
     subscribed.native("plain").wait()
     subscribed.native("s").wait()
 
-    assert [(each.error, each.applied["update"]) for each in results] == [(None, 0)] * 2
+    assert [(result.error, result.applied["update"]) for result in results] == [(None, 0)] * 2
     assert len(subscribed.rows("plain", "numbered")) == len(subscribed.rows("plain", "audited")) + 2
-    # 10 has moved to 90; 70 was born again; 50 enters with its UPDATE (R4.4).
+    # 10 has moved to 90; 70 was inserted again; 50 enters with its UPDATE (R4.4).
     assert in_order(subscribed, "numbered") == [30, 90, 20, 5, 50, 70, 2, 99, 1]
     assert in_order(subscribed, "keyless", "a") == [9, 1, 9, 4, 2, 0]
     audited = "(select * from audit where what = 'audited')"
@@ -113,8 +113,8 @@ def test_numbers_and_triggers_show_the_order_of_the_log(subscribed: Twin) -> Non
     assert in_order(subscribed, f"{low} as low") == [40, 20, 10, 30]
 
 
-def test_rows_that_enter_with_unsent_values_come_in_order_too(subscribed: Twin) -> None:
-    """R4.6: such a window goes through another flow. Native stores NULL for what was not sent."""
+def test_rows_that_enter_with_unsent_values_are_inserted_in_log_order(subscribed: Twin) -> None:
+    """R4.6: such a window takes another path. Native stores NULL for unsent values."""
     subscribed.publish("insert into entered values (5, repeat('x', 3000))")
     subscribed.sync()
     subscribed.publish(

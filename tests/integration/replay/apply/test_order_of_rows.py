@@ -1,4 +1,4 @@
-"""How rows are found that the window changes: by a merge join where they lie in the order of their keys."""
+"""The join method by which a window's rows are found: a merge join if they lie in key order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IN_NONE = f"{IN_ORDER} order by md5(n::text)"
 
 @pytest.fixture(autouse=True)
 def _few_rows_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "WORTH_A_LOOK", ROWS // 3)
+    monkeypatch.setattr(merge, "MIN_ROWS_TO_SAMPLE", ROWS // 3)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def _few_rows_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["in order", "reversed", "in two runs", "in no order", "two columns", "partitioned", "without a key"],
 )
-def test_rows_are_found_as_they_lie(
+def test_join_method_follows_the_physical_order(
     spark: SparkSession, subscriber: Database, key: str, options: str, rows: str, hashjoin: str
 ) -> None:
     subscriber.run(f"create table t (id int, a int, b int, {key}) {options}")
@@ -70,15 +70,15 @@ def test_rows_are_found_as_they_lie(
     changes.insert("t", ROWS + 1, 7, 0)
     applied = target.apply(changes)
     assert (applied.insert, applied.update, applied.delete) == (1, half, ROWS - half)
-    found = target.rows("select operation, hashjoin from seen order by operation")
-    assert found == [("DELETE", hashjoin), ("INSERT", "on"), ("UPDATE", hashjoin)]
+    operations = target.rows("select operation, hashjoin from seen order by operation")
+    assert operations == [("DELETE", hashjoin), ("INSERT", "on"), ("UPDATE", hashjoin)]
 
 
 @pytest.mark.parametrize("key", ["primary key (id)", "primary key (a, id)"])
-def test_what_comes_before_the_first_row_of_a_window_is_not_read(
+def test_rows_before_the_first_key_of_a_window_are_not_read(
     spark: SparkSession, subscriber: Database, key: str
 ) -> None:
-    # The merge join needs many rows to be the better way; half of the table are those that the window finds.
+    # The merge join is faster for many rows only; the window changes half of the table.
     before, changed = 20_000, 10_000
     subscriber.run(f"create table t (id int, a int, b int, {key})")
     subscriber.run(f"insert into t select n, n, 0 from generate_series(1, {before + changed}) n; analyze t")
@@ -90,6 +90,6 @@ def test_what_comes_before_the_first_row_of_a_window_is_not_read(
     [(read_before,)] = target.rows(reads)
     assert target.apply(changes).update == changed
     assert target.rows("select b, count(*) from t group by b order by b") == [(0, before), (1, changed)]
-    # Each row once, the sample, and what checks its uniqueness at its new place.
+    # Each row once, the sample, and the uniqueness check of its new version.
     [(read,)] = target.rows(reads)
     assert changed <= read - read_before < changed + before // 2

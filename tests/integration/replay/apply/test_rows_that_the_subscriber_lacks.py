@@ -1,7 +1,7 @@
-"""R8.4: a change whose row the subscriber lacks is skipped; what comes for its new key meets what is there.
+"""R8.4: a change whose row the subscriber lacks is skipped; changes of its new key are for the row there.
 
-A native worker takes change by change: an UPDATE that finds no row does nothing, whatever its new key. Here
-a window is folded, so that a row that moves takes later changes of its new key along.
+A native worker applies change by change: an UPDATE that matches no row does nothing, whatever its new key.
+Here a window is folded, so that a row that moves takes later changes of its new key along.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def counts_are(twin: Twin, expected: tuple[int, ...]) -> bool:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_changes_of_few_keys_equal_native(twin: Twin, seed: int) -> None:
-    """Moves there and back, exchanges, keys that are used again; the counts are those of native, too."""
+    """Moves there and back, exchanges, reused keys; the conflict counts are native's too."""
     drawn = list(cases(seed))
     subscribe(twin, drawn)
     twin.sync_ours()
@@ -74,17 +74,17 @@ def test_random_changes_of_few_keys_equal_native(twin: Twin, seed: int) -> None:
         for case in drawn:
             twin.publish(";\n".join(case.changes(12)))
 
-        results = {each.subscription: each.replay for each in twin.sync_ours()}
+        results = {result.subscription: result.replay for result in twin.sync_ours()}
 
         twin.native("error").wait()
         for policy in POLICIES:
             assert results[policy].error is None, (policy, results[policy].error)
-            found = results[policy].conflicts
-            assert set(found) <= {"update_missing", "delete_missing"}, (policy, found)
+            conflicts = results[policy].conflicts
+            assert set(conflicts) <= {"update_missing", "delete_missing"}, (policy, conflicts)
             before = counted[policy]
             counted[policy] = (
-                before[0] + found.get("update_missing", 0),
-                before[1] + found.get("delete_missing", 0),
+                before[0] + conflicts.get("update_missing", 0),
+                before[1] + conflicts.get("delete_missing", 0),
             )
         wrong = [
             (policy, case.name, rows(twin, policy, case.name), rows(twin, "error", case.name, native=True))

@@ -25,7 +25,7 @@ TRIGGERS = """
 ENABLED = "select tgenabled::text from pg_trigger where tgname = 'note'"
 
 
-def test_the_owner_of_a_table_fires_none_and_leaves_them_enabled(
+def test_table_owner_fires_no_statement_trigger_and_leaves_them_enabled(
     spark: SparkSession, subscriber: Database
 ) -> None:
     subscriber.run(f"{TABLES}; {TRIGGERS}")
@@ -37,7 +37,7 @@ def test_the_owner_of_a_table_fires_none_and_leaves_them_enabled(
     assert subscriber.rows(ENABLED) == [("R",)]
 
 
-def test_who_does_not_own_a_table_is_told_that_they_fire(
+def test_role_without_ownership_is_warned_that_statement_triggers_fire(
     spark: SparkSession, subscriber: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = f"guest_{subscriber.name}"
@@ -52,8 +52,8 @@ def test_who_does_not_own_a_table_is_told_that_they_fire(
         assert run_once(Target(spark, dsn, PUBLISHED, run_as_owner=True))
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
-        [warning] = [each.getMessage() for each in caplog.records if each.name == triggers.__name__]
-        assert warning.startswith("table public.t: statement-level triggers fire, unlike in a native")
+        [warning] = [record.getMessage() for record in caplog.records if record.name == triggers.__name__]
+        assert warning.startswith("table public.t: triggers for each statement fire, other than in a native")
         assert "must be owner of table t" in warning
     finally:
         subscriber.run(f"drop owned by {role} cascade; drop role {role}")

@@ -16,7 +16,7 @@ from cdc_replay.errors import (
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, open_apply_session
-from cdc_replay.replay.apply.staging import stage
+from cdc_replay.replay.apply.staging import stage_frame
 from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import subscription_lock
 from fixtures.postgres import Database
@@ -36,9 +36,9 @@ UNTOUCHED = "select count(*), sum(a) from t"
 @pytest.fixture
 def target(spark: SparkSession, subscriber: Database) -> Target:
     subscriber.run(TABLE)
-    found = Target(spark, subscriber.dsn, {"t": ("id", "a")})
-    found.apply(found.window())
-    return found
+    created_target = Target(spark, subscriber.dsn, {"t": ("id", "a")})
+    created_target.apply(created_target.window())
+    return created_target
 
 
 def moved(target: Target, rows: int = 3) -> Changes:
@@ -59,7 +59,7 @@ def assert_resumes(target: Target, rows: int = 3) -> None:
     assert target.rows("select count(*) from pg_class where relname like 'stage%'") == [(0,)]
 
 
-def test_a_target_that_is_read_only(target: Target, subscriber: Database) -> None:
+def test_read_only_target(target: Target, subscriber: Database) -> None:
     subscriber.run(f"alter database {subscriber.name} set default_transaction_read_only = on")
     with (
         connect(subscriber.dsn, purpose="test") as connection,
@@ -74,7 +74,7 @@ def test_a_target_that_is_read_only(target: Target, subscriber: Database) -> Non
     assert_resumes(target)
 
 
-def test_a_target_without_room(target: Target, subscriber: Database) -> None:
+def test_target_without_disk_space(target: Target, subscriber: Database) -> None:
     """What a statement may write to disk is limited; a full disk is an error of the same class."""
     limits = {
         "temp_file_limit": "'64kB'",
@@ -93,7 +93,7 @@ def test_a_target_without_room(target: Target, subscriber: Database) -> None:
     assert_resumes(target, MANY)
 
 
-def test_a_target_that_is_lost_before_the_commit(target: Target, subscriber: Database) -> None:
+def test_target_lost_before_the_commit(target: Target, subscriber: Database) -> None:
     def lose(connection: Connection, _applied: Applied) -> None:
         with subscriber.connect() as other:
             other.execute("select pg_terminate_backend(%s, 10000)", (connection.info.backend_pid,))
@@ -120,7 +120,7 @@ def test_a_target_that_is_lost_before_the_commit(target: Target, subscriber: Dat
         ),
     ],
 )
-def test_a_target_that_is_altered_between_staging_and_merge(
+def test_target_altered_between_staging_and_merge(
     target: Target, subscriber: Database, altered: str, back: str, words: str
 ) -> None:
     changes = moved(target)
@@ -134,19 +134,19 @@ def test_a_target_that_is_altered_between_staging_and_merge(
 
 
 def merged_after(target: Target, changes: Changes, script: str) -> CdcReplayError:
-    """What merging fails with, where the script is run once all is staged."""
+    """The error of the merge, if the script runs once all is staged."""
     routed = target.routed(changes)
-    found = scan_window(routed)
-    net = fold_frame(routed, found, changes.tables, changes.window, policy=target.policy)
+    facts = scan_window(routed)
+    net = fold_frame(routed, facts, changes.tables, changes.window, policy=target.policy)
     request = ApplyRequest(target.subscription, target.dsn, tuple(changes.tables), Lsn(changes.lsn))
     with (
         connect(target.dsn, purpose="test") as connection,
         subscription_lock.lock(connection, "nsw"),
         open_apply_session(request) as window,
     ):
-        staged = stage(net, window.tables, target.dsn)
+        staged = stage_frame(net, window.tables, target.dsn)
         connection.execute("set search_path = public")
         connection.execute(script.encode())
         with pytest.raises(CdcReplayError) as raised:
-            window.apply(staged, found.truncations)
+            window.apply(staged, facts.truncations)
     return raised.value

@@ -1,4 +1,4 @@
-"""Windows made by hand: ROUTED frames for tables that exist, applied as `commands.replay` applies them."""
+"""Windows made by hand: ROUTED frames for tables that exist, applied as replay applies them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Changes:
             self._row(self._table(table), "T", truncate_flags=2 if restart_identity else 0)
 
     def commit(self) -> None:
-        """What follows belongs to the next transaction."""
+        """Later changes belong to the next transaction."""
         self.lsn, self.seq = self.lsn + 100, 0
 
     def _add(self, name: str, kind: str, old: Sequence[Any] | None, values: Sequence[Any] | None) -> None:
@@ -120,10 +120,10 @@ class Target:
     def window(self) -> Changes:
         names = [QualifiedName("public", name) for name in self.published]
         with connect(self.dsn, purpose="test") as connection:
-            found = read_target_tables(connection, names)
+            targets = read_target_tables(connection, names)
         changes = Changes()
         for index, (name, columns) in enumerate(self.published.items()):
-            identity = found[QualifiedName("public", name)].identity
+            identity = targets[QualifiedName("public", name)].identity
             changes.tables.append(
                 SubscribedTable(
                     index,
@@ -157,15 +157,15 @@ class Target:
         self, changes: Changes, before_commit: Callable[[Connection, Applied], None] | None
     ) -> Applied:
         routed = self.routed(changes)
-        found = scan_window(routed)
-        net = fold_frame(routed, found, changes.tables, changes.window, policy=self.policy)
+        facts = scan_window(routed)
+        net = fold_frame(routed, facts, changes.tables, changes.window, policy=self.policy)
         request = ApplyRequest(
             self.subscription,
             self.dsn,
             tuple(changes.tables),
             changes.window.upto,
         )
-        return apply_window(net, request, found.truncations, before_commit=before_commit)
+        return apply_window(net, request, facts.truncations, before_commit=before_commit)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with connect(self.dsn, purpose="test") as connection:

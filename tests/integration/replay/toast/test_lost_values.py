@@ -1,8 +1,8 @@
-"""Unsent values (R4.6) that are hard to find, and those that nobody has: found, NULL as natively, or parked.
+"""Unsent values (R4.6) that are hard to find, and lost ones: found, NULL as natively, or parked.
 
-`body` is out of line, so that an UPDATE which does not change it does not send it; a row enters the filter by
-its key. Where the publisher's replica identity changes meanwhile, nothing links a row's changes any more, and
-what it had when it entered cannot be known.
+`body` is stored out of line, so that an UPDATE which does not change it does not send it; a row enters the
+filter by its key. If the publisher's replica identity changes meanwhile, nothing links a row's changes, and
+its values at the entry are unknown.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def on_both(twin: Twin, statement: str) -> None:
 
 def record(twin: Twin, name: str = "s") -> subscription_records.SubscriptionRecord:
     with twin.pairs[name].ours.connect() as connection:
-        found = subscription_records.subscription_record(connection, name)
-    assert found is not None
-    return found
+        record = subscription_records.subscription_record(connection, name)
+    assert record is not None
+    return record
 
 
 def ends(twin: Twin) -> list[Lsn]:
-    """Where the transactions end that the log has."""
+    """The commits that the log has."""
     change_log = ChangeLog.open(str(twin.change_log))
     return [commit.commit_lsn for commit in change_log.commits(Window(ZERO, change_log.end_lsn))]
 
 
-def test_values_are_found_whatever_their_column_is_called_since(twin: Twin) -> None:
+def test_values_of_renamed_columns_are_found(twin: Twin) -> None:
     """R9.10: a column is the same by its attribute number, before and after a rename, in a transaction too.
 
     The log alone has the values of row 6: it is deleted again, which is not published.
@@ -129,8 +129,8 @@ def test_values_are_found_whatever_their_column_is_called_since(twin: Twin) -> N
     assert {row[1:] for row in native(twin, query)} == {(None, None)}
 
 
-def test_a_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
-    """The new `body` has a value of its own; that of the old one is what entered, and is in the log only."""
+def test_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
+    """The new `body` has its own value; the old one's value entered, and is in the log only."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.publish(f"insert into t values (6, 6, {long('f')}, {long('F')})")
@@ -152,7 +152,7 @@ def test_a_new_column_of_an_old_name_is_another_one(twin: Twin) -> None:
     assert native(twin, query) == [(21, None, None), (26, None, None)]
 
 
-def test_a_rewrite_takes_what_the_publisher_had_and_not_what_the_log_has(twin: Twin) -> None:
+def test_rewrite_ends_the_publishers_values_and_not_the_logs(twin: Twin) -> None:
     """R11.9: after it a row of the publisher may have another key and other values."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", copy_data=False)
@@ -180,12 +180,12 @@ GONE: Final = {
 }
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_what_cannot_matter_any_more_is_null_as_natively(
-    twin: Twin, gone: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("disappearance", GONE)
+def test_given_up_value_is_null_as_natively(
+    twin: Twin, disappearance: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The row or the value is nowhere since: nothing stops for it, whatever the subscription says."""
-    statements, expected = GONE[gone]
+    """The row or the value does not exist any more: no policy stops for it."""
+    statements, expected = GONE[disappearance]
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.sync()
@@ -201,14 +201,14 @@ def test_what_cannot_matter_any_more_is_null_as_natively(
     assert native(twin, query) == [(id_, None, None) for id_, *_ in expected]
     assert ours(twin, "table u order by id") == [(1, 1), (2, 2)]
     assert result.unsent_nulls == sum(value is None for row in expected for value in row)
-    told = [each.message for each in caplog.records if "NULL" in each.message]
-    assert len(told) == 1
-    assert "public.t" in told[0]
-    assert f"(id)=({expected[0][0]})" in told[0]
+    log_lines = [record.message for record in caplog.records if "NULL" in record.message]
+    assert len(log_lines) == 1
+    assert "public.t" in log_lines[0]
+    assert f"(id)=({expected[0][0]})" in log_lines[0]
 
 
-def test_what_the_log_cannot_tell_of_the_past_does_not_matter(twin: Twin) -> None:
-    """The replica identity was another one before the window; in it the row can be followed, and is gone."""
+def test_gaps_in_earlier_history_do_not_lose_values(twin: Twin) -> None:
+    """The replica identity changed before the window; inside it the row can be tracked, and is gone."""
     prepare(twin, publish="insert, update")
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}")
     twin.sync()
@@ -220,13 +220,13 @@ def test_what_the_log_cannot_tell_of_the_past_does_not_matter(twin: Twin) -> Non
 
 
 def lose(twin: Twin, id_: int) -> None:
-    """Row `id_` enters under id_ + 20, and nobody can know its values."""
+    """Row `id_` enters under id_ + 20, and its values are lost."""
     twin.publish(f"update t set id = id + 20 where id = {id_}")
     twin.publish(LOSE.format(id=id_ + 20))
 
 
 def traffic(twin: Twin) -> Lsn:
-    """Rows come before, with, and after the row that lacks its value; the end of its transaction."""
+    """Changes before, with, and after the row that lacks its value; the end of its transaction."""
     twin.publish(f"insert into u values (1, 1);\ninsert into t values (11, 11, {long('k')}, null)")
     twin.publish("update t set id = 12 where id = 2;\nupdate t set body = null, note = null where id = 12")
     before = twin.position()
@@ -241,8 +241,8 @@ AROUND: Final = [(11, "k", None), (12, None, None), (13, "m", "n")]
 QUERY: Final = "select id, body, note from t order by id"
 
 
-def test_a_value_that_nobody_has_parks_before_its_transaction(twin: Twin) -> None:
-    """Everything before is applied, and every way on that the error names is one."""
+def test_lost_value_parks_before_its_transaction(twin: Twin) -> None:
+    """Everything before is applied, and every remedy in the error works."""
     prepare(twin)
     for name in ("skip", "accept", "copy"):
         twin.subscribe(name, "p", "q", tables=f"{TABLE}; {OTHER}", native=False)
@@ -266,12 +266,14 @@ def test_a_value_that_nobody_has_parks_before_its_transaction(twin: Twin) -> Non
             assert (record(twin, name).parked_transaction, result.unsent_nulls) == (end, 0)
             assert ours(twin, QUERY, name) == AROUND[:2]
             assert ours(twin, "table u order by id", name) == [(1, 1)]
-    assert {str(end) in (each.error or "") for each in status(twin.config).subscriptions} == {True}
+    assert {str(end) in (subscription.error or "") for subscription in status(twin.config).subscriptions} == {
+        True
+    }
 
     resume(twin.config, "skip", skip=end)
     resume(twin.config, "accept", accept_null=True)
     snapshot(twin.config, "copy", tables=[T])
-    results = {each.subscription: each for each in replay(twin.config, ["skip", "accept", "copy"])}
+    results = {result.subscription: result for result in replay(twin.config, ["skip", "accept", "copy"])}
     assert {name: (each.error, each.unsent_nulls) for name, each in results.items()} == {
         "skip": (None, 0),
         "accept": (None, 2),
@@ -293,7 +295,7 @@ def test_a_value_that_nobody_has_parks_before_its_transaction(twin: Twin) -> Non
         resume(twin.config, "skip", accept_null=True)
 
 
-def test_a_table_alone_parks_before_the_transaction(twin: Twin) -> None:
+def test_table_alone_parks_before_the_transaction(twin: Twin) -> None:
     prepare(twin)
     for name in ("skip", "accept"):
         twin.subscribe(name, "p", "q", tables=f"{TABLE}; {OTHER}", native=False, on_failure="table")
@@ -310,14 +312,14 @@ def test_a_table_alone_parks_before_the_transaction(twin: Twin) -> None:
 
     resume(twin.config, "skip", tables=[T], skip=end)
     resume(twin.config, "accept", tables=[T], accept_null=True)
-    results = {each.subscription: each for each in replay(twin.config, ["skip", "accept"])}
-    assert [(each.error, each.unsent_nulls) for each in results.values()] == [(None, 0), (None, 2)]
+    results = {result.subscription: result for result in replay(twin.config, ["skip", "accept"])}
+    assert [(result.error, result.unsent_nulls) for result in results.values()] == [(None, 0), (None, 2)]
     assert ours(twin, QUERY, "skip") == AROUND
     assert ours(twin, QUERY, "accept") == [*AROUND, (21, None, None)]
     assert isinstance(twin.states("accept")["t"], Ready)
 
 
-def test_a_refused_change_in_the_extension_parks_at_itself(twin: Twin) -> None:
+def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None:
     """Row 21 enters, its value is changed later, and the subscriber refuses a row between the two."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", native=False)
@@ -327,7 +329,7 @@ def test_a_refused_change_in_the_extension_parks_at_itself(twin: Twin) -> None:
     before = twin.position()
     twin.publish(f"insert into u values (2, 2);\nupdate t set body = {long('X')}, note = 'n' where id = 21")
     capture(twin.config, "pub")
-    end = next(each for each in ends(twin) if each > before)
+    end = next(lsn for lsn in ends(twin) if lsn > before)
 
     (result,) = replay(twin.config, ["s"])
 
@@ -340,8 +342,8 @@ def test_a_refused_change_in_the_extension_parks_at_itself(twin: Twin) -> None:
     assert ours(twin, QUERY) == [(21, "X", "n")]
 
 
-def test_native_stores_null_as_native_does(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
-    """What can be found is found; what nobody has is NULL, and refused where the column takes none."""
+def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+    """Values that can be found are found; lost ones are NULL, and refused if the column is NOT NULL."""
     prepare(twin)
     twin.subscribe("s", "p", "q", tables=f"{TABLE}; {OTHER}", unchanged_toast="native")
     twin.subscribe("strict", "p", tables=TABLE, native=False, unchanged_toast="native")
@@ -352,18 +354,18 @@ def test_native_stores_null_as_native_does(twin: Twin, caplog: pytest.LogCapture
     lose(twin, 2)
 
     with caplog.at_level(logging.WARNING, "cdc_replay"):
-        results = {each.subscription: each.replay for each in twin.sync_ours()}
+        results = {result.subscription: result.replay for result in twin.sync_ours()}
 
     twin.native("s").wait()
     assert (results["s"].error, results["s"].unsent_nulls) == (None, 4)
     assert twin.rows("s", "t") == [(21, 101, None, None), (22, 102, None, None)]
-    told = [
-        each.message
-        for each in caplog.records
-        if "NULL" in each.message and "subscription s:" in each.message
+    log_lines = [
+        record.message
+        for record in caplog.records
+        if "NULL" in record.message and "subscription s:" in record.message
     ]
-    assert len(told) == 1
-    assert "(id)=(21), (id)=(22)" in told[0]
+    assert len(log_lines) == 1
+    assert "(id)=(21), (id)=(22)" in log_lines[0]
     assert "not-null constraint" in (results["strict"].error or "")
     assert record(twin, "strict").parked_transaction is not None
     with pytest.raises(CdcReplayError, match="not parked for a value"):

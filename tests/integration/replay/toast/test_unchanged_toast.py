@@ -1,8 +1,8 @@
-"""Rows that enter a subscription with values that were not sent: never a silent NULL (R4.6, R11.1).
+"""Rows that enter a subscription with unsent values: never a silent NULL (R4.6, R11.1).
 
 A value of 3000 characters in a column with storage `external` is out of line, and an UPDATE that does not
-change it does not send it. `body` is such a column. Native stores NULL for it where the row enters; ours must
-hold what the publisher has.
+change it does not send it. `body` is such a column. Native stores NULL for it if the row enters; ours must
+have the publisher's value.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def native(twin: Twin, name: str, query: str) -> list[tuple[Any, ...]]:
 
 def replayed(twin: Twin, *names: str) -> dict[str, ReplayResult]:
     """Replay what is captured, without a capture; none fails."""
-    results = {each.subscription: each for each in replay(twin.config, names or tuple(twin.pairs))}
-    for each in results.values():
-        assert each.error is None, each.error
+    results = {result.subscription: result for result in replay(twin.config, names or tuple(twin.pairs))}
+    for result in results.values():
+        assert result.error is None, result.error
     return results
 
 
@@ -92,7 +92,7 @@ IDENTITY_PUBLICATION = """
 TABLES = ("by_key", "by_index", "by_row", "long_key", "inserted", "only_updates")
 
 
-def test_a_row_that_enters_has_its_values_whatever_the_replica_identity(twin: Twin) -> None:
+def test_entering_row_has_its_values_under_every_replica_identity(twin: Twin) -> None:
     """R1.6: the old tuple has the key only, but under REPLICA IDENTITY FULL; the body is sent by neither."""
     rows = f"""
         insert into by_key select n, {long("a")} from generate_series(1, 3) n;
@@ -155,7 +155,7 @@ def subscribed(twin: Twin, *, native: bool = True, publish: str = "", **options:
     twin.sync() if native else twin.sync_ours()
 
 
-def test_rows_are_followed_whatever_the_subscription_sees_of_them(twin: Twin) -> None:
+def test_rows_are_tracked_through_changes_outside_the_subscription(twin: Twin) -> None:
     """One window; the last values are the publisher's, which only the filter id > 10 restricts."""
     subscribed(twin)
     twin.publish(
@@ -201,8 +201,8 @@ def test_rows_are_followed_whatever_the_subscription_sees_of_them(twin: Twin) ->
     assert result.conflicts == {}
 
 
-def test_what_the_log_tells_needs_no_publisher(twin: Twin) -> None:
-    """Inserted outside of the filter and brought in within a window: nothing is read, no fence is opened."""
+def test_values_in_the_log_need_no_publisher(twin: Twin) -> None:
+    """Inserted outside of the filter and moved into it within a window: no fence is opened."""
     subscribed(twin, native=False)
     twin.publish(f"insert into t values (6, 0, {long('f')});\nupdate t set id = 20 where id = 6")
     end = capture(twin.config, "pub").to_lsn
@@ -214,8 +214,8 @@ def test_what_the_log_tells_needs_no_publisher(twin: Twin) -> None:
     assert result.to_lsn == end == ChangeLog.open(str(twin.change_log)).end_lsn
 
 
-def test_a_value_that_has_not_changed_up_to_the_fence_leaves_the_window_as_it_is(twin: Twin) -> None:
-    """`--to-lsn` is kept: later changes of the key and of another column tell that it is the same row."""
+def test_value_unchanged_up_to_the_fence_does_not_extend_the_window(twin: Twin) -> None:
+    """`--to-lsn` is kept: later changes of the key and of another column prove that it is the same row."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     end = capture(twin.config, "pub").to_lsn
@@ -229,10 +229,10 @@ def test_a_value_that_has_not_changed_up_to_the_fence_leaves_the_window_as_it_is
     assert ours(twin, "s", "table t order by id") == [(21, 1, "a"), (50, 0, None)]
 
 
-def test_the_window_is_extended_to_the_change_that_has_the_value(
+def test_window_is_extended_to_the_change_that_has_the_value(
     twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`a` is nowhere any more: at its LSN the row cannot be known, at the fence it can."""
+    """`a` does not exist any more: at its LSN the row cannot be proved, at the fence it can."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 22 where id = 2")
     end = capture(twin.config, "pub").to_lsn
@@ -243,14 +243,14 @@ def test_the_window_is_extended_to_the_change_that_has_the_value(
 
     assert result.error is None
     assert result.to_lsn > end
-    [warning] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    [warning] = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert warning.startswith("subscription s: window")
     assert ours(twin, "s", "table t order by id") == [(20, 0, "A"), (22, 0, "b"), (50, 0, None)]
     assert twin.states("s")["t"] == Ready(result.to_lsn)
 
 
 def test_open_transactions_are_not_waited_for(twin: Twin) -> None:
-    """R1.35: a slot's snapshot would wait for them. One has changed a row that enters, after it did."""
+    """R1.35: a slot's snapshot would wait for them. One has changed a row after it entered."""
     subscribed(twin, native=False)
     with twin.publisher.connect() as idle, twin.publisher.connect() as prepared:
         idle.execute("begin; insert into v values (1)")
@@ -267,12 +267,12 @@ def test_open_transactions_are_not_waited_for(twin: Twin) -> None:
     assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (22, 0, "A")]
 
 
-def test_what_is_committed_while_the_fence_is_opened_comes_after_it(
+def test_commits_during_the_opening_of_the_fence_are_after_it(
     twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits between the snapshot and the position: they are in the log, and not in the rows.
 
-    They bring a row in, change the value of one that has entered, and give another a key that was left.
+    They move a row into the filter, change the value of another after its entry, and reuse a key.
     """
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -307,7 +307,7 @@ WAITING = "select from pg_stat_activity where wait_event = 'SyncRep'"
 
 @pytest.fixture
 def standby(twin: Twin) -> Iterator[Callable[[], None]]:
-    """Sessions that ask for it wait for a standby that is not there, until this is called."""
+    """Sessions that ask for it wait for an absent standby, until this is called."""
 
     def answers() -> None:
         twin.publisher.run("alter system reset synchronous_standby_names")
@@ -320,10 +320,10 @@ def standby(twin: Twin) -> Iterator[Callable[[], None]]:
     answers()
 
 
-def test_a_commit_that_waits_for_a_standby_is_waited_for(
+def test_commit_in_the_window_that_waits_for_a_standby_is_awaited(
     twin: Twin, standby: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the log, and nobody sees it before the standby has answered."""
+    """It is in the log, and invisible before the standby has answered."""
     subscribed(twin, native=False)
     caplog.set_level(logging.INFO, "cdc_replay.replay.publisher_fence")
     with ThreadPoolExecutor(2) as pool, twin.publisher.connect() as waiting:
@@ -340,10 +340,10 @@ def test_a_commit_that_waits_for_a_standby_is_waited_for(
     assert ours(twin, "s", "table t") == [(20, 0, "a")]
 
 
-def test_a_commit_behind_the_window_that_waits_for_a_standby_is_not(
+def test_commit_after_the_window_that_waits_for_a_standby_is_not_awaited(
     twin: Twin, standby: Callable[[], None]
 ) -> None:
-    """The snapshot holds commits behind it, one of them of a row that has entered."""
+    """The snapshot has later commits, one of them of a row that has entered."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
     end = capture(twin.config, "pub").to_lsn
@@ -361,22 +361,22 @@ def test_a_commit_behind_the_window_that_waits_for_a_standby_is_not(
     assert ours(twin, "s", "table t order by id") == [(21, 0, "b"), (22, 0, "a"), (23, 0, "c"), (24, 0, "d")]
 
 
-@pytest.mark.parametrize("gone", ["delete from t where id = 20", "truncate t"])
-def test_a_row_that_goes_after_the_window_is_gone(twin: Twin, gone: str) -> None:
+@pytest.mark.parametrize("ending", ["delete from t where id = 20", "truncate t"])
+def test_row_deleted_after_the_window_is_deleted(twin: Twin, ending: str) -> None:
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     capture(twin.config, "pub")
-    twin.publish(gone)
+    twin.publish(ending)
 
     replayed(twin)
 
     assert ours(twin, "s", "table t") == []
 
 
-def test_a_row_that_is_gone_without_a_published_delete_has_null_as_natively(twin: Twin) -> None:
-    """Only UPDATEs are published: the subscriber keeps a row that is gone, and nobody has what it was.
+def test_row_gone_without_a_published_delete_has_null_as_natively(twin: Twin) -> None:
+    """Only UPDATEs are published: the subscriber keeps a deleted row, and its value is lost.
 
-    That another row has its key now, which the subscription does not see either, must not deceive.
+    Another row has its key now, which the subscription does not see either, and must not be mistaken for it.
     """
     subscribed(twin, publish="update")
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -389,7 +389,7 @@ def test_a_row_that_is_gone_without_a_published_delete_has_null_as_natively(twin
     assert native(twin, "s", "table t order by id") == [(20, 0, None), (21, 0, None)]
 
 
-def test_the_log_before_the_window_has_what_the_publisher_has_no_more(twin: Twin) -> None:
+def test_log_before_the_window_has_values_that_the_publisher_lacks(twin: Twin) -> None:
     """The DELETE is not published; the row's INSERT is older than the window, and in the log."""
     subscribed(twin, publish="insert, update")
     twin.publish(f"insert into t values (6, 0, {long('f')})")
@@ -402,8 +402,8 @@ def test_the_log_before_the_window_has_what_the_publisher_has_no_more(twin: Twin
     assert native(twin, "s", "table t") == [(20, 0, None)]
 
 
-def test_a_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None:
-    """Under the other identity nothing links the row's changes; the copy brings it."""
+def test_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None:
+    """Under the other identity nothing links the row's changes; a copy has the values."""
     subscribed(twin, native=False)
     twin.publisher.run("update t set a = id")
     twin.publisher.run("alter table t add unique (id, a), alter a set not null")
@@ -441,7 +441,7 @@ def test_several_subscriptions_share_the_fence(twin: Twin) -> None:
         twin.pairs[name].ours.run("insert into t values (20, 99, 'stands')")
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 200 where id = 4")
 
-    results = {each.subscription: each.replay for each in twin.sync_ours()}
+    results = {result.subscription: result.replay for result in twin.sync_ours()}
 
     assert {result.error for result in results.values()} == {None}
     assert ours(twin, "s", "table t order by id") == [(20, 0, "a"), (200, 0, "d")]
@@ -513,7 +513,7 @@ def test_rows_of_partitions_enter_under_their_root(twin: Twin, of_root: str, of_
         assert native(twin, "s", query) == [(id_, region, None, note) for id_, region, _, note in expected]
 
 
-def test_a_root_that_promises_whole_old_rows_which_its_leaf_does_not_send(twin: Twin) -> None:
+def test_root_with_identity_full_whose_leaf_sends_keys_only(twin: Twin) -> None:
     """R8.11: by the root's FULL identity native looks for whole rows, does not find them, and goes on.
 
     Without a key on the subscriber ours finds them by the key that the leaf does send; the value that is not
@@ -536,7 +536,7 @@ def test_a_root_that_promises_whole_old_rows_which_its_leaf_does_not_send(twin: 
     assert ours(twin, "s", "table parts") == [(1, "n", "a", "two")]
 
 
-def test_a_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
+def test_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
     """The window must end at the fence, or nothing could be compared there."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
@@ -547,7 +547,7 @@ def test_a_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
     assert ours(twin, "s", "table t") == [(20, 0, "a")]
 
 
-def test_a_backfill_finds_the_values_as_well(twin: Twin) -> None:
+def test_backfill_finds_unsent_values(twin: Twin) -> None:
     subscribed(twin, native=False)
     begin = twin.position()
     twin.publish("update t set id = 20 where id = 1;\nupdate t set id = 21 where id = 2")
@@ -573,8 +573,8 @@ def test_a_backfill_finds_the_values_as_well(twin: Twin) -> None:
     assert another.rows("table t") == []
 
 
-def test_a_publisher_that_cannot_be_asked_stops_the_window_and_parks_nothing(twin: Twin) -> None:
-    """The cause may pass: the next run does it."""
+def test_unreachable_publisher_stops_the_window_and_parks_nothing(twin: Twin) -> None:
+    """The error is transient: the next run applies the window."""
     subscribed(twin, native=False)
     twin.publish("update t set id = 20 where id = 1")
     capture(twin.config, "pub")

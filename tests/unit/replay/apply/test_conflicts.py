@@ -1,4 +1,4 @@
-"""Errors of executors arrive at the driver as what they were, and none shows a whole row."""
+"""Errors of executors reach the driver unchanged, and none shows a whole row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TARGET = QualifiedName("public", "t")
         (pg.InternalError_("bad"), CdcReplayError),
     ],
 )
-def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[CdcReplayError]) -> None:
+def test_errors_are_serialized_without_loss(server_says: pg.Error, ours: type[CdcReplayError]) -> None:
     failure = SerializedError(*failure_of(server_says, TARGET).texts)  # type: ignore[arg-type]
     error = failure.error()
     assert type(error) is ours
@@ -49,14 +49,14 @@ def test_an_error_survives_the_way_as_texts(server_says: pg.Error, ours: type[Cd
     assert error.table == (("public", "t") if known_by_table else None)
 
 
-def test_a_cancelled_statement_may_be_run_again() -> None:
+def test_cancelled_statement_may_be_retried() -> None:
     error = failure_of(pg.QueryCanceled("bad"), TARGET).error()
     assert (type(error), error.retry) == (ServerUnavailable, Retry.LATER)
     assert 'table "public"."t" of the subscriber: bad' in error.message
 
 
-def test_a_missing_privilege_names_the_table_and_what_to_grant() -> None:
-    """The server's own words have neither schema nor side."""
+def test_missing_privilege_names_the_table_and_the_grant() -> None:
+    """The server's message has neither schema nor side."""
     denied = pg.InsufficientPrivilege("permission denied for table t")
     failed = failure_of(denied, TARGET).error()
     assert 'table "public"."t" of the subscriber: permission denied for table t' in failed.message
@@ -67,7 +67,7 @@ def test_a_missing_privilege_names_the_table_and_what_to_grant() -> None:
         assert "On the subscriber, grant the role SELECT, INSERT, UPDATE and DELETE" in str(error.hint)
 
 
-def test_a_read_only_subscriber_is_said_to_be_one() -> None:
+def test_read_only_subscriber_is_named_as_such() -> None:
     error = failure_of(pg.ReadOnlySqlTransaction("cannot execute INSERT"), TARGET).error()
     assert (type(error), error.retry) == (SubscriberNotWritable, Retry.LATER)
     for words in ("The subscriber is read-only", "standby", "default_transaction_read_only", "primary"):
@@ -84,12 +84,12 @@ def test_a_read_only_subscriber_is_said_to_be_one() -> None:
         (ServerUnavailable, Retry.LATER),
     ],
 )
-def test_the_class_says_whether_it_may_pass_by_itself(kind: type[CdcReplayError], retry: Retry) -> None:
-    """Only what does not is parked."""
+def test_error_class_decides_whether_to_retry(kind: type[CdcReplayError], retry: Retry) -> None:
+    """Only permanent errors park."""
     assert kind.retry is retry
 
 
-def test_conflicts_name_the_first_keys_and_how_many_more() -> None:
+def test_conflicts_name_the_first_keys_and_count_the_others() -> None:
     error = duplicate_key(ConflictKind.INSERT_EXISTS, TARGET, "t_pkey", 7, ["(id)=(1)", "(id)=(2)"])
     assert error.message == 'duplicate key value violates unique constraint "t_pkey" of table "public"."t"'
     assert error.detail == "insert_exists: key (id)=(1), (id)=(2) already exists, and 5 more."

@@ -1,4 +1,4 @@
-"""Which rows that came and went need not be staged, and their keys on the way to the driver."""
+"""Which transient rows need not be staged, and how their keys reach the driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.replay.apply.staging import StageTable
-from cdc_replay.replay.apply.transient_keys import TransientKeys, are_counted, split_transient_keys
-from cdc_replay.replay.compact.fold import OUTPUT
+from cdc_replay.replay.apply.stage_table import StageTable
+from cdc_replay.replay.apply.transient_keys import TransientKeys, split_transient_keys, tracks_integer_keys
+from cdc_replay.replay.compact.fold_frames import OUTPUT
 from cdc_replay.subscriber.target_tables import Operator, TargetColumn
 
 KEYS = st.lists(st.integers(-(2**63), 2**63 - 1))
@@ -26,17 +26,17 @@ def net(kind: str, *key: str | None, **more: Any) -> dict[str, Any]:
 
 
 @given(KEYS)
-def test_keys_arrive_as_they_were_sent(keys: list[int]) -> None:
-    sent = TransientKeys.of(np.array(keys, dtype=np.int64))
+def test_transient_keys_are_encoded_without_loss(keys: list[int]) -> None:
+    sent = TransientKeys.encode(np.array(keys, dtype=np.int64))
     assert TransientKeys(sent.count, sent.steps).keys.tolist() == sorted(keys)
 
 
 def test_new_keys_take_two_bytes_at_most() -> None:
     keys = np.arange(10**9, 10**9 + 300_000, 3)
-    assert len(TransientKeys.of(keys).steps) < 2 * len(keys)
+    assert len(TransientKeys.encode(keys).steps) < 2 * len(keys)
 
 
-def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
+def test_transient_rows_are_split_off_unless_they_have_conflicts() -> None:
     rows = [
         net("N", "7"),
         net("I", "8", values=["8"], kinds="t"),
@@ -54,8 +54,8 @@ def test_what_came_and_went_is_set_apart_unless_there_is_more_to_tell() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.0", "x", "", str(2**63)])
-def test_texts_that_are_no_integers_are_staged(text: str) -> None:
-    """The publisher's column has another type: what its text means is the subscriber's business (R8.1)."""
+def test_keys_that_are_not_integers_are_staged(text: str) -> None:
+    """The publisher's column has another type: the subscriber decides what its text means (R8.1)."""
     batch = pa.RecordBatch.from_pylist([net("N", "7"), net("N", text)], schema=OUTPUT)
     staged, keys = split_transient_keys(batch)
     assert staged.equals(batch)
@@ -83,9 +83,11 @@ def key(type_sql: str = "integer", equality: Operator = EQUAL, less: Operator | 
         ((key(),), False, False),
     ],
 )
-def test_keys_are_counted_where_the_index_of_the_target_orders_integers_as_numbers(
+def test_transient_keys_are_tracked_if_the_index_compares_integers(
     keys: tuple[TargetColumn, ...], has_own_key: bool, expected: bool
 ) -> None:
-    places = tuple(range(len(keys)))
-    table = StageTable(0, QualifiedName("public", "t"), "stage", keys, keys, places, True, has_own_key, False)
-    assert are_counted(table) is expected
+    key_columns = tuple(range(len(keys)))
+    table = StageTable(
+        0, QualifiedName("public", "t"), "stage", keys, keys, key_columns, True, has_own_key, False
+    )
+    assert tracks_integer_keys(table) is expected

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from cdc_replay.model.frames import ChangeKind, ConflictKind, NetKind
 from cdc_replay.model.key_links import linked
 from cdc_replay.model.subscription import ConflictPolicy
-from cdc_replay.replay.compact.fold import INPUT, FoldRules, RunFolder, changes_in
+from cdc_replay.replay.compact.fold import RunFolder
+from cdc_replay.replay.compact.fold_frames import INPUT, FoldRules, changes_in
 from cdc_replay.replay.compact.fold_reference import (
     Key,
     KeyedFold,
@@ -29,8 +30,7 @@ from cdc_replay.replay.compact.fold_reference import (
     fold,
 )
 from cdc_replay.replay.compact.refold import contingent_changes
-from cdc_replay.replay.contingent_changes import changes_of as changes_of_text
-from cdc_replay.replay.contingent_changes import changes_text
+from cdc_replay.replay.contingent_changes import changes_text, parse_changes
 
 INS, UPD, DEL = ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE
 KEYS = ("a", "b", "c")
@@ -60,7 +60,7 @@ def net(*changes: RoutedChange, is_keyed: bool = True) -> list[NetChange]:
     return list(fold(changes, policy=ConflictPolicy.OVERWRITE, is_keyed=is_keyed, is_truncated=False).net())
 
 
-# --- what a lineage comes to, case by case
+# --- the fold of a lineage, case by case
 
 
 def test_updates_merge_and_the_last_sent_value_wins() -> None:
@@ -72,49 +72,49 @@ def test_updates_merge_and_the_last_sent_value_wins() -> None:
     assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", "3", "x"), "ttt", update_missing=3)]
 
 
-def test_a_null_is_a_value_and_an_unsent_value_is_not() -> None:
+def test_null_is_a_value_and_an_unsent_value_is_not() -> None:
     changes = [update("a", "a", "1"), update("a", "a", None), update("a", "a", None, kinds="tu")]
     assert net(*changes) == [NetChange(NetKind.UPDATE, ("a",), ("a", None), "tn", update_missing=3)]
 
 
-def test_insert_and_delete_leave_only_the_check_that_nothing_was_there() -> None:
-    assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.NOTHING, ("a",))]
+def test_insert_and_delete_leave_only_the_check_for_a_subscriber_row() -> None:
+    assert net(insert("a", "1"), update("a", "a", "2"), delete("a")) == [NetChange(NetKind.TRANSIENT, ("a",))]
 
 
-def test_delete_and_reinsert_is_both_so_that_nothing_of_the_old_row_survives() -> None:
+def test_delete_and_reinsert_keeps_nothing_of_the_old_row() -> None:
     assert net(update("a", "a", "0"), delete("a"), insert("a", None, kinds="tu"), update("a", "a", "2")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
         NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
     ]
 
 
-def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
+def test_moved_row_keeps_unsent_values() -> None:
     assert net(update("a", "b", None, kinds="tu"), update("b", "c", "2")) == [
-        NetChange(NetKind.PASSED, ("b",)),
+        NetChange(NetKind.TRANSIT, ("b",)),
         NetChange(NetKind.UPDATE, ("a",), ("c", "2"), "tt", update_missing=2),
     ]
 
 
 def test_two_rows_swap_their_keys() -> None:
-    """Only the key between them has to be free on the subscriber: that the others are is known."""
+    """Only the key between them has to be free on the subscriber: the others are known to be."""
     swap = [update("a", "x", "1"), update("b", "a", "2"), update("x", "b", "1")]
     assert sorted(net(*swap), key=lambda change: change.base_key) == [
         NetChange(NetKind.UPDATE, ("a",), ("b", "1"), "tt", update_missing=2),
         NetChange(NetKind.UPDATE, ("b",), ("a", "2"), "tt", update_missing=1),
-        NetChange(NetKind.PASSED, ("x",)),
+        NetChange(NetKind.TRANSIT, ("x",)),
     ]
 
 
-def test_keys_that_rows_have_left_need_no_look() -> None:
-    """Keys shifted in a safe order, where each row ends at a key that another has left before."""
+def test_keys_that_rows_have_left_need_no_check() -> None:
+    """Keys shifted in a safe order, where each row ends at a key that another has left."""
     shift = [update("c", "d", "3"), update("b", "c", "2"), update("a", "b", "1"), delete("b"), delete("c")]
     assert sorted(change.kind.value for change in net(*shift)) == ["D", "D", "U"]
 
 
-def test_a_key_that_was_left_is_free_for_another_row() -> None:
+def test_key_that_a_row_has_left_is_free_for_another() -> None:
     assert net(update("a", "b", "1"), insert("a", "2"), delete("b")) == [
         NetChange(NetKind.DELETE, ("a",), update_missing=1, delete_missing=1),
-        NetChange(NetKind.PASSED, ("b",)),
+        NetChange(NetKind.TRANSIT, ("b",)),
         NetChange(NetKind.INSERT, ("a",), ("a", "2"), "tt"),
     ]
 
@@ -124,16 +124,16 @@ def test_a_key_that_was_left_is_free_for_another_row() -> None:
     [(update("a", "a", "1"), ConflictKind.UPDATE_MISSING), (delete("a"), ConflictKind.DELETE_MISSING)],
 )
 @pytest.mark.parametrize("is_keyed", [True, False])
-def test_after_a_truncate_every_row_is_known_to_be_absent(
+def test_every_row_is_absent_after_a_truncate(
     change: RoutedChange, kind: ConflictKind, is_keyed: bool
 ) -> None:
     folded = fold([change], policy=ConflictPolicy.ERROR, is_keyed=is_keyed, is_truncated=True)
     assert folded.conflicts == {kind: 1}
-    assert [found.kind for found in folded.net()] == [NetKind.NOTHING]
+    assert [found.kind for found in folded.net()] == [NetKind.TRANSIENT]
 
 
 @pytest.mark.parametrize(("policy", "value"), [(ConflictPolicy.OVERWRITE, "2"), (ConflictPolicy.SKIP, "1")])
-def test_the_policy_decides_between_two_inserts_of_one_key(policy: ConflictPolicy, value: str) -> None:
+def test_policy_decides_between_two_inserts_of_one_key(policy: ConflictPolicy, value: str) -> None:
     folded = fold([insert("a", "1"), insert("a", "2")], policy=policy, is_keyed=True, is_truncated=False)
     assert folded.conflicts == {ConflictKind.INSERT_EXISTS: 1}
     assert list(folded.net()) == [NetChange(NetKind.INSERT, ("a",), ("a", value), "tt")]
@@ -162,37 +162,39 @@ def update_row(old: Key, new: Key) -> RoutedChange:
     return RoutedChange(UPD, 1, old, new, new, "t" * len(new))
 
 
-def births(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
-    """By which of the changes, counted from 0, the rows are born that they insert."""
-    numbered = [replace(change, ordinal=number) for number, change in enumerate(changes)]
+def ordinals(*changes: RoutedChange, is_keyed: bool = True) -> dict[Key, int | None]:
+    """The indexes of the changes whose ordinals the inserted rows have."""
+    numbered = [replace(change, ordinal=index) for index, change in enumerate(changes)]
     return {
-        change.base_key: change.born
+        change.base_key: change.insert_ordinal
         for change in net(*numbered, is_keyed=is_keyed)
         if change.kind is NetKind.INSERT
     }
 
 
-def test_a_row_is_born_by_its_last_insert() -> None:
-    """R8.2: whatever is done to it afterwards, and whether the subscriber had another one or not."""
-    assert births(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
-    assert births(update("a", "a"), insert("a")) == {("a",): 1}
-    assert births(insert("b"), insert("a"), update("b", "c"), update("a", "b")) == {("c",): 0, ("b",): 1}
-    assert births(insert("a"), insert("a")) == {("a",): 0}
+def test_row_has_the_ordinal_of_its_last_insert() -> None:
+    """R8.2: whatever changes it afterwards, and whether or not the subscriber had another row."""
+    assert ordinals(insert("a"), delete("a"), insert("a"), update("a", "a")) == {("a",): 2}
+    assert ordinals(update("a", "a"), insert("a")) == {("a",): 1}
+    assert ordinals(insert("b"), insert("a"), update("b", "c"), update("a", "b")) == {("c",): 0, ("b",): 1}
+    assert ordinals(insert("a"), insert("a")) == {("a",): 0}
 
 
-def test_a_row_without_a_key_is_born_by_its_insert() -> None:
+def test_row_without_a_key_has_the_ordinal_of_its_insert() -> None:
     changed = RoutedChange(UPD, 1, ("a", None), ("b", None), ("b", None), "tn")
-    assert births(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
+    assert ordinals(insert_row("c"), insert_row("a", None), changed, is_keyed=False) == {
         ("c",): 0,
         ("b", None): 1,
     }
 
 
-def test_keys_are_one_lineage_if_moves_link_them_however_far() -> None:
+def test_keys_linked_by_any_number_of_moves_are_one_lineage() -> None:
     moves = [((1, ("a",)), (1, ("b",))), ((1, ("c",)), (1, ("d",))), ((1, ("d",)), (1, ("b",)))]
-    numbers = {(target, key): number for target, key, number in linked([*moves, ((2, ("a",)), (2, ("b",)))])}
-    assert len({numbers[1, (key,)] for key in "abcd"}) == 1
-    assert numbers[2, ("a",)] == numbers[2, ("b",)] != numbers[1, ("a",)]
+    lineage_by_key = {
+        (target, key): index for target, key, index in linked([*moves, ((2, ("a",)), (2, ("b",)))])
+    }
+    assert len({lineage_by_key[1, (key,)] for key in "abcd"}) == 1
+    assert lineage_by_key[2, ("a",)] == lineage_by_key[2, ("b",)] != lineage_by_key[1, ("a",)]
 
 
 # --- against a dict
@@ -230,23 +232,23 @@ class Naive:
     def overwrite(self, row: dict[str, str | None], change: RoutedChange | NetChange) -> None:
         assert change.values is not None
         assert change.kinds is not None
-        for number, (value, kind) in enumerate(zip(change.values, change.kinds, strict=True)):
+        for index, (value, kind) in enumerate(zip(change.values, change.kinds, strict=True)):
             if kind in "nt":
-                row[f"v{number}"] = value
+                row[f"v{index}"] = value
             else:
-                row.setdefault(f"v{number}", None)
+                row.setdefault(f"v{index}", None)
 
     def merge(self, changes: list[NetChange]) -> None:
         """What apply does: removals, moves, updates, then inserts."""
         for change in (change for change in changes if change.kind is NetKind.DELETE):
             self.remove(change)
         moved = [(change, self.rows.pop(change.base_key, None)) for change in changes if is_move(change)]
-        for change in (change for change in changes if change.kind is NetKind.NOTHING):
+        for change in (change for change in changes if change.kind is NetKind.TRANSIENT):
             if self.rows.pop(change.base_key, None) is not None:
                 self.conflicts[ConflictKind.INSERT_EXISTS] += 1
             else:
                 self.conflicts[ConflictKind.UPDATE_MISSING] += change.update_missing
-        self.clear_passed(change for change in changes if change.kind is NetKind.PASSED)
+        self.clear_passed(change for change in changes if change.kind is NetKind.TRANSIT)
         for change in (change for change in changes if change.kind is NetKind.UPDATE and not is_move(change)):
             self.overwrite_or_miss(self.rows.get(change.base_key), change)
         for change, found in moved:
@@ -289,25 +291,25 @@ steps = st.tuples(
 )
 
 
-def changes_of(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
+def make_changes(chosen: list[Any], *, moves: bool) -> list[RoutedChange]:
     made = []
-    for number, (kind, key, new, (one, two, sent)) in enumerate(chosen):
+    for index, (kind, key, new, (first_text, two, sent)) in enumerate(chosen):
         target = new if moves and kind is UPD else key
         if kind is DEL:
-            made.append(replace(delete(key, number), ordinal=number))
+            made.append(replace(delete(key, index), ordinal=index))
             continue
-        texts = [one, two]
+        texts = [first_text, two]
         kinds = "".join(
             "u" if mark == "u" and kind is UPD else "n" if text is None else "t"
             for mark, text in zip(sent, texts, strict=True)
         )
         rest = [None if mark == "u" else text for mark, text in zip(kinds, texts, strict=True)]
         change = (
-            insert(key, *rest, lsn=number, kinds="t" + kinds)
+            insert(key, *rest, lsn=index, kinds="t" + kinds)
             if kind is INS
-            else update(key, target, *rest, lsn=number, kinds="t" + kinds)
+            else update(key, target, *rest, lsn=index, kinds="t" + kinds)
         )
-        made.append(replace(change, ordinal=number))
+        made.append(replace(change, ordinal=index))
     return made
 
 
@@ -319,11 +321,11 @@ def base_rows(keys: set[str]) -> dict[Key, dict[str, str | None]]:
 
 @given(st.lists(steps, max_size=12), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_do(
+def test_net_changes_have_the_effect_of_all_changes_for_any_subscriber_rows(
     chosen: list[Any], present: set[str]
 ) -> None:
-    """Keys stay; any row may be missing, or be in the way. Rows and conflicts are the same."""
-    changes = changes_of(chosen, moves=False)
+    """Keys stay; any row may be missing, or block another. Rows and conflicts are the same."""
+    changes = make_changes(chosen, moves=False)
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     for change in changes:
         one_by_one.apply(change)
@@ -338,16 +340,16 @@ def test_whatever_rows_the_subscriber_has_the_net_change_does_what_all_changes_d
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str]) -> None:
+def test_moves_end_as_if_applied_one_by_one(chosen: list[Any], present: set[str]) -> None:
     """A publisher's own stream, with moves, swaps and chains, onto the rows that it started from."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in changes_of(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         there = {key for (key,) in one_by_one.rows if key is not None}
         searched = change.search_key is None or change.search_key[0] in there
-        taken = change.new_key is not None and change.new_key[0] in there
+        is_occupied = change.new_key is not None and change.new_key[0] in there
         stays = change.new_key == change.search_key
-        if searched and (stays or not taken):
+        if searched and (stays or not is_occupied):
             possible.append(change)
             one_by_one.apply(change)
     folded = fold(possible, policy=ConflictPolicy.ERROR, is_keyed=True, is_truncated=False)
@@ -358,13 +360,13 @@ def test_moves_end_where_they_end_one_by_one(chosen: list[Any], present: set[str
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=300, deadline=None)
-def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
+def test_row_that_blocks_a_move_is_never_taken_for_the_moved_one(
     chosen: list[Any], present: set[str]
 ) -> None:
-    """R8.5: the subscriber's rows move onto others; all is as if the changes were applied one by one."""
+    """R8.5: the subscriber's rows move onto others, as if the changes were applied one by one."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     possible = []
-    for change in changes_of(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         there = one_by_one.rows
         found = None if change.search_key is None else there.get(change.search_key)
         # A row that the window has inserted is `insert_exists` to apply, wherever it moves.
@@ -383,7 +385,7 @@ def test_a_row_in_the_way_of_a_move_is_never_taken_for_the_moved_one(
 def settled(
     changes: list[RoutedChange], there: Collection[Key], *, is_keyed: bool = True
 ) -> KeyedFold | KeylessFold:
-    """The fold of a lineage as apply has it: once more, if it is contingent and lacks a row."""
+    """The fold of a lineage as apply has it: folded again if it is contingent and lacks a row."""
     policy = ConflictPolicy.ERROR
     folded = fold(changes, policy=policy, is_keyed=is_keyed, is_truncated=False)
     changed = {NetKind.UPDATE, NetKind.DELETE}
@@ -398,13 +400,13 @@ def settled(
 
 @given(st.lists(steps, max_size=30), st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS)))
 @settings(max_examples=500, deadline=None)
-def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_there(
+def test_change_of_a_key_that_a_missing_row_moved_to_is_for_the_subscriber_row(
     chosen: list[Any], published: set[str], present: set[str]
 ) -> None:
-    """R8.4: a publisher's own stream onto any rows, as far as nothing is in the way; counts are the same."""
+    """R8.4: a publisher's own stream onto any rows that block none of it; counts are the same."""
     one_by_one, at_once = Naive(base_rows(present)), Naive(base_rows(present))
     source, possible = Naive(base_rows(published)), []
-    for change in changes_of(chosen, moves=True):
+    for change in make_changes(chosen, moves=True):
         trials = [Naive(copy.deepcopy(rows)) for rows in (source.rows, one_by_one.rows)]
         for trial in trials:
             trial.apply(change)
@@ -420,7 +422,7 @@ def test_a_change_of_a_key_that_a_missing_row_moved_to_is_for_the_row_that_is_th
     assert +at_once.conflicts == +one_by_one.conflicts
 
 
-def test_equal_rows_without_a_key_are_found_one_by_one_too() -> None:
+def test_equal_rows_without_a_key_are_refolded_one_by_one() -> None:
     """R8.10: the subscriber lacks `a`, and has two rows `b`; the second change is for one of these."""
     first = RoutedChange(UPD, 1, ("a",), ("b",), ("b",), "t")
     second = RoutedChange(UPD, 1, ("b",), ("c",), ("c",), "t")
@@ -429,8 +431,8 @@ def test_equal_rows_without_a_key_are_found_one_by_one_too() -> None:
     assert list(folded.net()) == 2 * [NetChange(NetKind.UPDATE, ("b",), ("c",), "t", update_missing=1)]
 
 
-def test_contingent_lineages_bring_their_changes_along_through_batches() -> None:
-    """Whatever the batches are, what is to be folded once more is what was folded."""
+def test_contingent_lineages_carry_their_changes_across_batches() -> None:
+    """For any batches, the changes to fold again are those that were folded."""
     changes = [update("a", "b", "1"), update("b", "b", "2"), update("b", "c", "3"), delete("c")]
     rows = [(0, 1, update("x", "y")), *((0, 2, change) for change in changes), (0, 3, insert("z"))]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
@@ -443,11 +445,11 @@ def test_contingent_lineages_bring_their_changes_along_through_batches() -> None
         ]
         made += list(folder.finish())
         [text] = [text for text in map(changes_text, made) if text is not None]
-        assert list(changes_in(changes_of_text(text))) == changes
+        assert list(changes_in(parse_changes(text))) == changes
 
 
-def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
-    """However many batches they come in; one net change without effect stands for them."""
+def test_changes_that_only_apply_can_fold_stay_in_order() -> None:
+    """For any number of batches; one empty net change stands for them."""
     changes = [update_row(("a", "1"), ("a", "2")), insert_row("b", "1"), update_row(("a", "2"), ("c", "2"))]
     rows = [(0, 1, insert("z")), *((1, 7, change) for change in changes), (2, 9, delete("a"))]
     rules = FoldRules(ConflictPolicy.ERROR, frozenset({1}), frozenset(), by_leaf=frozenset({1}))
@@ -460,13 +462,13 @@ def test_changes_that_only_apply_can_fold_stay_as_they_are_in_order() -> None:
         ]
         made += list(folder.finish())
         [(net, text)] = [(net, text) for net in made if (text := changes_text(net)) is not None]
-        assert net["kind"].to_pylist() == [NetKind.NOTHING.value]
-        assert list(changes_in(changes_of_text(text))) == changes
+        assert net["kind"].to_pylist() == [NetKind.TRANSIENT.value]
+        assert list(changes_in(parse_changes(text))) == changes
         assert sorted(row["target"] for net in made for row in net.to_pylist()) == [0, 1, 2]
 
 
-def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
-    """R8.12: the subscriber lacks 2; what comes for 1 then finds nothing, as the row there has left."""
+def test_keys_that_the_server_finds_equal_are_one_row() -> None:
+    """R8.12: the subscriber lacks 2; changes of 1 then match no row, as the row there has left."""
     changes = [
         update_row(("1", "one"), ("5", "one")),
         update_row(("2", "two"), ("1", "two")),
@@ -477,7 +479,7 @@ def test_keys_that_the_server_takes_for_one_are_one_row() -> None:
     assert set(contingent.keys) == {("1", "one"), ("5", "one"), ("2", "two"), ("1", "two")}
     same: dict[Key, Key] = {("1", "one"): ("1", "one"), ("1", "two"): ("1", "one")}
 
-    found = contingent.refolded({("1", "one"): 1}, same)
+    found = contingent.fold_again({("1", "one"): 1}, same)
 
     assert found.conflicts == {ConflictKind.UPDATE_MISSING: 1, ConflictKind.DELETE_MISSING: 1}
     assert [(row["kind"], row["base_key"], row["values"]) for row in found.net.to_pylist()] == [
@@ -528,7 +530,7 @@ def in_python(row: dict[str, Any]) -> tuple[int, NetChange, int, Any]:
         row["kinds"],
         row["update_missing"],
         row["delete_missing"],
-        row["born"],
+        row["insert_ordinal"],
     )
     conflicts = None if row["conflicts"] is None else sorted(json.loads(row["conflicts"]).items())
     return row["target"], change, row["last_lsn"], conflicts
@@ -549,8 +551,8 @@ def by_reference(
             is_truncated=target in rules.truncated,
         )
         conflicts = sorted((kind.value, count) for kind, count in folded.conflicts.items()) or None
-        for number, left in enumerate(folded.net()):
-            made.append((target, left, folded.last_lsn, conflicts if number == 0 else None))
+        for index, remaining in enumerate(folded.net()):
+            made.append((target, remaining, folded.last_lsn, conflicts if index == 0 else None))
     return made
 
 
@@ -582,14 +584,14 @@ lineages = st.tuples(st.integers(0, 3), st.booleans(), st.lists(steps, min_size=
     ConflictPolicy.OVERWRITE,
 )
 @settings(max_examples=400, deadline=None)
-def test_batches_of_any_size_give_what_the_state_machine_gives(
+def test_batches_of_any_size_fold_like_the_reference(
     chosen: list[tuple[int, bool, list[Any]]], cuts: list[int], policy: ConflictPolicy
 ) -> None:
     """Targets: 0 has a key, 1 is truncated, 2 has none, 3 has none and is truncated."""
     rules = FoldRules(policy, keyless=frozenset({2, 3}), truncated=frozenset({1, 3}))
     rows = []
     for lineage, (target, moves, made) in enumerate(sorted(chosen, key=lambda run: run[0])):
-        changes = changes_of(made, moves=moves)
+        changes = make_changes(made, moves=moves)
         if not moves:
             key = changes[0].search_key or changes[0].new_key
             changes = [with_key(change, key) for change in changes]
@@ -608,12 +610,12 @@ def with_key(change: RoutedChange, key: Key | None) -> RoutedChange:
     )
 
 
-def test_a_hot_key_is_carried_in_at_most_three_rows() -> None:
+def test_hot_key_is_carried_over_in_at_most_three_rows() -> None:
     """A run over many batches holds its net effect, not its changes."""
     rules = FoldRules(ConflictPolicy.ERROR, frozenset(), frozenset())
     folder = RunFolder(rules)
-    for number in range(200):
-        changes = [update("a", "a", str(number * 100 + step), lsn=number) for step in range(100)]
+    for index in range(200):
+        changes = [update("a", "a", str(index * 100 + step), lsn=index) for step in range(100)]
         batch = as_batch([(0, 7, change) for change in changes])
         assert list(folder.feed(batch)) == []
         assert folder._carried is not None  # noqa: SLF001 - the guarantee is about what is held

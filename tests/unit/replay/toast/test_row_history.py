@@ -1,4 +1,4 @@
-"""Rows followed through the changes of a leaf: what is known of an entry, and what has to be asked for."""
+"""Rows tracked through the changes of a leaf: the known values of an entry, and the missing ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from cdc_replay.model.publication import Table, TableColumn
 from cdc_replay.model.relation import QualifiedName, Relation, RelationColumn, RelationId, ReplicaIdentity
-from cdc_replay.replay.toast.row_history import FOLLOWED, follow
-from cdc_replay.replay.toast.tracked_leaf import FOUND_SCHEMA, TrackedLeaf, TupleColumn, tuple_columns
+from cdc_replay.replay.toast.row_history import TRACKED, track
+from cdc_replay.replay.toast.tracked_leaf import RESOLVED_SCHEMA, TrackedLeaf, TupleColumn, tuple_columns
 
 LEAF = RelationId(7)
 
@@ -53,44 +53,46 @@ class Stream:
     def truncate(self) -> None:
         self.truncated[int(LEAF)] = (len(self.rows), 0)
 
-    def found(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
+    def resolved_rows(self) -> list[tuple[list[str | None], str, list[int], list[str] | None, int]]:
         """Of each entry: values, kinds, what is missing at which key, how many are lost."""
-        leaf = TrackedLeaf.of(self.versions, self.columns(), self.wanted)
+        leaf = TrackedLeaf.from_versions(self.versions, self.columns(), self.wanted)
         leaf = dataclasses.replace(leaf, rewrites=self.rewrites)
         assert leaf.key
         types = {
             name: pa.list_(pa.string()) if name in {"old", "new", "key_before", "key_after"} else None
-            for name in FOLLOWED
+            for name in TRACKED
         }
-        columns = {name: pa.array([row[name] for row in self.rows], types[name]) for name in FOLLOWED}
+        columns = {name: pa.array([row[name] for row in self.rows], types[name]) for name in TRACKED}
         batch = pa.RecordBatch.from_pydict(columns)
-        batches = list(follow([batch.slice(0, 1), batch.slice(1)], {int(LEAF): leaf}, self.truncated))
-        assert all(each.schema == FOUND_SCHEMA for each in batches)
+        batches = list(track([batch.slice(0, 1), batch.slice(1)], {int(LEAF): leaf}, self.truncated))
+        assert all(batch.schema == RESOLVED_SCHEMA for batch in batches)
         return [
             (row["new"], row["new_kinds"], row["missing"], row["key"], row["lost"])
-            for each in batches
-            for row in each.to_pylist()
+            for batch in batches
+            for row in batch.to_pylist()
         ]
 
     def columns(self) -> dict[tuple[int, int], tuple[TupleColumn | None, ...]]:
         return {
-            (each.version, 0): tuple(
-                None if number is None else TupleColumn(number, column.type_oid, column.typmod)
-                for number, column in zip(self._attnums(each), each.columns, strict=True)
+            (version.version, 0): tuple(
+                None if attnum is None else TupleColumn(attnum, column.type_oid, column.typmod)
+                for attnum, column in zip(self._attnums(version), version.columns, strict=True)
             )
-            for each in self.versions
+            for version in self.versions
         }
 
     def _attnums(self, version: Relation) -> tuple[int | None, ...]:
-        numbers = {name: number for number, name in enumerate(ONE.column_names, start=1)}
-        return self.attnums.get(version.version) or tuple(numbers[name] for name in version.column_names)
+        attnums = {name: attnum for attnum, name in enumerate(ONE.column_names, start=1)}
+        return self.attnums.get(version.version) or tuple(attnums[name] for name in version.column_names)
 
     def _add(
         self, kind: str, key: str | None, values: tuple[Any, ...] | None, version: int, is_entry: bool = False
     ) -> None:
         position = len(self.rows)
-        shape = next(each for each in self.versions if each.version == version)
-        row = dict.fromkeys(FOLLOWED)
+        shape = next(
+            version_relation for version_relation in self.versions if version_relation.version == version
+        )
+        row = dict.fromkeys(TRACKED)
         row |= {"commit_lsn": position, "seq": 0, "lineage": 1, "kind": kind, "is_entry": is_entry}
         row |= {"relation_id": int(LEAF), "relation_version": version, "catalog_version": 0}
         row["key_before"] = key and [key]
@@ -103,74 +105,74 @@ class Stream:
         self.rows.append(row)
 
 
-def test_an_earlier_change_of_the_row_has_the_value_whatever_its_key_was() -> None:
+def test_earlier_change_of_the_row_has_the_value_under_any_key() -> None:
     stream = Stream()
     stream.insert("1", "x", "n")
     stream.update("1", "2", ..., None)
     stream.update("2", "20", ..., None, enters=True)
-    assert stream.found() == [(["20", "x", None], "ttn", [], None, 0)]
+    assert stream.resolved_rows() == [(["20", "x", None], "ttn", [], None, 0)]
 
 
-def test_a_row_of_before_is_asked_for_under_the_key_that_it_has_in_the_end() -> None:
+def test_older_row_is_read_under_its_last_key() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.update("20", "30", ..., "m")
-    assert stream.found() == [(["20", None, "n"], "tut", [1], ["30"], 0)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "tut", [1], ["30"], 0)]
 
 
-def test_a_value_that_is_sent_later_is_lost_and_another_one_is_not() -> None:
+def test_value_that_is_sent_later_is_lost_and_others_are_not() -> None:
     stream = Stream()
     stream.update("1", "20", ..., ..., enters=True)
     stream.update("20", "20", "y", ...)
-    assert stream.found() == [(["20", None, None], "txu", [2], ["20"], 1)]
+    assert stream.resolved_rows() == [(["20", None, None], "txu", [2], ["20"], 1)]
 
 
-def test_a_column_is_the_same_under_another_name() -> None:
-    """R9.10: what was sent as `body` before the columns exchanged their names is in `note` now."""
+def test_renamed_column_is_the_same() -> None:
+    """R9.10: a value sent as `body` before the columns exchanged their names is in `note` now."""
     exchanged = relation(2, "id", "note", "body")
     stream = Stream(versions=(ONE, exchanged), attnums={2: (1, 2, 3)})
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., version=2, enters=True)
-    assert stream.found() == [(["20", "x", "n"], "ttt", [], None, 0)]
+    assert stream.resolved_rows() == [(["20", "x", "n"], "ttt", [], None, 0)]
 
 
-def test_a_new_column_of_the_old_name_is_another_one() -> None:
+def test_new_column_with_an_old_name_is_another_one() -> None:
     stream = Stream(versions=(ONE, relation(2, "id", "note", "body")), attnums={2: (1, 3, 4)})
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., version=2, enters=True)
-    assert stream.found() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", "n", None], "ttu", [2], ["20"], 0)]
 
 
-def test_a_value_of_which_the_column_is_not_certain_is_lost_with_all_others() -> None:
-    """A catalog that was read afterwards does not tell under which name a column was sent."""
+def test_ambiguous_column_loses_all_values_of_the_row() -> None:
+    """A catalog that was read later does not tell under which name a column was sent."""
     stream = Stream(versions=(ONE, relation(2, "id", "body", "note")), attnums={2: (1, None, 3)})
     stream.insert("1", "x", "n")
     stream.update("1", "1", "y", ..., version=2)
     stream.update("1", "20", ..., "m", enters=True)
     stream.update("20", "20", "z", ..., version=2)
     stream.update("20", "20", ..., ..., version=2, enters=True)
-    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
+    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.resolved_rows()] == [
         ("tut", [], 1),
         ("tuu", [2], 1),
     ]
 
 
-def test_a_row_that_is_gone_is_not_the_next_one_with_its_key() -> None:
-    for gone in ("delete", "nothing"):
+def test_deleted_row_is_not_the_next_one_with_its_key() -> None:
+    for ending in ("delete", "nothing"):
         stream = Stream()
         stream.update("1", "20", ..., "n", enters=True)
-        if gone == "delete":
+        if ending == "delete":
             stream.delete("20")
         stream.insert("20", "other", "n")
-        assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)], gone
+        assert stream.resolved_rows() == [(["20", None, "n"], "txt", [], None, 1)], ending
 
 
-def test_what_an_earlier_row_with_the_key_had_says_nothing() -> None:
+def test_earlier_row_with_the_same_key_proves_nothing() -> None:
     stream = Stream()
     stream.insert("1", "x", "n")
     stream.delete("1")
     stream.update("1", "20", ..., "n", enters=True)  # its INSERT is not in the history
-    assert stream.found() == [(["20", None, "n"], "tut", [1], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "tut", [1], ["20"], 0)]
 
 
 def test_rows_may_exchange_their_keys() -> None:
@@ -182,10 +184,10 @@ def test_rows_may_exchange_their_keys() -> None:
     stream.update("3", "2", ..., "n")
     stream.update("1", "21", ..., "n", enters=True)
     stream.update("2", "22", ..., "n", enters=True)
-    assert [values for values, *_ in stream.found()] == [["21", "y", "n"], ["22", "x", "n"]]
+    assert [values for values, *_ in stream.resolved_rows()] == [["21", "y", "n"], ["22", "x", "n"]]
 
 
-def test_a_row_may_enter_more_than_once() -> None:
+def test_row_may_enter_more_than_once() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.update("20", "1", ..., "n")
@@ -193,22 +195,22 @@ def test_a_row_may_enter_more_than_once() -> None:
     stream.update("21", "21", "x", "n")
     stream.update("21", "1", ..., "n")
     stream.update("1", "22", ..., "n", enters=True)
-    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.found()] == [
+    assert [(kinds, missing, lost) for _, kinds, missing, _, lost in stream.resolved_rows()] == [
         ("txt", [], 1),
         ("txt", [], 1),
         ("ttt", [], 0),
     ]
 
 
-def test_a_truncate_takes_the_rows_before_it() -> None:
+def test_truncate_removes_earlier_rows() -> None:
     stream = Stream()
     stream.update("1", "20", ..., "n", enters=True)
     stream.truncate()
-    assert stream.found() == [(["20", None, "n"], "txt", [], None, 1)]
+    assert stream.resolved_rows() == [(["20", None, "n"], "txt", [], None, 1)]
 
 
-def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
-    """R11.9: keys and values may be others then. What the log had before is that of the entries before."""
+def test_known_values_end_at_a_table_rewrite() -> None:
+    """R11.9: keys and values may be others then. Earlier values serve for earlier entries."""
     stream = Stream(rewrites=(3,))
     stream.insert("1", "x", "n")
     stream.update("1", "20", ..., ..., enters=True)
@@ -216,40 +218,40 @@ def test_what_is_known_of_a_row_ends_where_its_table_is_rewritten() -> None:
     stream.insert("9", "this transaction", "rewrites the table")
     stream.update("20", "1", ..., ...)
     stream.update("1", "20", ..., ..., enters=True)
-    assert stream.found() == [
+    assert stream.resolved_rows() == [
         (["20", "x", "n"], "ttt", [], None, 0),
         (["22", None, "n"], "txt", [], None, 1),
         (["20", None, None], "tuu", [1, 2], ["20"], 0),
     ]
 
 
-def test_a_value_of_another_type_says_nothing() -> None:
+def test_value_of_another_type_proves_nothing() -> None:
     """R9.10: the column was altered between the two versions."""
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body", type_oid=17)))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
-    assert stream.found() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["n", "20", None], "ttu", [2], ["20"], 0)]
 
 
-def test_columns_are_the_same_wherever_they_are() -> None:
+def test_columns_are_the_same_at_any_position() -> None:
     stream = Stream(versions=(ONE, relation(2, "note", "id", "body")))
     stream.insert("1", "x", "n")
     stream.update("1", "n", "20", ..., version=2, enters=True)
-    assert stream.found() == [(["n", "20", "x"], "ttt", [], None, 0)]
+    assert stream.resolved_rows() == [(["n", "20", "x"], "ttt", [], None, 0)]
 
 
-def test_what_the_subscription_does_not_have_is_not_looked_for() -> None:
+def test_columns_outside_the_subscription_are_not_looked_up() -> None:
     stream = Stream(wanted=frozenset({"id", "note"}))
     stream.update("1", "20", ..., ..., enters=True)
-    assert stream.found() == [(["20", None, None], "tuu", [2], ["20"], 0)]
+    assert stream.resolved_rows() == [(["20", None, None], "tuu", [2], ["20"], 0)]
 
 
-def test_a_leaf_is_followed_under_one_key_only() -> None:
+def test_leaf_is_tracked_under_one_key_only() -> None:
     """R1.6, R9.10: under another identity old tuples have other columns; its name may change."""
 
     def key(*versions: Relation, attnums: dict[int, tuple[int | None, ...]] | None = None) -> tuple[int, ...]:
         stream = Stream(versions=versions, attnums=attnums or {})
-        return TrackedLeaf.of(versions, stream.columns(), frozenset()).key
+        return TrackedLeaf.from_versions(versions, stream.columns(), frozenset()).key
 
     other = relation(2, "id", "body", "note", key="note")
     assert key(ONE) == (1,)
@@ -260,12 +262,12 @@ def test_a_leaf_is_followed_under_one_key_only() -> None:
 
 
 def table(*columns: tuple[int, str]) -> Table:
-    found = tuple(TableColumn(number, name, 25, -1, "text", None) for number, name in columns)
+    found = tuple(TableColumn(attnum, name, 25, -1, "text", None) for attnum, name in columns)
     name = QualifiedName("public", "t")
     return Table(LEAF, name, False, None, ReplicaIdentity.DEFAULT, ("id",), ("id",), found)
 
 
-def test_a_tuple_has_its_columns_in_order_of_attribute_number() -> None:
+def test_tuple_columns_are_in_order_of_attribute_number() -> None:
     """R9.10: a catalog that does not fit was read later than the tuple was in force."""
     columns = (TupleColumn(1, 25, -1), TupleColumn(2, 25, -1), TupleColumn(4, 25, -1))
     assert tuple_columns(ONE, table((1, "id"), (2, "body"), (4, "note"))) == columns
