@@ -35,7 +35,7 @@ class ExplainedTable:
     Leaves that are published with other actions or filters are a row of their own (R2.8).
 
     `insert`, `update` and `delete` are the effective filters as SQL, `-` for no filter, None where the action
-    is not published. `evaluated_by` names Spark or PostgreSQL per filter, and why PostgreSQL.
+    is not published. `evaluated_by` names Arrow or PostgreSQL per filter, and why PostgreSQL.
     """
 
     table: str
@@ -162,7 +162,7 @@ def _evaluated_by(row_filter: RowFilter, table: Table) -> str:
     compiled = compile_filter(row_filter, table)
     if isinstance(compiled, ServerFilter):
         return f"{row_filter.sql}: PostgreSQL, because {compiled.because}"
-    return f"{row_filter.sql}: Spark"
+    return f"{row_filter.sql}: Arrow"
 
 
 def _identity(leaf: Table) -> str:

@@ -32,7 +32,7 @@ from psycopg import sql
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
-from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.compile import ArrowFilter, compile_filter
 from cdc_replay.filters.names import NotPrintableError
 from cdc_replay.filters.printed import printed_for_subscriber
 from cdc_replay.model.lsn import Window
@@ -246,7 +246,7 @@ class _Other:
     def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
         """The filter for the subscriber, whose answers are those of the publisher."""
         compiled = compile_filter(row_filter, synced.table)
-        if not isinstance(compiled, SparkFilter):
+        if not isinstance(compiled, ArrowFilter):
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
         present = self.log_state.catalog.tables.get(synced.table.id)
         # By attribute number: a column may have another name by now.

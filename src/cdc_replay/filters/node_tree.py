@@ -44,7 +44,7 @@ from cdc_replay.filters.operators import OPERATOR_OIDS, OPERATORS
 _INT4_OF_INT2: Final = 313
 
 MAX_DEPTH: Final = 60
-"""Trees deeper than any that a person writes are not translated: that recurses, and so does Spark."""
+"""Deeper trees are not translated: translation and evaluation recurse."""
 
 
 def parse(text: str) -> Expression:

@@ -174,13 +174,13 @@ def _planned(
     rewritten = first_rewrites(behind, found.rewrites, publications, renamed)
     if rewritten and (end := min(rewritten.values())) < upto:
         return dataclasses.replace(_planned(change_log, content, session, end), asked=upto)
-    wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in behind.items()}
+    wanted = {name: Target.from_table(targets.get(name), lsn) for name, lsn in behind.items()}
     routes = plan_routes(found.defined, publications, wanted, renamed)
     fitting = fit(change_log, window, routes, targets)
     if fitting.stale:
         defined = [each for each in found.defined if each.relation.version not in fitting.stale]
         routes = plan_routes(defined, publications, wanted, renamed)
-    unknown = strangers(session, change_log, window, routes.elsewhere, lagging.names)
+    unknown = strangers(session, change_log, window, routes.unsubscribed, lagging.names)
     columns = {table.name: table.columns for table in routes.tables}
     if unknown.upto < upto and unknown.upto <= fitting.upto:
         fitting = dataclasses.replace(fitting, upto=unknown.upto, is_obstructed=True)

@@ -20,7 +20,7 @@ from cdc_replay.filters.printed import printed_filters, printed_for_subscriber
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
-from integration.filters.test_filters_equal_postgresql import IN_SPARK, ON_SERVER
+from integration.filters.test_filters_equal_postgresql import IN_ARROW, ON_SERVER
 
 OPERATORS: Final = """
     select format('(%s operator(pg_catalog.%s) %s) is null',
@@ -192,7 +192,7 @@ def test_every_node_is_written_as_it_was_stored(many: FilteredTable) -> None:
 
 
 def test_filters_that_are_evaluated_elsewhere_too(many: FilteredTable) -> None:
-    confirm(many, list(together([f"({text})" for text in (*IN_SPARK, *ON_SERVER)])))
+    confirm(many, list(together([f"({text})" for text in (*IN_ARROW, *ON_SERVER)])))
 
 
 def test_constants_of_all_types_keep_their_values(many: FilteredTable) -> None:

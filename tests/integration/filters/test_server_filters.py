@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PythonException
 
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter, compile_or
+from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter, compile_or
 from cdc_replay.filters.server_eval import ServerCheck
 from cdc_replay.model.frames import ChangeKind
 from fixtures.postgres import Database
@@ -299,4 +299,4 @@ def test_text_that_spark_answers_needs_no_server(publisher: Database) -> None:
     filtered = FilteredTable(publisher)
     (stored,) = filtered.store(["s = 'x' and id > 5"])
 
-    assert isinstance(compile_filter(stored, filtered.table()), SparkFilter)
+    assert isinstance(compile_filter(stored, filtered.table()), ArrowFilter)

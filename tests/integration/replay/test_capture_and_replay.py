@@ -133,13 +133,13 @@ def test_subscriptions_that_see_the_same_share_a_lane_and_others_have_their_own(
     twin.publish(TRAFFIC)
     capture(twin.config, "pub")
     seen: list[list[int]] = []
-    staged = WindowJob.staged
+    staged = WindowJob.stage
 
     def watched(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
         seen.append(sorted(len(lane.stagers) for lane in lanes))
         return staged(flow, lanes)
 
-    monkeypatch.setattr(WindowJob, "staged", watched)
+    monkeypatch.setattr(WindowJob, "stage", watched)
 
     results = replay(twin.config, ["one", "two", "three", "four"])
 

@@ -1,4 +1,4 @@
-"""The rules as data: what is exact in Spark, and why the rest is not."""
+"""The rules as data: what is exact in Arrow, and why the rest is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import filters_page
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter
 from cdc_replay.filters.constant_folding import fold_constants
 from cdc_replay.filters.expression import (
     Collate,
@@ -88,7 +88,7 @@ def number(value: int | None) -> Constant:
     ],
 )
 def test_arithmetic_is_exact_where_it_cannot_fail(operation: Operator, exact: bool) -> None:
-    """What fails for some value of the types is an error in PostgreSQL, which Spark would not raise."""
+    """What fails for some value of the types is an error in PostgreSQL, which Arrow would not raise."""
     assert (unsupported_reason(fold_constants(operation)) is None) is exact
 
 
@@ -113,6 +113,7 @@ def test_arithmetic_is_exact_where_it_cannot_fail(operation: Operator, exact: bo
         (LIKE, Constant(Type.TEXT, r"a\\_"), DEFAULT, "_ stands for a character"),
         (LIKE, Constant(Type.TEXT, r"\a"), DEFAULT, "escapes"),
         (LIKE, Constant(Type.TEXT, "a\\"), DEFAULT, "escapes"),
+        (LIKE, Constant(Type.TEXT, "a" * 1001), DEFAULT, "too long"),
         (LIKE, TEXT, DEFAULT, "not a constant"),
     ],
 )
@@ -143,7 +144,7 @@ def test_compiled_filters_are_values() -> None:
     columns = table(TableColumn(1, "b", Type.BOOL, -1, "boolean", None))
     row_filter = RowFilter(VAR % (1, Type.BOOL), "b")
 
-    assert isinstance(compile_filter(row_filter, columns), SparkFilter)
+    assert isinstance(compile_filter(row_filter, columns), ArrowFilter)
     assert len({compile_filter(row_filter, columns), compile_filter(row_filter, columns)}) == 1
 
 
@@ -211,7 +212,7 @@ def test_a_length_is_not_looked_for_in_the_printed_filter() -> None:
 
     compiled = compile_filter(RowFilter(tree, "(c = 'abc'::character(2))"), columns)
 
-    assert isinstance(compiled, SparkFilter)
+    assert isinstance(compiled, ArrowFilter)
     assert compiled.expression == Operator(
         1054, 100, (Column(1, Type.BPCHAR, 0), Constant(Type.BPCHAR, "ab"))
     )

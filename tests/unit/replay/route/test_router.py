@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import functions as F
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
+from cdc_replay.replay.route.filter_evaluation import FilterEvaluator
 from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
-from cdc_replay.replay.route.spark_case import per_route
 from cdc_replay.replay.route.spark_router import Routed, route
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.replay.route.changes import UNSENT, Changes, by_seq, filtered, greater, relation
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -78,7 +77,7 @@ def routed(
     routes: Routes | None = None,
     origin: OriginPolicy = OriginPolicy.ANY,
 ) -> Routed:
-    # Every filter here is one that Spark answers: no server is asked.
+    # Every filter here is one that Arrow answers: no server is asked.
     return route(changes.frame(spark), routes or planned(), origin=origin, publisher_dsn="")
 
 
@@ -233,20 +232,23 @@ def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) ->
         seen(spark, changes, routes=routes)
 
 
-def test_routes_with_the_same_answer_share_one_branch(spark: SparkSession) -> None:
-    """A hundred partitions cost one expression per distinct form, not a hundred."""
-    built: list[int] = []
+def test_partitions_with_equal_columns_share_one_compiled_filter() -> None:
+    """A hundred partitions cost one filter per column order, not a hundred."""
+    root = table(5, "s.t5", is_partitioned=True)
+    leaves = [table(oid, f"s.t{oid}", "id a b" if oid % 2 else "b a id", parent=5) for oid in range(100, 200)]
+    published = publication("root", filtered(root, greater(root, "a", 10)), via_root=True)
+    versions = [
+        VersionedRelation(
+            relation(leaf.id, "id a b" if leaf.id % 2 else "b a id"),
+            0,
+            catalog(root, *leaves, publications=[published]),
+        )
+        for leaf in leaves
+    ]
+    target = Target(("id",), Lsn(100))
+    routes = plan_routes(versions, ["root"], {QualifiedName("s", "t5"): target}).routes
 
-    def build(item: int) -> Column:
-        built.append(item)
-        return F.lit(item % 3)
+    evaluator = FilterEvaluator.from_routes(routes)
 
-    expression = per_route(range(99), number=lambda item: item, key=lambda item: item % 3, build=build)
-    frame: DataFrame = (
-        spark.range(101).withColumnRenamed("id", "place").select("place", expression.alias("r"))
-    )
-
-    assert built == [0, 1, 2]
-    assert [row["r"] for row in frame.collect()] == [*(item % 3 for item in range(99)), None, None]
-    nothing = per_route([], number=lambda item: item, key=lambda item: item, build=F.lit)
-    assert frame.select(nothing.isNull().alias("r")).first() == (True,)
+    assert len(routes) == 100
+    assert (len(evaluator.arrow_checks), evaluator.server_checks) == (2, ())
