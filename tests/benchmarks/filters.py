@@ -91,7 +91,7 @@ def in_arrow(frame: DataFrame, compiled: ArrowFilter) -> int:
 
 
 def on_server(frame: DataFrame, compiled: ServerFilter, dsn: str) -> int:
-    check = ServerCheck.of(compiled, NAMES, number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, NAMES, check_id=0, routes=[0])
     answered = evaluate_on_server(frame, [check], dsn, rows={"old": "old_verdicts", "new": "new_verdicts"})
     return int(answered.select(F.count_if(F.col("new_verdicts")[0])).collect()[0][0])
 

@@ -183,7 +183,7 @@ class Asked:
         columns = [each for each in self.table.columns if each.name in self.held]
         if not isinstance(compiled, ServerFilter):
             compiled = ServerFilter((self.row_filter,), tuple(columns), "asked for", self.table.name)
-        check = ServerCheck.of(compiled, self.held, number=0, routes=[0])
+        check = ServerCheck.from_filter(compiled, self.held, check_id=0, routes=[0])
         values = [pa.nulls(1, pa.int64())]
         values += [pa.array(["ours"]) for each, _ in check.columns if each.generated is Generated.NO]
         with contextlib.closing(FilterSession(self.database.dsn)) as session:

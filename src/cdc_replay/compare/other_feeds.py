@@ -34,7 +34,7 @@ from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
 from cdc_replay.filters.compile import ArrowFilter, compile_filter
 from cdc_replay.filters.names import NotPrintableError
-from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.filters.printed import print_for_subscriber
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
@@ -261,7 +261,7 @@ class _Other:
                 )
         by_present_names = dataclasses.replace(synced.table, columns=present.columns if present else ())
         try:
-            passes = printed_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
+            passes = print_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
         except NotPrintableError as error:
             raise _NotKnownError(f"and the subscriber cannot evaluate its row filter: {error}") from error
         return sql.SQL("({} is true)").format(passes)

@@ -90,7 +90,7 @@ def compile_or(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter
     expressions = tuple(parse(row_filter.node_tree) for row_filter in row_filters)
     expression = expressions[0] if len(expressions) == 1 else Bool(BoolOp.OR, expressions)
     columns = _columns_read(expression, table)
-    because = _reason(expression, columns, shown(row_filters))
+    because = _reason(expression, columns, filters_sql(row_filters))
     if because is None:
         return ArrowFilter(fold_constants(expression), columns)
     return ServerFilter(
@@ -107,7 +107,7 @@ def compile_or(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter
     )
 
 
-def shown(row_filters: Iterable[RowFilter]) -> str:
+def filters_sql(row_filters: Iterable[RowFilter]) -> str:
     """The OR of filters, as SQL for messages."""
     return " or ".join(f"({row_filter.sql})" for row_filter in row_filters)
 

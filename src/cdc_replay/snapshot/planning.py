@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cdc_replay.filters.printed import printed_filters
+from cdc_replay.filters.printed import print_filters
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.table_state import Copying, Parked, Ready, TableState
@@ -170,7 +170,7 @@ def _plans(
     with contextlib.closing(import_snapshot(request.snapshot, purpose="snapshot plan")) as source:
         storage = plan.read_storage(source, tables)
         definitions = read_definitions(source, tables, storage, targets, request.history)
-        passes = [printed_filters(source, each.table, each.filters) for each in tables]
+        passes = [print_filters(source, each.table, each.filters) for each in tables]
     for synced, condition in zip(tables, passes, strict=True):
         name = synced.table.name
         definition = definitions.get(name)

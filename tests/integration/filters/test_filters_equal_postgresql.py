@@ -16,7 +16,7 @@ from psycopg import sql
 from cdc_replay.filters.arrow_eval import evaluate_filter
 from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter, compile_or
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
-from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.filters.printed import print_for_subscriber
 from cdc_replay.filters.rules import RELABELS
 from cdc_replay.filters.server_eval import ServerCheck
 from cdc_replay.model.publication import RowFilter, Table
@@ -129,7 +129,10 @@ class Rows:
         return list(zip(*answers, strict=True))
 
     def server_answers(self, filters: Sequence[ServerFilter], dsn: str) -> list[tuple[bool | None, ...]]:
-        checks = [ServerCheck.of(each, self.names, number=n, routes=[0]) for n, each in enumerate(filters)]
+        checks = [
+            ServerCheck.from_filter(each, self.names, check_id=n, routes=[0])
+            for n, each in enumerate(filters)
+        ]
         answered = evaluate_on_server(self.frame, checks, dsn, rows={"new": "verdicts"})
         return [tuple(row.verdicts) for row in sorted(answered.select("number", "verdicts").collect())]
 
@@ -172,7 +175,7 @@ def test_exact_filters_printed_for_a_subscriber_have_postgresqls_answers(filtere
     table, stored = filtered.table(), filtered.store(IN_ARROW)
     with filtered.database.connect() as connection:
         connection.execute("set search_path = ''")
-        printed = [printed_for_subscriber(connection, None, table, [each]) for each in stored]
+        printed = [print_for_subscriber(connection, None, table, [each]) for each in stored]
         answers = connection.execute(
             sql.SQL("select {} from public.t order by id").format(sql.SQL(", ").join(printed))
         ).fetchall()

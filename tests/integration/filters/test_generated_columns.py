@@ -143,8 +143,8 @@ def test_a_value_that_is_neither_sent_nor_computable_is_an_error(
     table = dataclasses.replace(filtered.table(), key_columns=("id", "g"))
     compiled = compile_filter(stored, table)
     assert isinstance(compiled, ServerFilter)
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
-    sent = ServerCheck.of(compiled, ["id", "a", "g"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
+    sent = ServerCheck.from_filter(compiled, ["id", "a", "g"], check_id=0, routes=[0])
     complete = compile_filter(stored, dataclasses.replace(table, key_columns=("id", "a", "g")))
     assert isinstance(complete, ServerFilter)
 

@@ -16,7 +16,7 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.check_table import CheckTable, Question
 from cdc_replay.filters.compile import compile_filter
 from cdc_replay.filters.names import NotPrintableError
-from cdc_replay.filters.printed import printed_filters, printed_for_subscriber
+from cdc_replay.filters.printed import print_filters, print_for_subscriber
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
@@ -163,7 +163,7 @@ def confirm(filtered: FilteredTable, expressions: Sequence[str]) -> None:
         for number, (text, row_filter) in enumerate(zip(expressions, stored, strict=True)):
             question = Question(number, (row_filter,), columns_of(row_filter, table), table.name)
             try:
-                CheckTable.of(question, connection).create(connection)
+                CheckTable.for_question(question, connection).create(connection)
             except (InvalidFilter, psycopg.Error) as error:
                 pytest.fail(f"{text[:500]}\n{row_filter.sql[:500]}\n{error}")
 
@@ -255,8 +255,8 @@ def test_a_filter_has_the_same_answers_for_the_publisher_and_a_subscriber(many: 
     with many.database.connect() as connection:
         connection.execute("set search_path = ''")
         for text, row_filter in zip(expressions, stored, strict=True):
-            printed = printed_filters(connection, table, [row_filter])
-            there = printed_for_subscriber(connection, connection, table, [row_filter])
+            printed = print_filters(connection, table, [row_filter])
+            there = print_for_subscriber(connection, connection, table, [row_filter])
             expected = answers(connection, f"({row_filter.sql})")
             assert printed is not None
             for each in (printed, there):
@@ -276,6 +276,6 @@ def test_a_subscriber_is_not_told_of_what_may_be_something_else_there(many: Filt
     (stored,) = many.store(["information_schema._pg_char_max_length(id, a) = 1"])
     table: Table = many.table()
     with many.database.connect() as connection:
-        assert printed_filters(connection, table, [stored]) is not None
+        assert print_filters(connection, table, [stored]) is not None
         with pytest.raises(NotPrintableError, match="is not built-in"):
-            printed_for_subscriber(connection, connection, table, [stored])
+            print_for_subscriber(connection, connection, table, [stored])

@@ -58,8 +58,10 @@ def test_a_check_is_asked_only_about_the_rows_of_its_routes_and_kinds(
     """A filter of an insert-only publication is not evaluated for a DELETE, where it would fail."""
     publisher.run("create table t (id int, a int)")
     compiled = compiled_on_server(FilteredTable(publisher), "10 / a > 1")
-    inserts = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[1], kinds=[ChangeKind.INSERT])
-    others = ServerCheck.of(compiled, ["a", "id"], number=2, routes=[2, 3])
+    inserts = ServerCheck.from_filter(
+        compiled, ["id", "a"], check_id=0, routes=[1], kinds=[ChangeKind.INSERT]
+    )
+    others = ServerCheck.from_filter(compiled, ["a", "id"], check_id=2, routes=[2, 3])
 
     rows = asked(
         spark,
@@ -99,7 +101,7 @@ def test_the_error_of_a_filter_names_filter_row_and_cause(publisher: Database, s
     """R1.36: of many rows the one that fails, by its key, with the change's transaction."""
     publisher.run('create table t (id int primary key, "a b" int)')
     compiled = compiled_on_server(FilteredTable(publisher), '10 / "a b" > 1', publication="p1")
-    check = ServerCheck.of(compiled, ["id", "a b"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a b"], check_id=0, routes=[0])
     values = [[str(n), str((n - 777) % 1000)] for n in range(1500)]
     changes = [(0, "U", n, None, each, 26_000_000 + n) for n, each in enumerate(values)]
 
@@ -126,7 +128,7 @@ def test_an_error_names_the_publication_whose_filter_fails(publisher: Database, 
         dataclasses.replace(filtered.table(), primary_key=()),
     )
     assert isinstance(compiled, ServerFilter)
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
 
     text = raised_by(spark, publisher, [(0, "D", 0, ["1\n\n2", "0"], None)], check)
 
@@ -139,7 +141,7 @@ def test_a_value_that_the_server_cannot_read_is_an_error_of_its_row(
 ) -> None:
     publisher.run("create table t (id int primary key, a int)")
     compiled = compiled_on_server(FilteredTable(publisher), "a + 1 > 1")
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
 
     text = raised_by(spark, publisher, [(0, "I", n, None, [str(n), "5x"[: n + 1]]) for n in (0, 1)], check)
 
@@ -151,7 +153,7 @@ def test_a_filter_that_fails_without_any_row_names_none(publisher: Database, spa
     """R1.36: constants are evaluated when the filter is planned."""
     publisher.run("create table t (id int primary key)")
     compiled = compiled_on_server(FilteredTable(publisher), "id + 1 / 0 > 1")
-    check = ServerCheck.of(compiled, ["id"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id"], check_id=0, routes=[0])
 
     text = raised_by(spark, publisher, [(0, "I", 0, None, ["1"])], check)
 
@@ -165,7 +167,7 @@ def test_equal_values_and_null_and_empty_text_keep_their_rows(
     """Each distinct row of values is evaluated once; NULL is not the empty text."""
     publisher.run("create table t (id int, s text, a int)")
     compiled = compiled_on_server(FilteredTable(publisher), "coalesce(length(s), 7) = a")
-    check = ServerCheck.of(compiled, ["id", "s", "a"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "s", "a"], check_id=0, routes=[0])
     texts, lengths = [None, "", "x", "NULL", '"', "\\N"], [None, "0", "1", "7"]
     rows = list(itertools.product(texts, lengths)) * 3
     changes: list[Change] = [
@@ -184,7 +186,7 @@ def test_equal_values_and_null_and_empty_text_keep_their_rows(
 def test_lists_that_are_null_or_empty_stay_so(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int)")
     compiled = compiled_on_server(FilteredTable(publisher), "lower('A') = 'a'")
-    check = ServerCheck.of(compiled, ["id"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id"], check_id=0, routes=[0])
 
     rows = asked(spark, publisher, [(0, "U", 0, None, []), (0, "U", 1, [], None)], [check])
 
@@ -196,7 +198,7 @@ def test_lists_that_are_null_or_empty_stay_so(publisher: Database, spark: SparkS
 def test_a_server_that_is_not_there_is_named_as_the_cause(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int, a int)")
     compiled = compiled_on_server(FilteredTable(publisher), "a + 1 > 1")
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
     elsewhere = Database(publisher.cluster, "no_such_database")
 
     with pytest.raises(PythonException, match="ServerUnavailable: cannot connect for row filters"):
@@ -216,7 +218,10 @@ def test_generated_columns_are_generated_again(publisher: Database, spark: Spark
     assert "generated" in stored.because
     assert [column.name for column in stored.columns] == ['a"b', "g"]
     held = ["row", "id", 'a"b']
-    checks = [ServerCheck.of(each, held, number=n, routes=[0]) for n, each in enumerate([stored, virtual])]
+    checks = [
+        ServerCheck.from_filter(each, held, check_id=n, routes=[0])
+        for n, each in enumerate([stored, virtual])
+    ]
 
     rows = asked(
         spark,
@@ -236,7 +241,7 @@ def test_a_generated_column_that_was_sent_is_taken_as_sent(publisher: Database, 
     """R6.9: 18 can publish it; then a key that contains it is known without the columns behind it."""
     publisher.run("create table t (id int, a int, g int generated always as (a * 2) stored)")
     compiled = compiled_on_server(FilteredTable(publisher), "g > 10")
-    check = ServerCheck.of(compiled, ["id", "a", "g"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a", "g"], check_id=0, routes=[0])
 
     rows = asked(spark, publisher, [(0, "D", 0, ["1", None, "12"], None)], [check])
 
@@ -246,7 +251,7 @@ def test_a_generated_column_that_was_sent_is_taken_as_sent(publisher: Database, 
 def test_a_column_that_the_row_does_not_have_is_null(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int, a int, added int)")
     compiled = compiled_on_server(FilteredTable(publisher), "a + coalesce(added, 5) > 10")
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
 
     rows = asked(spark, publisher, [(0, "I", 0, None, ["1", "5"]), (0, "I", 1, None, ["1", "6"])], [check])
 
@@ -256,7 +261,7 @@ def test_a_column_that_the_row_does_not_have_is_null(publisher: Database, spark:
 def test_a_filter_without_columns_is_answered(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int)")
     compiled = compiled_on_server(FilteredTable(publisher), "lower('A') = 'a'")
-    check = ServerCheck.of(compiled, ["id"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id"], check_id=0, routes=[0])
 
     assert asked(spark, publisher, [(0, "I", 0, None, ["1"])], [check])[0].new_verdicts == [True]
 
@@ -268,7 +273,7 @@ def test_a_column_keeps_its_collation(publisher: Database, spark: SparkSession) 
     filtered = FilteredTable(publisher)
     compiled = [compiled_on_server(filtered, f"upper({name}) = 'É'") for name in ("plain", "folded")]
     held = ["id", "plain", "folded"]
-    checks = [ServerCheck.of(each, held, number=n, routes=[0]) for n, each in enumerate(compiled)]
+    checks = [ServerCheck.from_filter(each, held, check_id=n, routes=[0]) for n, each in enumerate(compiled)]
 
     rows = asked(spark, publisher, [(0, "I", 0, None, ["1", "é", "é"])], checks)
 
@@ -278,7 +283,7 @@ def test_a_column_keeps_its_collation(publisher: Database, spark: SparkSession) 
 def test_batches_share_a_connection_that_ends_with_the_task(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int, s text)")
     compiled = compiled_on_server(FilteredTable(publisher), "length(s) = 2")
-    check = ServerCheck.of(compiled, ["id", "s"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "s"], check_id=0, routes=[0])
     size = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     try:

@@ -42,8 +42,8 @@ def test_a_node_has_the_values_between_its_field_names() -> None:
     node = read_node('{A :x 1 :y <> :z (o 5 6) :w ({B} {C :v 2}) :d 2 [ -1 7 ] :s ("f1" "a\\ \\(b") :last t}')
 
     assert node.name == "A"
-    assert node.number("x") == 1
-    assert node.one("y") == "<>"
+    assert node.integer("x") == 1
+    assert node.single("y") == "<>"
     assert node.fields["z"] == [["o", "5", "6"]]
     assert [each.name for each in node.nodes("w")] == ["B", "C"]
     assert node.fields["d"] == ["2", "[", "-1", "7", "]"]

@@ -8,7 +8,7 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.confirmed import mean_the_same
 from cdc_replay.filters.names import BUILT_IN, Names, NotPrintableError
 from cdc_replay.filters.node_text import read_node
-from cdc_replay.filters.printed import printed
+from cdc_replay.filters.printed import print_expression
 from fixtures.catalogs import column
 
 NO_NAMES = Names(BUILT_IN, {})
@@ -32,7 +32,7 @@ def unknown(text: str) -> str:
 
 
 def sql_of(tree: str, text: str = "") -> str:
-    return printed(read_node(tree), text, COLUMNS, NO_NAMES).as_string(None)
+    return print_expression(read_node(tree), text, COLUMNS, NO_NAMES).as_string(None)
 
 
 def xml(op: int, args: str = "<>", **fields: str) -> str:

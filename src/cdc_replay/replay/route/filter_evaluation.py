@@ -181,10 +181,10 @@ def _server_check(
     compiled: ServerFilter, check_id: int, users: Sequence[tuple[Route, ChangeKind]]
 ) -> ServerCheck:
     # Only rows for which PostgreSQL would evaluate the filter: its errors elsewhere must stay hidden.
-    return ServerCheck.of(
+    return ServerCheck.from_filter(
         compiled,
         users[0][0].relation.column_names,
-        number=check_id,
+        check_id=check_id,
         routes=[route.route_id for route, _ in users],
         kinds=[kind for _, kind in users],
     )

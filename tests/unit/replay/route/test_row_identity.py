@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_replay.model.relation import ReplicaIdentity
-from cdc_replay.replay.route.row_identity import RowIdentity, Way, key_of, row_identity
+from cdc_replay.replay.route.row_identity import LeafVersion, RowIdentity, key_of, row_identity
 from fixtures.catalogs import table
 from unit.replay.route.changes import relation
 
@@ -15,7 +15,7 @@ FULL = "full"
 ALL = ("id", "a", "b")
 
 
-def way(key: str, *, leaf: int = 2, via_root: bool = True) -> Way:
+def way(key: str, *, leaf: int = 2, via_root: bool = True) -> LeafVersion:
     """Of a leaf that sends this key of an old row, or all of it."""
     identity = ReplicaIdentity.FULL if key == FULL else ReplicaIdentity.DEFAULT
     sent = relation(leaf, "id a b", key="" if key == FULL else key, identity=identity)
