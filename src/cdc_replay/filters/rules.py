@@ -44,9 +44,9 @@ Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str |
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Arrow gives PostgreSQL's answer for all values, NULL included, unless `unless` objects.
+    """Arrow gives PostgreSQL's answer for all values, NULL included, unless `unless` returns a reason.
 
-    `remark` tells the reader of `docs/filters.md` when it does.
+    `remark` is the condition in the words of `docs/filters.md`.
     """
 
     compute: Compute
@@ -91,10 +91,10 @@ def _is_ascii(expression: Expression) -> bool:
 
 
 def _text_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
-    """R3.16. Equal text is equal bytes under every built-in collation: all of those are deterministic.
+    """Why equal text is not equal bytes in UTF-8 (R3.16), or None: all built-in collations are deterministic.
 
-    Bytes are compared in the database's encoding there and in UTF-8 here. With a constant on one side that is
-    the same; for two columns it need not be, because some encodings have two codes for one character.
+    PostgreSQL compares bytes in the database's encoding. With a constant on one side the result is the same;
+    for two columns it can differ, because some encodings have two codes for one character.
     """
     if not 0 < collation < FIRST_UNRESERVED_OID:
         return "a user-defined collation may be non-deterministic"
@@ -106,8 +106,8 @@ def _text_differs(_: Expression, arguments: tuple[Expression, ...], collation: i
 def text_order_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
     """Why text is not ordered by its bytes in UTF-8 (R3.16), or None.
 
-    In every encoding of a server, characters outside of ASCII have bytes above those of ASCII. So the order
-    is the same in all of them where all arguments but one are constants of ASCII characters.
+    In every server encoding, characters outside ASCII have bytes above those of ASCII. So the order is the
+    same in all encodings if all arguments but one are constants of ASCII characters.
     """
     if collation not in BYTE_ORDER_COLLATIONS:
         return "text order depends on the collation"
@@ -129,7 +129,7 @@ def _pattern_differs(_: Expression, arguments: tuple[Expression, ...], collation
 
 
 MAX_PATTERN: Final = 1000
-"""Characters of a LIKE pattern; RE2 refuses programs above a size."""
+"""Characters of a LIKE pattern; RE2, which evaluates it, limits the size of its programs."""
 _ESCAPED: Final = re.compile(r"\\[\\%_]")
 
 
@@ -163,7 +163,7 @@ def _may_fail_to_divide(
 
 
 def keep_form(argument: Datum) -> Datum:
-    """Where a cast does not change the value's form."""
+    """A cast that does not change the value's form."""
     return argument
 
 
@@ -174,7 +174,7 @@ def _remainder(dividend: Datum, divisor: Datum) -> Datum:
     return pc.if_else(pc.and_(differ, pc.not_equal(remainder, 0)), pc.subtract(remainder, divisor), remainder)
 
 
-def _negative(number: Datum) -> Datum:
+def _negate(number: Datum) -> Datum:
     return pc.subtract(pa.scalar(0, pa.int64()), number)
 
 
@@ -183,7 +183,7 @@ def _to_numeric(number: Datum) -> Datum:
 
 
 def _to_float8(number: Datum) -> Datum:
-    # Unsafe, as a safe cast refuses to round.
+    # A safe cast refuses to round.
     return sortable_forms.form_doubles(pc.cast(number, pa.float64(), safe=False))
 
 
@@ -317,7 +317,7 @@ RULES: Final[Mapping[Signature, Rule]] = {
         for name in ("%", "mod")
         for kind in _INTEGERS
     },
-    **{("-", kind): Exact(_negative, _may_overflow, _FITS) for kind in _INTEGERS},
+    **{("-", kind): Exact(_negate, _may_overflow, _FITS) for kind in _INTEGERS},
     **{("~", kind): Exact(pc.bit_wise_not) for kind in _INTEGERS},
     **{("&", kind, kind): Exact(pc.bit_wise_and) for kind in _INTEGERS},
     **{("|", kind, kind): Exact(pc.bit_wise_or) for kind in _INTEGERS},
@@ -365,7 +365,7 @@ RULES: Final[Mapping[Signature, Rule]] = {
     **{(symbol, "numeric", "numeric"): _ROUNDING for symbol in ("+", "-", "*", "/", "%")},
     **{(symbol, "float8", "float8"): _ROUNDING for symbol in ("+", "-", "*", "/")},
 }
-"""What is known of operators and of functions, by signature."""
+"""The rules of operators and functions, by signature."""
 
 RELABELS: Final[Mapping[tuple[int, int], Exact]] = {
     (Type.VARCHAR, Type.TEXT): Exact(keep_form),
@@ -388,7 +388,7 @@ STRUCTURE: Final[Mapping[str, str]] = {
     "casts of constants": "to a number or to char(n), varchar(n), numeric(p, s), if the result fits",
     "other types of the same bytes": "varchar, text and char(n); integer as oid; COLLATE",
 }
-"""Expressions that are exact in Arrow where all of their parts are."""
+"""Expressions that are exact in Arrow if all of their parts are."""
 
 WITHOUT_A_RULE: Final[Mapping[str, str]] = {
     "initcap, replace, trim, position, lpad, reverse, …": (
@@ -404,9 +404,9 @@ WITHOUT_A_RULE: Final[Mapping[str, str]] = {
     "generated columns: virtual ones, and all before PostgreSQL 18": (
         "their values are not sent, but computed again (R3.13)"
     ),
-    "constants of other types, or in another encoding than UTF-8": "their stored form is not understood",
+    "constants of other types, or in another encoding than UTF-8": "their stored form is not supported",
 }
-"""What is left to PostgreSQL because nothing here is about it, for the reader of `docs/filters.md`."""
+"""What PostgreSQL evaluates for want of a rule, for `docs/filters.md`."""
 
 TEXT_TYPES: Final = frozenset({Type.TEXT, Type.VARCHAR, Type.BPCHAR})
 

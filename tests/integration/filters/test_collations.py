@@ -45,24 +45,26 @@ def check(filtered: FilteredTable, spark: SparkSession, texts: list[str]) -> lis
     """Compare ours with PostgreSQL's, both ways where both exist; returns what Arrow answers."""
     stored = filtered.store(texts)
     table = filtered.table()
-    compiled = [compile_filter(each, table) for each in stored]
+    compiled = [compile_filter(row_filter, table) for row_filter in stored]
     rows, truth = rows_of(filtered, spark), filtered.answers(stored)
-    on_server = [as_server_filter(each, table) for each in stored]
+    on_server = [as_server_filter(row_filter, table) for row_filter in stored]
     assert_same(texts, rows.server_answers(on_server, filtered.database.dsn), truth)
-    exact = [number for number, each in enumerate(compiled) if isinstance(each, ArrowFilter)]
-    in_arrow = rows.arrow_answers([each for each in compiled if isinstance(each, ArrowFilter)])
+    exact = [position for position, result in enumerate(compiled) if isinstance(result, ArrowFilter)]
+    in_arrow = rows.arrow_answers([result for result in compiled if isinstance(result, ArrowFilter)])
     assert_same(
-        [texts[number] for number in exact],
+        [texts[position] for position in exact],
         in_arrow,
-        [tuple(row[number] for number in exact) for row in truth],
+        [tuple(row[position] for position in exact) for row in truth],
     )
-    return [texts[number] for number in exact]
+    return [texts[position] for position in exact]
 
 
 @pytest.mark.parametrize(
     "collation", ["C", "POSIX", "ucs_basic", "pg_c_utf8", "unicode", "und-x-icu", "de-x-icu", "C.utf8"]
 )
-def test_each_collation_is_the_servers(publisher: Database, spark: SparkSession, collation: str) -> None:
+def test_text_under_each_collation_has_postgresqls_answers(
+    publisher: Database, spark: SparkSession, collation: str
+) -> None:
     try:
         filtered = fill(publisher, WORDS, collation)
         publisher.rows("select max(s) from t")
@@ -98,7 +100,7 @@ def encoded(request: pytest.FixtureRequest, publisher_cluster: Cluster) -> Itera
     drop_database(database)
 
 
-def test_each_encoding_of_a_database_is_the_servers(encoded: FilteredTable, spark: SparkSession) -> None:
+def test_text_in_each_encoding_has_postgresqls_answers(encoded: FilteredTable, spark: SparkSession) -> None:
     """In SQL_ASCII a character is a byte, so é has two, and _ stands for one of them."""
     always = ["s = 'a'", "s in ('ss', 'A', '')", "s like 'a%'", "c = 'ab '", "s like any (array['%b', 'z'])"]
     not_ascii = ["s = 'é'", "s <> 'ß'", "s like '%é%'", "s in ('ä', 'a')", "s = 'Ã©'"]

@@ -138,7 +138,9 @@ def things_in(expression: Expression) -> Iterator[Thing]:
                 yield "any" if is_any else "all", OPERATORS.get(oid, ("",))[0]
                 yield "expression", type(array).__name__
                 yield from (
-                    ("element", each.type_oid) for each in children(array) if isinstance(each, Constant)
+                    ("element", element.type_oid)
+                    for element in children(array)
+                    if isinstance(element, Constant)
                 )
             case _:
                 pass
@@ -149,18 +151,18 @@ def exact_things() -> set[Thing]:
     exact = {signature for signature, rule in RULES.items() if isinstance(rule, Exact)}
     expressions = {kind.__name__ for kind in get_args(Expression)} - {"Unmodelled"}
     things: set[Thing] = {("expression", name) for name in expressions}
-    things |= {("operation", each) for each in exact | {FUNCTIONS[oid] for oid in FOLDS}}
-    things |= {("cast", each) for each in RELABELS}
-    things |= {(what, each) for what in ("Column", "Constant") for each in FORMS}
+    things |= {("operation", signature) for signature in exact | {FUNCTIONS[oid] for oid in FOLDS}}
+    things |= {("cast", types) for types in RELABELS}
+    things |= {(node, type_oid) for node in ("Column", "Constant") for type_oid in FORMS}
     things |= {("element", type_oid) for type_oid in FORMS if type_oid != Type.VARCHAR}
-    things |= {(what, symbol) for what in ("any", "all") for symbol in COMPARISON_SYMBOLS}
+    things |= {(quantifier, symbol) for quantifier in ("any", "all") for symbol in COMPARISON_SYMBOLS}
     return things
 
 
 def generated_filters(database: Database, seed: int, count: int) -> list[str]:
     [(orders_utf8,)] = database.rows("select exists (select from pg_collation where oid = 962)")
     source = Source(random.Random(seed), orders_utf8)
-    return [condition(source, DEPTHS[number % len(DEPTHS)]) for number in range(count)]
+    return [condition(source, DEPTHS[position % len(DEPTHS)]) for position in range(count)]
 
 
 def systematic_filters() -> list[str]:

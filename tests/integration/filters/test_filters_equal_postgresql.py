@@ -130,8 +130,8 @@ class Rows:
 
     def server_answers(self, filters: Sequence[ServerFilter], dsn: str) -> list[tuple[bool | None, ...]]:
         checks = [
-            ServerCheck.from_filter(each, self.names, check_id=n, routes=[0])
-            for n, each in enumerate(filters)
+            ServerCheck.from_filter(compiled, self.names, check_id=n, routes=[0])
+            for n, compiled in enumerate(filters)
         ]
         answered = evaluate_on_server(self.frame, checks, dsn, rows={"new": "verdicts"})
         return [tuple(row.verdicts) for row in sorted(answered.select("number", "verdicts").collect())]
@@ -175,7 +175,7 @@ def test_exact_filters_printed_for_a_subscriber_have_postgresqls_answers(filtere
     table, stored = filtered.table(), filtered.store(IN_ARROW)
     with filtered.database.connect() as connection:
         connection.execute("set search_path = ''")
-        printed = [print_for_subscriber(connection, None, table, [each]) for each in stored]
+        printed = [print_for_subscriber(connection, None, table, [row_filter]) for row_filter in stored]
         answers = connection.execute(
             sql.SQL("select {} from public.t order by id").format(sql.SQL(", ").join(printed))
         ).fetchall()
@@ -189,10 +189,10 @@ def test_every_accepted_filter_has_postgresqls_answers_on_the_server(
     texts = (*ON_SERVER, *IN_ARROW)
     stored = filtered.store(texts)
     table = filtered.table()
-    kinds = [type(compile_filter(each, table)) for each in stored]
+    kinds = [type(compile_filter(row_filter, table)) for row_filter in stored]
     assert kinds == [ServerFilter] * len(ON_SERVER) + [ArrowFilter] * len(IN_ARROW)
 
-    compiled = [as_server_filter(each, table) for each in stored]
+    compiled = [as_server_filter(row_filter, table) for row_filter in stored]
     ours = rows_of(filtered, spark).server_answers(compiled, filtered.database.dsn)
 
     assert_same(texts, ours, filtered.answers(stored))
@@ -218,10 +218,10 @@ def test_and_or_not_follow_three_valued_logic(filtered: FilteredTable, spark: Sp
     texts = [f"{literals[left]} and {literals[right]}" for left, right in pairs]
     texts += [f"{literals[left]} or {literals[right]}" for left, right in pairs]
     texts += [f"not {literals[value]}" for value in rank]
-    compiled = [compile_filter(each, filtered.table()) for each in filtered.store(texts)]
+    compiled = [compile_filter(row_filter, filtered.table()) for row_filter in filtered.store(texts)]
 
     answers = rows_of(filtered, spark).arrow_answers(
-        [each for each in compiled if isinstance(each, ArrowFilter)]
+        [result for result in compiled if isinstance(result, ArrowFilter)]
     )
 
     assert answers[0] == (
@@ -238,11 +238,11 @@ def test_wide_and_deep_filters_are_answered(filtered: FilteredTable, spark: Spar
     texts = [f"a in ({numbers})", wide, deep]
     stored = filtered.store(texts)
     table = filtered.table()
-    compiled = [compile_filter(each, table) for each in stored]
+    compiled = [compile_filter(row_filter, table) for row_filter in stored]
     rows = rows_of(filtered, spark)
 
-    in_arrow = [each for each in compiled if isinstance(each, ArrowFilter)]
-    on_server = [each for each in compiled if isinstance(each, ServerFilter)]
+    in_arrow = [result for result in compiled if isinstance(result, ArrowFilter)]
+    on_server = [result for result in compiled if isinstance(result, ServerFilter)]
 
     assert (len(in_arrow), len(on_server)) == (2, 1)
     assert_same(texts[:2], rows.arrow_answers(in_arrow), filtered.answers(stored[:2]))
@@ -285,7 +285,7 @@ def test_xml_expressions_are_answered_where_the_server_has_xml(
     )
     texts = ["xmlexists('//a' passing x)", "x is document", "xmlconcat(x, x) is not null"]
     stored = filtered.store(texts)
-    compiled = [as_server_filter(each, filtered.table()) for each in stored]
+    compiled = [as_server_filter(row_filter, filtered.table()) for row_filter in stored]
 
     ours = rows_of(filtered, spark).server_answers(compiled, filtered.database.dsn)
 

@@ -103,7 +103,7 @@ def test_the_error_of_a_filter_names_filter_row_and_cause(publisher: Database, s
     compiled = compiled_on_server(FilteredTable(publisher), '10 / "a b" > 1', publication="p1")
     check = ServerCheck.from_filter(compiled, ["id", "a b"], check_id=0, routes=[0])
     values = [[str(n), str((n - 777) % 1000)] for n in range(1500)]
-    changes = [(0, "U", n, None, each, 26_000_000 + n) for n, each in enumerate(values)]
+    changes = [(0, "U", n, None, row_values, 26_000_000 + n) for n, row_values in enumerate(values)]
 
     text = raised_by(spark, publisher, changes, check)
 
@@ -174,13 +174,13 @@ def test_equal_values_and_null_and_empty_text_keep_their_rows(
         (0, "U", n, [str(n), s, a], [str(n), *rows[-n]]) for n, (s, a) in enumerate(rows)
     ]
 
-    found = asked(spark, publisher, changes, [check])
+    answers = asked(spark, publisher, changes, [check])
 
     def answer(s: str | None, a: str | None) -> bool | None:
         return None if a is None else (7 if s is None else len(s)) == int(a)
 
-    assert [row.old_verdicts for row in found] == [[answer(*row)] for row in rows]
-    assert [row.new_verdicts for row in found] == [[answer(*rows[-n])] for n in range(len(rows))]
+    assert [row.old_verdicts for row in answers] == [[answer(*row)] for row in rows]
+    assert [row.new_verdicts for row in answers] == [[answer(*rows[-n])] for n in range(len(rows))]
 
 
 def test_lists_that_are_null_or_empty_stay_so(publisher: Database, spark: SparkSession) -> None:
@@ -217,10 +217,10 @@ def test_generated_columns_are_generated_again(publisher: Database, spark: Spark
     virtual = compiled_on_server(filtered, "row <> 0 and w > 10")
     assert "generated" in stored.because
     assert [column.name for column in stored.columns] == ['a"b', "g"]
-    held = ["row", "id", 'a"b']
+    columns = ["row", "id", 'a"b']
     checks = [
-        ServerCheck.from_filter(each, held, check_id=n, routes=[0])
-        for n, each in enumerate([stored, virtual])
+        ServerCheck.from_filter(compiled_filter, columns, check_id=n, routes=[0])
+        for n, compiled_filter in enumerate([stored, virtual])
     ]
 
     rows = asked(
@@ -272,8 +272,11 @@ def test_a_column_keeps_its_collation(publisher: Database, spark: SparkSession) 
     publisher.run('create table t (id int, plain text collate "C", folded text collate pg_unicode_fast)')
     filtered = FilteredTable(publisher)
     compiled = [compiled_on_server(filtered, f"upper({name}) = 'É'") for name in ("plain", "folded")]
-    held = ["id", "plain", "folded"]
-    checks = [ServerCheck.from_filter(each, held, check_id=n, routes=[0]) for n, each in enumerate(compiled)]
+    columns = ["id", "plain", "folded"]
+    checks = [
+        ServerCheck.from_filter(compiled_filter, columns, check_id=n, routes=[0])
+        for n, compiled_filter in enumerate(compiled)
+    ]
 
     rows = asked(spark, publisher, [(0, "I", 0, None, ["1", "é", "é"])], checks)
 

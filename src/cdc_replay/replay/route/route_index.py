@@ -60,9 +60,9 @@ class RouteIndex:
     @classmethod
     def from_routes(cls, routes: Iterable[Route]) -> Self:
         """Of these routes; there must be one."""
-        known = list(routes)
-        rows = dict.fromkeys((route.relation.version, route.catalog_version) for route in known)
-        truncates = dict.fromkeys((route.relation.id, route.catalog_version) for route in known)
+        all_routes = list(routes)
+        rows = dict.fromkeys((route.relation.version, route.catalog_version) for route in all_routes)
+        truncates = dict.fromkeys((route.relation.id, route.catalog_version) for route in all_routes)
         return cls(
             rows=_PairIndex.from_ids({pair: entry for entry, pair in enumerate(rows)}),
             truncates=_PairIndex.from_ids({pair: entry for entry, pair in enumerate(truncates, len(rows))}),
@@ -108,8 +108,8 @@ class _PairIndex:
     def lookup(self, firsts: Int64s, seconds: Int64s) -> Int64s:
         """The ids of the pairs."""
         i, j = (
-            np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-            for keys, wanted in ((self.firsts, firsts), (self.seconds, seconds))
+            np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+            for keys, values in ((self.firsts, firsts), (self.seconds, seconds))
         )
         is_known = (self.firsts[i] == firsts) & (self.seconds[j] == seconds)
         return np.where(is_known, self.ids[i, j], -1)

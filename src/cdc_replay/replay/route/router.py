@@ -89,17 +89,17 @@ class Router:
     @classmethod
     def from_routes(cls, routes: Routes, origin: OriginPolicy, index: RouteIndex) -> Self:
         """For the routes of `plan_routes`, which must be among those of `index`; there must be one."""
-        known = routes.routes
+        group_routes = routes.routes
         return cls(
             origin=origin,
-            route_ids=index.route_by_entry(known),
-            targets=np.array([route.target.index for route in known], dtype=np.int64),
-            applied_lsns=np.array([route.target.applied_lsn.value for route in known], dtype=np.int64),
-            published=np.array([_published_kinds(route) for route in known], dtype=np.bool_),
-            refusals=tuple(route.refusal for route in known),
-            columns=ColumnProjection.from_positions([_columns(route) for route in known]),
-            identity=ColumnProjection.from_positions([_identity(route) for route in known]),
-            leaves=tuple(str(route.relation.id) for route in known),
+            route_ids=index.route_by_entry(group_routes),
+            targets=np.array([route.target.index for route in group_routes], dtype=np.int64),
+            applied_lsns=np.array([route.target.applied_lsn.value for route in group_routes], dtype=np.int64),
+            published=np.array([_published_kinds(route) for route in group_routes], dtype=np.bool_),
+            refusals=tuple(route.refusal for route in group_routes),
+            columns=ColumnProjection.from_positions([_columns(route) for route in group_routes]),
+            identity=ColumnProjection.from_positions([_identity(route) for route in group_routes]),
+            leaves=tuple(str(route.relation.id) for route in group_routes),
         )
 
     def find_routes(self, changes: DecodedChanges) -> Int64s:

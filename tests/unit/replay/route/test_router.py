@@ -61,11 +61,11 @@ ROW_FORM = ("kind", "transformed", "search_key", "new_key", "values", "kinds")
 
 
 def planned(**keys: str) -> Routes:
-    identities = {f"t{number}": "id" for number in (1, 2, 3, 4, 5, 7)} | keys
+    identities = {f"t{oid}": "id" for oid in (1, 2, 3, 4, 5, 7)} | keys
     targets = {
         QualifiedName("s", name): Target(tuple(key.split()), Lsn(100)) for name, key in identities.items()
     }
-    names = [each.name for each in PUBLICATIONS]
+    names = [published.name for published in PUBLICATIONS]
     return plan_routes(
         [VersionedRelation(each, 0, CATALOG) for each in (R1, R2, R3, R4, R5, R6_OLD, R6, R7)], names, targets
     )
@@ -106,9 +106,9 @@ def test_an_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) ->
     seq = changes.update(R1, ["20", None, UNSENT])
     expected[seq] = ("U", False, ["20"], ["20"], ["20", None, None], "tnu")
 
-    found = routed(spark, changes)
-    assert by_seq(found.changes.collect(), *ROW_FORM) == expected
-    assert found.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
+    result = routed(spark, changes)
+    assert by_seq(result.changes.collect(), *ROW_FORM) == expected
+    assert result.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
 
 
 def test_an_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
@@ -166,7 +166,7 @@ def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> Non
     changes.delete(R1, ["10", None, None])
     changes.delete(R1, None)
     # The leaf's (c, b, a, id) are the root's (id, a, b): a is 20, then 10.
-    columns = next(each.columns for each in planned().tables if each.name.name == "t5")
+    columns = next(target.columns for target in planned().tables if target.name.name == "t5")
 
     def by_name(**values: str | None) -> list[str | None]:
         return [values[name] for name in columns]
