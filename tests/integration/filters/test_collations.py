@@ -114,7 +114,9 @@ def test_text_in_each_encoding_has_postgresqls_answers(encoded: FilteredTable, s
     assert in_arrow == [*always, *in_c, *([] if encoding == "LATIN1" else not_ascii)]
 
 
-def test_the_default_collation_is_the_databases(publisher_cluster: Cluster, spark: SparkSession) -> None:
+def test_text_under_a_default_collation_has_postgresqls_answers(
+    publisher_cluster: Cluster, spark: SparkSession
+) -> None:
     """A database whose locale is not C."""
     database = create_database(publisher_cluster, "default")
     name = f"{database.name}_icu"

@@ -177,7 +177,7 @@ def run(database: Database, filters: Sequence[str], *, rows: int, seed: int) -> 
     return rows * len(filters)
 
 
-def test_a_fixed_share_of_random_filters_has_postgresqls_answers(publisher: Database) -> None:
+def test_random_filters_have_postgresqls_answers(publisher: Database) -> None:
     """R3.1, R3.16, R5.4."""
     assert run(publisher, generated_filters(publisher, 20, 96), rows=2000, seed=20) == 192_000
 

@@ -262,7 +262,7 @@ REFUSED = (
 """R5.1-R5.4: what PostgreSQL itself refuses; nothing of ours has a say."""
 
 
-def test_the_server_refuses_what_its_rules_forbid(filtered: FilteredTable) -> None:
+def test_server_refuses_what_its_rules_forbid(filtered: FilteredTable) -> None:
     accepted = []
     for text in REFUSED:
         with contextlib.suppress(psycopg.Error):
@@ -317,7 +317,7 @@ def test_rules_name_the_servers_own_operators_functions_and_casts(filtered: Filt
     assert binary_casts >= RELABELS.keys()
 
 
-def test_an_earlier_publications_filter_hides_the_error_of_a_later_one(
+def test_filter_that_is_true_hides_the_error_of_a_later_publications(
     filtered: FilteredTable, spark: SparkSession
 ) -> None:
     """R3.8: row 7 has a = 0; the first filter is TRUE there, so the division is never made."""

@@ -180,18 +180,18 @@ def together(expressions: Sequence[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("query", [OPERATORS, FUNCTIONS, CASTS], ids=["operators", "functions", "casts"])
-def test_everything_built_in_is_called_as_it_was_stored(many: FilteredTable, query: str) -> None:
+def test_built_in_objects_are_printed_as_they_were_stored(many: FilteredTable, query: str) -> None:
     expressions = [text for (text,) in many.database.rows(query)]
     assert len(expressions) > 80
 
     confirm(many, list(together(expressions)))
 
 
-def test_every_node_is_written_as_it_was_stored(many: FilteredTable) -> None:
+def test_every_node_is_printed_as_it_was_stored(many: FilteredTable) -> None:
     confirm(many, [text for text in NODES if is_accepted(many, text)])
 
 
-def test_filters_that_are_evaluated_elsewhere_too(many: FilteredTable) -> None:
+def test_filters_of_other_tests_are_printed_as_they_were_stored(many: FilteredTable) -> None:
     confirm(many, list(together([f"({text})" for text in (*IN_ARROW, *ON_SERVER)])))
 
 
@@ -228,7 +228,7 @@ GENERATED: Final = (
 
 
 @pytest.mark.parametrize(("kind", "expression"), GENERATED)
-def test_generated_columns_are_written_as_they_were_stored(
+def test_generated_columns_are_printed_as_they_were_stored(
     publisher: Database, kind: str, expression: str
 ) -> None:
     publisher.run(
@@ -239,7 +239,7 @@ def test_generated_columns_are_written_as_they_were_stored(
     confirm(FilteredTable(publisher), ["g is null"])
 
 
-def test_a_filter_has_the_same_answers_for_the_publisher_and_a_subscriber(many: FilteredTable) -> None:
+def test_filter_has_the_same_answers_on_the_publisher_and_a_subscriber(many: FilteredTable) -> None:
     """R7.3, R7.4: as the initial copy and the validation evaluate it."""
     many.database.run(
         "insert into t (id, a, i2, i8, b, s, v, c, n, f, ts, tz, iv, arr, j, bits, r, cc)"
@@ -271,7 +271,7 @@ def answers(connection: psycopg.Connection[tuple[object, ...]], condition: str) 
         return [error.sqlstate]
 
 
-def test_a_subscriber_is_not_told_of_what_may_be_something_else_there(many: FilteredTable) -> None:
+def test_objects_that_may_differ_on_a_subscriber_are_not_printed_for_it(many: FilteredTable) -> None:
     """Oids of most collations, and of a table's own types, mean something else on another server."""
     (stored,) = many.store(["information_schema._pg_char_max_length(id, a) = 1"])
     table: Table = many.table()

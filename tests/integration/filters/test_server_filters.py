@@ -52,7 +52,7 @@ def skip_before(database: Database, version: int, what: str) -> None:
             pytest.skip(f"this server has no {what}")
 
 
-def test_a_check_is_asked_only_about_the_rows_of_its_routes_and_kinds(
+def test_check_is_evaluated_only_for_rows_of_its_routes_and_kinds(
     publisher: Database, spark: SparkSession
 ) -> None:
     """A filter of an insert-only publication is not evaluated for a DELETE, where it would fail."""
@@ -97,7 +97,7 @@ def raised_by(spark: SparkSession, database: Database, changes: Sequence[Change]
     return str(raised.value)
 
 
-def test_the_error_of_a_filter_names_filter_row_and_cause(publisher: Database, spark: SparkSession) -> None:
+def test_error_of_a_filter_names_filter_row_and_cause(publisher: Database, spark: SparkSession) -> None:
     """R1.36: of many rows the one that fails, by its key, with the change's transaction."""
     publisher.run('create table t (id int primary key, "a b" int)')
     compiled = compiled_on_server(FilteredTable(publisher), '10 / "a b" > 1', publication="p1")
@@ -118,7 +118,7 @@ def test_the_error_of_a_filter_names_filter_row_and_cause(publisher: Database, s
     assert "--table public.t" in text
 
 
-def test_an_error_names_the_publication_whose_filter_fails(publisher: Database, spark: SparkSession) -> None:
+def test_error_names_the_publication_whose_filter_fails(publisher: Database, spark: SparkSession) -> None:
     """R3.8: the first filter is not TRUE for the row, so the second is evaluated."""
     publisher.run("create table t (id int, a int)")
     filtered = FilteredTable(publisher)
@@ -136,7 +136,7 @@ def test_an_error_names_the_publication_whose_filter_fails(publisher: Database, 
     assert 'The filter of publication "p 2" is ((10 / a) > 1). The row has (id, a)=(1 2, 0).' in text
 
 
-def test_a_value_that_the_server_cannot_read_is_an_error_of_its_row(
+def test_value_that_the_server_cannot_read_is_an_error_of_its_row(
     publisher: Database, spark: SparkSession
 ) -> None:
     publisher.run("create table t (id int primary key, a int)")
@@ -149,7 +149,7 @@ def test_a_value_that_the_server_cannot_read_is_an_error_of_its_row(
     assert "The row has (id)=(1)." in text
 
 
-def test_a_filter_that_fails_without_any_row_names_none(publisher: Database, spark: SparkSession) -> None:
+def test_filter_that_fails_without_any_row_names_none(publisher: Database, spark: SparkSession) -> None:
     """R1.36: constants are evaluated when the filter is planned."""
     publisher.run("create table t (id int primary key)")
     compiled = compiled_on_server(FilteredTable(publisher), "id + 1 / 0 > 1")
@@ -195,7 +195,7 @@ def test_lists_that_are_null_or_empty_stay_so(publisher: Database, spark: SparkS
     assert rows[0].asDict().keys() == {*SCHEMA_NAMES, "old_verdicts", "new_verdicts"}
 
 
-def test_a_server_that_is_not_there_is_named_as_the_cause(publisher: Database, spark: SparkSession) -> None:
+def test_unreachable_server_is_named_as_the_cause(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int, a int)")
     compiled = compiled_on_server(FilteredTable(publisher), "a + 1 > 1")
     check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_is_named_as_the_cause(publisher: Database, s
         asked(spark, elsewhere, [(0, "I", 0, None, ["1", "0"])], [check])
 
 
-def test_generated_columns_are_generated_again(publisher: Database, spark: SparkSession) -> None:
+def test_generated_columns_are_computed_by_the_server(publisher: Database, spark: SparkSession) -> None:
     """R3.13: the wire omits them; a virtual one (18) fails only where it is read."""
     skip_before(publisher, VIRTUAL_SINCE, "virtual generated columns")
     publisher.run(
@@ -237,7 +237,7 @@ def test_generated_columns_are_generated_again(publisher: Database, spark: Spark
     assert [row.new_verdicts for row in rows] == [[False, False], [True, True], [None, None]]
 
 
-def test_a_generated_column_that_was_sent_is_taken_as_sent(publisher: Database, spark: SparkSession) -> None:
+def test_generated_column_that_was_sent_is_used_as_sent(publisher: Database, spark: SparkSession) -> None:
     """R6.9: 18 can publish it; then a key that contains it is known without the columns behind it."""
     publisher.run("create table t (id int, a int, g int generated always as (a * 2) stored)")
     compiled = compiled_on_server(FilteredTable(publisher), "g > 10")
@@ -248,7 +248,7 @@ def test_a_generated_column_that_was_sent_is_taken_as_sent(publisher: Database, 
     assert rows[0].old_verdicts == [True]
 
 
-def test_a_column_that_the_row_does_not_have_is_null(publisher: Database, spark: SparkSession) -> None:
+def test_column_that_the_row_does_not_have_is_null(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int, a int, added int)")
     compiled = compiled_on_server(FilteredTable(publisher), "a + coalesce(added, 5) > 10")
     check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
@@ -258,7 +258,7 @@ def test_a_column_that_the_row_does_not_have_is_null(publisher: Database, spark:
     assert [row.new_verdicts for row in rows] == [[False], [True]]
 
 
-def test_a_filter_without_columns_is_answered(publisher: Database, spark: SparkSession) -> None:
+def test_filter_without_columns_is_answered(publisher: Database, spark: SparkSession) -> None:
     publisher.run("create table t (id int)")
     compiled = compiled_on_server(FilteredTable(publisher), "lower('A') = 'a'")
     check = ServerCheck.from_filter(compiled, ["id"], check_id=0, routes=[0])
@@ -266,7 +266,7 @@ def test_a_filter_without_columns_is_answered(publisher: Database, spark: SparkS
     assert asked(spark, publisher, [(0, "I", 0, None, ["1"])], [check])[0].new_verdicts == [True]
 
 
-def test_a_column_keeps_its_collation(publisher: Database, spark: SparkSession) -> None:
+def test_column_keeps_its_collation(publisher: Database, spark: SparkSession) -> None:
     """R3.16: the printed filter does not name a column's own collation. C folds ASCII only."""
     skip_before(publisher, VIRTUAL_SINCE, "pg_unicode_fast")
     publisher.run('create table t (id int, plain text collate "C", folded text collate pg_unicode_fast)')
@@ -302,7 +302,7 @@ def test_batches_share_a_connection_that_ends_with_the_task(publisher: Database,
         assert time.monotonic() < deadline, f"sessions are still open: {open_sessions}"
 
 
-def test_text_that_spark_answers_needs_no_server(publisher: Database) -> None:
+def test_text_that_arrow_answers_needs_no_server(publisher: Database) -> None:
     publisher.run("create table t (id int, s text)")
     filtered = FilteredTable(publisher)
     (stored,) = filtered.store(["s = 'x' and id > 5"])

@@ -49,7 +49,7 @@ MOMENTS = (
     ("kind", "ascending"),
     [(Type.NUMERIC, NUMBERS), (Type.DATE, DAYS), (Type.TIMESTAMPTZ, MOMENTS), (Type.FLOAT8, DOUBLES)],
 )
-def test_forms_sort_as_the_values_do(kind: Type, ascending: tuple[str, ...]) -> None:
+def test_forms_sort_as_their_values(kind: Type, ascending: tuple[str, ...]) -> None:
     forms = [FORMS[kind].constant(value) for value in ascending]
 
     assert all(pc.less(lower, higher).as_py() for lower, higher in itertools.pairwise(forms))

@@ -91,7 +91,7 @@ def key(value: str) -> list[str | None]:
     return [value, None, None]
 
 
-def test_an_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> None:
+def test_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> None:
     """R4.2-R4.4, R4.7: the filter is id > 10, and id is the key: 5 and 6 do not pass, 20 and 30 do."""
     changes, expected = Changes(), Expected()
     changes.update(R1, ["6", "1", "x"], old=key("5"))
@@ -111,7 +111,7 @@ def test_an_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) ->
     assert result.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
 
 
-def test_an_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
+def test_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
     """R4.4, R4.6, R1.6; s.t2 has REPLICA IDENTITY FULL and the filter a > 10."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", UNSENT], old=["1", "1", "big"])
@@ -129,7 +129,7 @@ def test_an_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSessio
     assert seen(spark, changes) == expected
 
 
-def test_a_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> None:
+def test_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> None:
     """R3.1, on both sides of an UPDATE."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", None], old=["1", None, None])
@@ -141,7 +141,7 @@ def test_a_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -
     assert seen(spark, changes) == expected
 
 
-def test_an_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: SparkSession) -> None:
+def test_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: SparkSession) -> None:
     """R4.1: s.t3 is published with publish = 'update', s.t4 with publish = 'insert'."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R3, ["20", "1", "x"], old=key("2"))
@@ -187,7 +187,7 @@ def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> Non
     assert seen(spark, changes) == expected
 
 
-def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: SparkSession) -> None:
+def test_applied_and_unrouted_changes_are_skipped(spark: SparkSession) -> None:
     """R7.9: a change at or before the target's applied LSN (100) is in its copy already."""
     changes = Changes()
     changes.insert(R4, ["1", None, None], commit_lsn=100)
@@ -198,7 +198,7 @@ def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: Spar
     assert seen(spark, changes).keys() == {after}
 
 
-def test_a_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
+def test_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
     """R2.13, R3.12: filters do not matter; s.t3 and s.t4 are published for other actions, s.t6 as s.t5."""
     changes = Changes()
     expected = [changes.truncate(each) for each in (R1, R2, R5, R7)]
@@ -208,7 +208,7 @@ def test_a_truncate_reaches_a_relation_that_is_its_own_published_relation(spark:
     assert seen(spark, changes) == dict.fromkeys(expected, ("T", False, None, None, None, None))
 
 
-def test_with_origin_none_a_change_with_an_origin_is_left_out(spark: SparkSession) -> None:
+def test_change_with_an_origin_is_skipped_under_origin_none(spark: SparkSession) -> None:
     """R8.19: its transaction's, or its own, whose name is not known (R8.20)."""
     changes = Changes()
     local = changes.insert(R4, ["1", None, None])
@@ -219,7 +219,7 @@ def test_with_origin_none_a_change_with_an_origin_is_left_out(spark: SparkSessio
     assert seen(spark, changes, origin=OriginPolicy.ANY).keys() == {local, *remote}
 
 
-def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) -> None:
+def test_only_changes_that_must_find_a_row_are_refused(spark: SparkSession) -> None:
     """R8.6, R8.7: the publisher sends the key (id), the target's key is (id, a): inserts do not mind."""
     routes = planned(t1="id a")
     changes = Changes()

@@ -46,7 +46,7 @@ def route_keys(routes: Routes) -> list[tuple[int, int, str]]:
     ]
 
 
-def test_a_table_has_a_route_only_under_catalogs_that_know_it_and_publish_it() -> None:
+def test_table_has_a_route_only_under_catalogs_that_publish_it() -> None:
     """R9.10: the definition in force at the change counts, not a later one or an earlier one."""
     unknown = catalog(publications=[BOTH])
     unpublished = catalog(T1, publications=[publication("p")])
@@ -55,7 +55,7 @@ def test_a_table_has_a_route_only_under_catalogs_that_know_it_and_publish_it() -
     assert route_keys(planned(unknown, unpublished, published, unpublished)) == [(1, 2, "s.t1")]
 
 
-def test_only_what_changes_are_defined_by_can_be_refused() -> None:
+def test_only_catalogs_of_changes_can_be_refused() -> None:
     """R6.4, R9.10: between two commands publications may disagree, as long as no change is in between."""
     publications = [publication("p", listed(1, columns="id")), publication("q", listed(1))]
     between = catalog(T1, publications=publications)
@@ -71,7 +71,7 @@ def test_only_what_changes_are_defined_by_can_be_refused() -> None:
         )
 
 
-def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:
+def test_table_that_is_published_but_not_subscribed_has_no_route() -> None:
     """R7.12: a table that entered the publication later is ignored until a refresh."""
     routes = plan_routes(
         defined([relation(1, "id a b"), relation(2, "id a b")], catalog(T1, T2, publications=[BOTH])),
@@ -137,7 +137,7 @@ def the_route(routes: Routes) -> Route:
         (ReplicaIdentity.NOTHING, "", "", "neither a usable key nor"),
     ],
 )
-def test_an_update_is_refused_where_its_row_cannot_be_found(
+def test_update_is_refused_if_its_row_cannot_be_found(
     identity: ReplicaIdentity, relation_key: str, target_key: str, refusal: str | None
 ) -> None:
     """R8.6, R8.7."""
@@ -151,7 +151,7 @@ def test_an_update_is_refused_where_its_row_cannot_be_found(
         assert re.search(refusal, found or "")
 
 
-def test_a_key_that_is_not_published_makes_the_whole_row_the_identity() -> None:
+def test_unpublished_key_makes_the_whole_row_the_identity() -> None:
     """R8.6: the list omits the target's key, so nothing but a full comparison is left."""
     insert_only = publication("p", listed(1, columns="a b"), publish="insert")
     routes = planned(catalog(T1, publications=[insert_only]))

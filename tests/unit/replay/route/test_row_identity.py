@@ -56,7 +56,9 @@ def by_leaf(*columns: str) -> RowIdentity:
         ((), [], BY_ALL),
     ],
 )
-def test_rows_of_partitions(target: tuple[str, ...], keys: list[str], expected: RowIdentity) -> None:
+def test_rows_of_partitions_are_found_by_the_key_that_is_sent(
+    target: tuple[str, ...], keys: list[str], expected: RowIdentity
+) -> None:
     """R8.11, R8.12, R1.7."""
     leaves = [leaf_version(key, oid=oid) for oid, key in zip((2, 3), keys, strict=False)]
 
