@@ -67,7 +67,7 @@ class ArrowCheck:
         """
         texts = dict(zip(self.attnums, rows.columns(len(self.attnums)), strict=True))
         try:
-            return booleans(evaluate_filter(self.expression, texts, len(rows.wanted)))
+            return booleans(evaluate_filter(self.expression, texts, len(rows.included)))
         except pa.ArrowInvalid as error:
             raise InvalidFilter(
                 f'cannot evaluate a row filter of table "{self.table}"',
@@ -195,8 +195,8 @@ def _project_both(
 ) -> tuple[ProjectedRows, ProjectedRows]:
     """The old and the new rows; the new ones are filled with what was not sent (R4.4)."""
     everything = np.ones(len(rows), dtype=np.bool_)
-    old = tuples.rows_before(rows, routes, projection, wanted=tuples.has_old[rows])
-    return old, tuples.new_rows(rows, routes, projection, wanted=everything, fill=everything)
+    old = tuples.rows_before(rows, routes, projection, included=tuples.has_old[rows])
+    return old, tuples.new_rows(rows, routes, projection, included=everything, fill=everything)
 
 
 def _check_ids(ids: Int64s, changes: DecodedChanges, routes: Int64s) -> Int64s:

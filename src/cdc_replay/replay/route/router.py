@@ -32,7 +32,6 @@ from cdc_replay.model.subscription import OriginPolicy
 from cdc_replay.replay.route.attribute_map import Positions, positions
 from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Route, Routes
-from cdc_replay.replay.route.truncate import truncate_is_sent
 from cdc_replay.replay.route.tuples import LEAF, ColumnProjection
 from cdc_replay.replay.route.update_transformation import update_outcomes
 
@@ -46,7 +45,13 @@ _ARROW_TYPES: Final = {
 ROUTED_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in ROUTED.columns])
 """The columns of ROUTED in Arrow's types."""
 
-_I, _U, _D, _T = (ord(kind.value) for kind in ChangeKind)
+_ACTIONS: Final = (
+    PublishAction.INSERT,
+    PublishAction.UPDATE,
+    PublishAction.DELETE,
+    PublishAction.TRUNCATE,
+)
+_I, _U, _D = (ord(kind.value) for kind in (ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE))
 _NOTHING: Final = 0
 """The outcome of a change that the subscription does not see."""
 
@@ -160,7 +165,7 @@ class Router:
             sent = changes.rows.select(["new", "new_kinds"])
             values, kinds = (sent if len(rows) == len(changes.kinds) else take_rows(sent, rows)).columns
         else:
-            projected = tuples.new_rows(rows, routes, self.columns, wanted=has_row, fill=~stays_update)
+            projected = tuples.new_rows(rows, routes, self.columns, included=has_row, fill=~stays_update)
             values, kinds = projected.lists, projected.kind_texts
         if self.identity.has_leaf:
             tuples = tuples.with_leaves(self.leaves)
@@ -168,8 +173,8 @@ class Router:
             "target": pa.array(self.targets[routes], pa.int32()),
             "kind": _letters(outcomes),
             "transformed": pa.array(was_update & ~stays_update),
-            "search_key": tuples.rows_before(rows, routes, self.identity, wanted=finds).lists,
-            "new_key": tuples.new_rows(rows, routes, self.identity, wanted=has_row, fill=has_row).lists,
+            "search_key": tuples.rows_before(rows, routes, self.identity, included=finds).lists,
+            "new_key": tuples.new_rows(rows, routes, self.identity, included=has_row, fill=has_row).lists,
             "values": values,
             "kinds": kinds,
         }
@@ -184,9 +189,16 @@ class Router:
 
 
 def _published_kinds(route: Route) -> tuple[bool, ...]:
-    actions = route.published.actions
-    rows = (PublishAction.INSERT, PublishAction.UPDATE, PublishAction.DELETE)
-    return (*(action in actions for action in rows), truncate_is_sent(route.published))
+    """By kind of change, whether the route publishes it.
+
+    A TRUNCATE passes iff it is published for the relation and this is its own published relation (R2.13); row
+    filters do not matter (R3.12). The log names leaves and partitioned tables alike (R2.14), so one rule
+    serves both: a leaf that is published as an ancestor is never truncated alone; the ancestor is, if the
+    message names it.
+    """
+    published = route.published
+    insert, update, delete, truncate = (action in published.actions for action in _ACTIONS)
+    return insert, update, delete, truncate and published.table.id == published.leaf
 
 
 def _columns(route: Route) -> tuple[Positions, int]:

@@ -119,15 +119,15 @@ class Tuples:
         )
 
     def new_rows(
-        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, wanted: Bools, fill: Bools
+        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, included: Bools, fill: Bools
     ) -> ProjectedRows:
-        """The new rows of `rows` where they are `wanted`, each projected as its route says.
+        """The new rows of `rows` where they are `included`, each projected as its route says.
 
         Where `fill`, unsent values are taken from the old row (R4.4): the kind of a value that the old row
         has becomes `t`; that of a value that neither row has stays `u`.
         """
         starts = self.new_at[rows]
-        projected = ProjectedRows.project(self, starts, routes, projection, wanted & self.has_new[rows])
+        projected = ProjectedRows.project(self, starts, routes, projection, included & self.has_new[rows])
         if not self.has_unsent:
             return projected
         is_filled = (fill & self.has_old[rows])[projected.rows] & (projected.kinds == _UNSENT)
@@ -138,25 +138,25 @@ class Tuples:
         return dataclasses.replace(projected, indexes=indexes, kinds=kinds)
 
     def rows_before(
-        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, wanted: Bools
+        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, included: Bools
     ) -> ProjectedRows:
         """What a change finds its row by: the old row, the new one where no old row was sent (R1.6)."""
         starts = np.where(self.has_old, self.old_at, self.new_at)[rows]
         return ProjectedRows.project(
-            self, starts, routes, projection, wanted & (self.has_old | self.has_new)[rows]
+            self, starts, routes, projection, included & (self.has_old | self.has_new)[rows]
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectedRows:
-    """Lists of values: list `i` is elements `offsets[i]` to `offsets[i + 1]`, NULL unless `wanted[i]`.
+    """Lists of values: list `i` is elements `offsets[i]` to `offsets[i + 1]`, NULL unless `included[i]`.
 
     Per element, `rows` is the position of its list, `indexes` that of its value in `values`, below 0 for
     none.
     """
 
     values: pa.StringArray
-    wanted: Bools
+    included: Bools
     offsets: Int32s
     rows: Int64s
     indexes: Int64s
@@ -164,10 +164,10 @@ class ProjectedRows:
 
     @classmethod
     def project(
-        cls, tuples: Tuples, starts: Int64s, routes: Int64s, projection: ColumnProjection, wanted: Bools
+        cls, tuples: Tuples, starts: Int64s, routes: Int64s, projection: ColumnProjection, included: Bools
     ) -> Self:
         """The columns of `projection` from the tuples that start at `starts`."""
-        widths = np.where(wanted, projection.widths[routes], 0)
+        widths = np.where(included, projection.widths[routes], 0)
         offsets = offsets_from_lengths(widths)
         rows = np.repeat(np.arange(len(routes)), widths)
         within = np.arange(len(rows)) - offsets[:-1][rows]
@@ -177,18 +177,18 @@ class ProjectedRows:
         kinds = np.full(len(rows), _NOT_SENT, dtype=np.uint8)
         kinds[is_column] = tuples.kinds[indexes[is_column]]
         indexes = np.where(positions == LEAF, tuples.leaves_at + routes[rows], indexes)
-        return cls(tuples.values, wanted, offsets, rows, indexes, kinds)
+        return cls(tuples.values, included, offsets, rows, indexes, kinds)
 
     @property
     def lists(self) -> pa.ListArray:
         """The values."""
         values = self.values.take(pa.array(self.indexes, mask=self.indexes < 0))
-        return text_lists(self.offsets, values, self.wanted)
+        return text_lists(self.offsets, values, self.included)
 
     def columns(self, width: int) -> list[pa.StringArray]:
-        """The values as `width` columns, for wanted lists of that length; NULL for the others."""
-        indexes = np.full((len(self.wanted), width), MISSING)
-        indexes[self.wanted] = self.indexes.reshape(int(self.wanted.sum()), width)
+        """The values as `width` columns, for included lists of that length; NULL for the others."""
+        indexes = np.full((len(self.included), width), MISSING)
+        indexes[self.included] = self.indexes.reshape(int(self.included.sum()), width)
         return [
             self.values.take(pa.array(column, mask=column < 0)) for column in np.ascontiguousarray(indexes.T)
         ]
@@ -196,7 +196,7 @@ class ProjectedRows:
     @property
     def kind_texts(self) -> pa.StringArray:
         """Their kinds."""
-        return string_array(self.offsets, self.kinds, self.wanted)
+        return string_array(self.offsets, self.kinds, self.included)
 
 
 def _lengths(lists: pa.ListArray) -> Int64s:
