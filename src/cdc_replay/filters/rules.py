@@ -220,7 +220,7 @@ _PATTERN_PARTS: Final = re.compile(r"\\?.", re.DOTALL)
 
 # ---- operators and functions
 
-COMPARISONS: Final[Mapping[str, Compute]] = {
+_COMPARISONS: Final[Mapping[str, Compute]] = {
     "=": pc.equal,
     "<>": pc.not_equal,
     "<": pc.less,
@@ -277,29 +277,29 @@ _ORDERED_BY_SERVER: Final = {
 
 RULES: Final[Mapping[Signature, Rule]] = {
     **{
-        (symbol, *pair): Exact(COMPARISONS[symbol])
+        (symbol, *pair): Exact(_COMPARISONS[symbol])
         for pair in _ALWAYS_COMPARABLE
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "date", "timestamp"): Exact(
-            lambda left, right, compare=COMPARISONS[symbol]: compare(date_to_timestamp(left), right)
+            lambda left, right, compare=_COMPARISONS[symbol]: compare(date_to_timestamp(left), right)
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "timestamp", "date"): Exact(
-            lambda left, right, compare=COMPARISONS[symbol]: compare(left, date_to_timestamp(right))
+            lambda left, right, compare=_COMPARISONS[symbol]: compare(left, date_to_timestamp(right))
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
-        (symbol, kind, kind): Exact(COMPARISONS[symbol], _text_differs, _ONE_CONSTANT)
+        (symbol, kind, kind): Exact(_COMPARISONS[symbol], _text_differs, _ONE_CONSTANT)
         for kind in ("text", "bpchar")
         for symbol in _EQUALITY
     },
     **{
-        (symbol, kind, kind): Exact(COMPARISONS[symbol], text_order_differs, _BYTE_ORDER)
+        (symbol, kind, kind): Exact(_COMPARISONS[symbol], text_order_differs, _BYTE_ORDER)
         for kind in ("text", "bpchar")
         for symbol in _ORDER
     },

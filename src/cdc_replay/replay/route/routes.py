@@ -113,11 +113,11 @@ class VersionedRelation(NamedTuple):
     catalog: PublisherCatalog
 
 
-@dataclass(frozen=True, slots=True)
-class _PublishedVersion:
+class _PublishedVersion(NamedTuple):
     relation: Relation
     catalog_version: int
     published: PublishedRelation
+    columns: tuple[str, ...]
 
 
 NOT_RENAMED: Final[Mapping[RelationId, QualifiedName]] = MappingProxyType({})
@@ -147,28 +147,15 @@ def plan_routes(
         _subscribed_table(index, name, by_target[name], targets[name])
         for index, name in enumerate(sorted(by_target))
     )
-    planned = [(version, table) for table in tables for version in by_target[table.name]]
+    planned = [(table, version) for table in tables for version in by_target[table.name]]
     routes = tuple(
-        Route(
-            route_id,
-            version.relation,
-            version.catalog_version,
-            version.published,
-            table,
-            frozenset(_sent_columns(version)),
-        )
-        for route_id, (version, table) in enumerate(planned)
+        Route(route_id, relation, catalog_version, published, table, frozenset(columns))
+        for route_id, (table, (relation, catalog_version, published, columns)) in enumerate(planned)
     )
     unsubscribed = tuple(
-        Unrouted(
-            name,
-            version.relation,
-            version.catalog_version,
-            version.published.actions,
-            tuple(_sent_columns(version)),
-        )
+        Unrouted(name, relation, catalog_version, published.actions, columns)
         for name in sorted(by_name.keys() - by_target.keys())
-        for version in by_name[name]
+        for relation, catalog_version, published, columns in by_name[name]
     )
     return Routes(tables, routes, unsubscribed)
 
@@ -181,20 +168,21 @@ def _published_versions(
             continue
         published = resolve(catalog, publications, relation.id)
         if published is not None:
-            yield _PublishedVersion(relation, catalog_version, published)
+            columns = tuple(_sent_columns(relation, published))
+            yield _PublishedVersion(relation, catalog_version, published, columns)
 
 
-def _sent_columns(version: _PublishedVersion) -> Iterator[str]:
+def _sent_columns(relation: Relation, published: PublishedRelation) -> Iterator[str]:
     """The published columns that this relation version has, in the published relation's order.
 
     A column dropped since is no longer in the catalog. Without a column list it was sent nevertheless, as the
     definitions of that time say (R9.10).
     """
-    present = version.relation.column_names
-    yield from (column for column in version.published.columns if column in present)
-    cataloged = version.published.table.columns
+    present = relation.column_names
+    yield from (column for column in published.columns if column in present)
+    cataloged = published.table.columns
     live = {column.name for column in cataloged if column.generated is Generated.NO}
-    if live <= set(version.published.columns):
+    if live <= set(published.columns):
         names = {column.name for column in cataloged}
         yield from (column for column in present if column not in names)
 
@@ -204,7 +192,7 @@ def _subscribed_table(
 ) -> SubscribedTable:
     sent: dict[str, None] = {}
     for version in reversed(versions):
-        sent.update(dict.fromkeys(_sent_columns(version)))
+        sent.update(dict.fromkeys(version.columns))
     columns = tuple(sent)
     searching = [
         (version.relation, version.published.table)
