@@ -223,14 +223,12 @@ class _GroupRound:
         return cls(group, facts, assignment, fold_rules(group.routes.tables, facts, group.policy))
 
     def mapper(self, index: RouteIndex, first_part: int, groups: int) -> _GroupMapper:
-        """Its map side; `groups` is the number of groups in the job."""
         router = GroupRouter.from_routes(self.group.routes, self.group.origin, index)
         return _GroupMapper(
             router, ShuffleWriter(self.rules, self.facts, first_part, self.assignment, groups)
         )
 
     def defer(self, chunk_facts: ChunkFacts, facts: WindowFacts) -> _DeferredGroup:
-        """What the round has deferred, to be folded now that the window's moves are known."""
         return _DeferredGroup(chunk_facts, facts, self.rules, self.group.stagers)
 
 
@@ -260,7 +258,6 @@ class _MapTask:
     publisher_dsn: str
 
     def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The pieces (PIECES) of these tasks."""
         for batch in tasks:
             for task_id in batch.column("id").to_pylist():
                 yield from self._run_task(task_id)
@@ -324,12 +321,10 @@ class _DeferredFold:
         return cls(deferred, min(cores, -(-most // _ROWS_PER_SHARE)))
 
     def job(self, session: SparkSession) -> DataFrame:
-        """What is staged (`_RESULT`), by the groups' positions."""
         count = len(self.groups) * self.shares
         return session.range(0, count, numPartitions=count).mapInArrow(self.run, _RESULT_DDL)
 
     def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold and stage these shares."""
         for batch in tasks:
             for task_id in batch.column("id").to_pylist():
                 position, share = divmod(task_id, self.shares)
