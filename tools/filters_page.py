@@ -14,23 +14,20 @@ from cdc_replay.filters.sortable_forms import FORMS
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "filters.md"
 
 _INTRODUCTION: Final = """\
-# Row filters: in Spark or on the server
+# Row filters: in Arrow or on the server
 
-*This page is made from `src/cdc_replay/filters/rules.py` by `python tools/filters_page.py`.*
+*This page is generated from `src/cdc_replay/filters/rules.py` by `python tools/filters_page.py`.*
 
 A row filter is read as PostgreSQL stored it, with operators, functions, types and collations resolved.
-It is evaluated in Spark only if every part of it is exact there: in value, NULL, overflow, collation and
-error. Otherwise PostgreSQL evaluates the whole filter, over the rows of the window that it decides
-about, with one round trip per batch. No filter that PostgreSQL accepts is refused or approximated. `cdc-
-replay explain` says for each filter where it is evaluated and why.
-
-In Spark, the Python worker that has decoded the rows computes most filters itself, with Arrow's kernels.
-Those with LIKE, GREATEST, LEAST or floating-point numbers go through Spark SQL: they cost a second pass
-over the window.
+The Spark task that has decoded the rows evaluates it with Arrow's kernels if every part of it is exact
+there: in value, NULL, overflow, collation and error. Otherwise PostgreSQL evaluates the whole filter, over
+the rows of the window that it decides about, with one round trip per batch. No filter that PostgreSQL
+accepts is refused or approximated. `cdc-replay explain` shows for each filter where it is evaluated and
+why.
 """
 
 _REST: Final = f"""\
-For everything else there is no rule, and what has none goes to PostgreSQL ("{UNKNOWN.because}"):
+Everything else has no rule and is evaluated by PostgreSQL ("{UNKNOWN.because}"):
 """
 
 
@@ -41,30 +38,30 @@ def render() -> str:
     types = ", ".join(f"`{Type(oid).sql_name}`" for oid in FORMS)
     parts = [
         _INTRODUCTION,
-        "## Exact in Spark\n",
+        "## Exact in Arrow\n",
         f"Columns and constants of the types {types}.\n",
         _table(("expression", "when"), ((f"`{name}`", when) for name, when in STRUCTURE.items())),
-        _table(("operation", "types", "when"), _group(exact)),
+        _table(("operation", "types", "when"), _grouped(exact)),
         "## Evaluated by PostgreSQL\n",
-        _table(("operation", "types", "because"), _group(server)),
+        _table(("operation", "types", "because"), _grouped(server)),
         _REST,
         _table(("expression", "because"), ((name, because) for name, because in WITHOUT_A_RULE.items())),
     ]
     return "\n".join(parts)
 
 
-def _group(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str, str, str]]:
-    """Rows of (operations, argument types, remark); rules with the same types and remark share a row."""
+def _grouped(rules: Mapping[Signature, Exact | OnServer]) -> Iterator[tuple[str, str, str]]:
+    """Rows of (operations, argument types, text), those with the same types and text in one row."""
     arguments: dict[tuple[str, str], list[str]] = {}
     for signature, rule in rules.items():
-        remark = (rule.remark or "always") if isinstance(rule, Exact) else rule.because
+        text = (rule.remark or "always") if isinstance(rule, Exact) else rule.because
         operation, types = _describe(signature)
-        arguments.setdefault((operation, remark), []).append(types)
+        arguments.setdefault((operation, text), []).append(types)
     operations: dict[tuple[str, str], list[str]] = {}
-    for (operation, remark), types_list in arguments.items():
-        operations.setdefault(("; ".join(types_list), remark), []).append(operation)
-    for (types, remark), names in operations.items():
-        yield " ".join(names), types, remark
+    for (operation, text), types_list in arguments.items():
+        operations.setdefault(("; ".join(types_list), text), []).append(operation)
+    for (types, text), names in operations.items():
+        yield " ".join(names), types, text
 
 
 def _describe(signature: Signature) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Rows per second of a row filter in Spark and on the server.
+"""Rows per second of a row filter in Arrow and on the server.
 
     make env && PYTHONPATH=tools:tests .venv/bin/python -m benchmarks.filters [--rows N]
 
@@ -14,16 +14,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.arrow_eval import evaluate_filter
+from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter
 from cdc_replay.filters.server_eval import ServerCheck
-from cdc_replay.filters.spark_eval import filter_column
 from cdc_replay.spark.session import spark_session
 from embedded.java import spark_environment
 from embedded.postgres import Cluster
@@ -32,7 +34,7 @@ from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 NAMES: Final = ("id", "status", "amount", "note", "at")
 TABLE: Final = (
@@ -75,15 +77,21 @@ def seconds(run: Callable[[], object]) -> float:
     return min(found)
 
 
-def in_spark(frame: DataFrame, compiled: SparkFilter) -> int:
-    def value_of(name: str) -> Column:
-        return F.col("new")[NAMES.index(name)]
+def in_arrow(frame: DataFrame, compiled: ArrowFilter) -> int:
+    def passing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            texts = {
+                column.attnum: pc.list_element(batch["new"], NAMES.index(column.name))
+                for column in compiled.columns
+            }
+            passes = evaluate_filter(compiled.expression, texts, batch.num_rows)
+            yield pa.RecordBatch.from_pydict({"passes": passes})
 
-    return int(frame.select(F.count_if(filter_column(compiled, value_of))).collect()[0][0])
+    return int(frame.mapInArrow(passing, "passes boolean").select(F.count_if("passes")).collect()[0][0])
 
 
 def on_server(frame: DataFrame, compiled: ServerFilter, dsn: str) -> int:
-    check = ServerCheck.of(compiled, NAMES, number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, NAMES, check_id=0, routes=[0])
     answered = evaluate_on_server(frame, [check], dsn, rows={"old": "old_verdicts", "new": "new_verdicts"})
     return int(answered.select(F.count_if(F.col("new_verdicts")[0])).collect()[0][0])
 
@@ -106,11 +114,11 @@ def measure(rows: int, database: Database) -> None:
     say(f"{rows} rows; reading the frame {read:.2f} s, through Python and back {python:.2f} s")
     for (name, text), stored in zip(FILTERS.items(), filtered.store(list(FILTERS.values())), strict=True):
         compiled = compile_filter(stored, table)
-        assert isinstance(compiled, SparkFilter)
+        assert isinstance(compiled, ArrowFilter)
         server = ServerFilter((stored,), compiled.columns, "measured", table.name)
-        here, there = partial(in_spark, frame, compiled), partial(on_server, frame, server, database.dsn)
+        here, there = partial(in_arrow, frame, compiled), partial(on_server, frame, server, database.dsn)
         assert here() == there()
-        speeds = f"Spark {rows / seconds(here):10,.0f} rows/s, server {rows / seconds(there):10,.0f} rows/s"
+        speeds = f"Arrow {rows / seconds(here):10,.0f} rows/s, server {rows / seconds(there):10,.0f} rows/s"
         say(f"{name:10} {speeds}   {text}")
 
 

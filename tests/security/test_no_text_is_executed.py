@@ -185,7 +185,7 @@ class FilterQuestion:
         columns = [column for column in self.table.columns if column.name in self.available_columns]
         if not isinstance(compiled, ServerFilter):
             compiled = ServerFilter((self.row_filter,), tuple(columns), "asked for", self.table.name)
-        check = ServerCheck.of(compiled, self.available_columns, number=0, routes=[0])
+        check = ServerCheck.from_filter(compiled, self.available_columns, check_id=0, routes=[0])
         values = [pa.nulls(1, pa.int64())]
         values += [pa.array(["ours"]) for column, _ in check.columns if column.generated is Generated.NO]
         with contextlib.closing(FilterSession(self.database.dsn)) as session:

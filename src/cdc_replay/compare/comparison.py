@@ -34,7 +34,7 @@ from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, TableSid
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.failpoints import failpoint
-from cdc_replay.filters.printed import printed_filters
+from cdc_replay.filters.printed import print_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
@@ -239,7 +239,7 @@ def _sides(
     columns: tuple[str, ...],
 ) -> tuple[TableSide, TableSide]:
     converted = digest.conversions(synced.table, target, columns, database_time_zone(fence.subscriber))
-    passes = printed_filters(fence.publisher, synced.table, synced.filters)
+    passes = print_filters(fence.publisher, synced.table, synced.filters)
     publisher_query = digest.publisher_rows(synced.table, columns, passes, converted)
     # The filter may read published columns that are not compared.
     subscriber_query = digest.subscriber_rows(

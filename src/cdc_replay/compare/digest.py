@@ -29,7 +29,7 @@ import psycopg
 from psycopg import sql
 
 from cdc_replay.filters.names import NotPrintableError
-from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.filters.printed import print_for_subscriber
 from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
@@ -228,7 +228,7 @@ def subscriber_filter_condition(
     if synced.filters is None:
         return None, None
     try:
-        passes = printed_for_subscriber(side.connection, publisher, synced.table, synced.filters)
+        passes = print_for_subscriber(side.connection, publisher, synced.table, synced.filters)
     except NotPrintableError as error:
         return None, str(error)
     # The server itself checks that it has the columns, and operators for their types.

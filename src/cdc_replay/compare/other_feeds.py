@@ -32,9 +32,9 @@ from psycopg import sql
 from cdc_replay.catalog.history import CatalogHistory
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.errors import PublicationRefused, ReconcileRefused
-from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.compile import ArrowFilter, compile_filter
 from cdc_replay.filters.names import NotPrintableError
-from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.filters.printed import print_for_subscriber
 from cdc_replay.model.lsn import Window
 from cdc_replay.model.publication import PublisherCatalog, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
@@ -246,7 +246,7 @@ class _OtherFeed:
     def _condition(self, synced: SyncedTable, row_filter: RowFilter) -> sql.Composed:
         """The filter as a condition that the subscriber evaluates like the publisher."""
         compiled = compile_filter(row_filter, synced.table)
-        if not isinstance(compiled, SparkFilter):
+        if not isinstance(compiled, ArrowFilter):
             raise _UnknownRowsError(f"and the subscriber cannot evaluate its row filter: {compiled.because}")
         present = self.log_state.catalog.tables.get(synced.table.id)
         # By attribute number: a column may have been renamed.
@@ -261,7 +261,7 @@ class _OtherFeed:
                 )
         by_present_names = dataclasses.replace(synced.table, columns=present.columns if present else ())
         try:
-            passes = printed_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
+            passes = print_for_subscriber(self.session.connection, None, by_present_names, [row_filter])
         except NotPrintableError as error:
             raise _UnknownRowsError(f"and the subscriber cannot evaluate its row filter: {error}") from error
         return sql.SQL("({} is true)").format(passes)

@@ -18,7 +18,7 @@ from cdc_replay.compare import digest
 from cdc_replay.compare.buckets import Buckets
 from cdc_replay.compare.digest import TableSide
 from cdc_replay.errors import CdcReplayError, InvalidFilter
-from cdc_replay.filters.printed import printed_filters
+from cdc_replay.filters.printed import print_filters
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import CopyCounts, CopyTarget, copy_across
@@ -62,7 +62,7 @@ class TablePair:
             InvalidFilter: if a row filter cannot be read.
         """
         key = digest.common_key(synced.table, target, synced.columns)
-        passes = printed_filters(publisher, synced.table, synced.filters)
+        passes = print_filters(publisher, synced.table, synced.filters)
         pair = cls(synced, target, key, database_time_zone(subscriber), passes)
         outside, _ = digest.subscriber_filter_condition(
             pair.subscriber(subscriber, session), publisher, synced

@@ -1,1 +1,1 @@
-"""Row filters, exactly: in Spark where that gives PostgreSQL's answer, else by PostgreSQL."""
+"""Row filters, exactly: in Arrow where that gives PostgreSQL's answer, else by PostgreSQL."""

@@ -1,20 +1,18 @@
-"""An exact filter → Arrow's kernels, over the values that a worker has decoded anyway.
+"""Evaluates an exact filter with Arrow's kernels, over the values that a worker has decoded.
 
-The same rules as for Spark's columns (`rules`), without the way of the rows into the JVM and back. What some
-rule or form of the filter has for Spark only is left to Spark: `is_computable` says so.
+The result is three-valued: TRUE, FALSE or NULL, as in PostgreSQL.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_replay.filters import rules
-from cdc_replay.filters import sortable_forms as values
 from cdc_replay.filters.expression import (
     Array,
     ArrayComparison,
@@ -27,6 +25,7 @@ from cdc_replay.filters.expression import (
     Constant,
     Distinct,
     Expression,
+    Extreme,
     Function,
     NullIf,
     NullTest,
@@ -36,55 +35,68 @@ from cdc_replay.filters.expression import (
     TruthTest,
     children,
 )
-
-Datum: TypeAlias = pa.Array | pa.Scalar
-
-
-def is_computable(expression: Expression) -> bool:
-    """Whether Arrow has all that an exact filter needs."""
-    if isinstance(expression, NullTest) and isinstance(expression.argument, Column):
-        return True
-    return _kernel(expression) is not None and all(map(is_computable, children(expression)))
+from cdc_replay.filters.sortable_forms import FORMS, Datum, Plain
 
 
-def filter_answers(expression: Expression, texts: Mapping[int, pa.StringArray], rows: int) -> pa.BooleanArray:
-    """The answers of a filter that is computable to so many rows: TRUE, FALSE or NULL (R3.1).
+def evaluate_filter(
+    expression: Expression, texts: Mapping[int, pa.StringArray], row_count: int
+) -> pa.BooleanArray:
+    """The answers of an exact filter to `row_count` rows: TRUE, FALSE or NULL (R3.1).
 
     `texts` has PostgreSQL's text of each column that the filter reads, by attribute number, NULL for NULL.
+
+    Raises:
+        pa.ArrowInvalid: if a text is not one of its column's type.
     """
-    found = _Computer(texts).compute(expression)
-    return pa.repeat(found, rows) if isinstance(found, pa.Scalar) else found
+    result = _compute(expression, texts)
+    return pa.repeat(result, row_count) if isinstance(result, pa.Scalar) else result
 
 
-def _kernel(expression: Expression) -> Callable[..., Datum] | None:
-    """What computes the expression from its arguments, if Arrow can."""
+def _compute(expression: Expression, texts: Mapping[int, pa.StringArray]) -> Datum:
     match expression:
-        case Column() | Constant() | Relabel() | Collate():
-            return _value_kernel(expression)
-        case Function(function):
-            return _compute(rules.function_rule(function))
-        case Operator(oid) | Distinct(oid) | NullIf(oid) | ArrayComparison(oid, array=Array()):
-            return _compute(rules.operator_rule(oid))
-        case NullTest() | TruthTest() | Bool() | Coalesce() | Case():
-            return _logic_kernel(expression)
-        case _:
-            return None
-
-
-def _value_kernel(expression: Column | Constant | Relabel | Collate) -> Callable[..., Datum] | None:
-    match expression:
-        case Column(type_oid=type_oid):
-            return values.FORMS[type_oid].of_array
+        case Column(attnum=attnum, type_oid=type_oid):
+            return FORMS[type_oid].from_texts(texts[attnum])
         case Constant(type_oid, value):
-            form = values.FORMS.get(type_oid)
-            return None if form is None else functools.partial(_scalar, form, value)
+            return _constant(type_oid, value)
+        case NullTest(Column(attnum=attnum)):
+            # The text is NULL iff the value is, whatever its type.
+            arguments = [texts[attnum]]
+        case _:
+            arguments = [_compute(child, texts) for child in children(expression)]
+    return _kernel(expression)(*arguments)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _constant(type_oid: int, value: Plain | None) -> pa.Scalar:
+    return FORMS[type_oid].constant(value)
+
+
+def _kernel(expression: Expression) -> Callable[..., Datum]:
+    """The function that computes the expression from its arguments."""
+    match expression:
         case Relabel(source_type=source, type_oid=target):
             return rules.RELABELS[source, target].compute
-        case Collate():
-            return rules.same_array
+        case Function(function):
+            return _exact(rules.function_rule(function))
+        case Operator(oid) | Distinct(oid) | NullIf(oid) | ArrayComparison(oid, array=Array()):
+            return _operator_kernel(expression, _exact(rules.operator_rule(oid)))
+        case _:
+            return _logic_kernel(expression)
 
 
-def _logic_kernel(expression: NullTest | TruthTest | Bool | Coalesce | Case) -> Callable[..., Datum]:
+def _operator_kernel(expression: Expression, operator: rules.Compute) -> Callable[..., Datum]:
+    match expression:
+        case Distinct():
+            return functools.partial(_distinct, operator)
+        case NullIf():
+            return functools.partial(_null_if, operator)
+        case ArrayComparison(is_any=is_any):
+            return functools.partial(_compare_elements, operator, is_any)
+        case _:
+            return operator
+
+
+def _logic_kernel(expression: Expression) -> Callable[..., Datum]:
     kernel: Callable[..., Datum]
     match expression:
         case NullTest(negated=negated):
@@ -96,53 +108,36 @@ def _logic_kernel(expression: NullTest | TruthTest | Bool | Coalesce | Case) -> 
         case Coalesce():
             kernel = pc.coalesce
         case Case():
-            kernel = _choice
+            kernel = _choose
+        case Extreme(is_greatest=is_greatest):
+            kernel = functools.partial(_extreme, pc.greater if is_greatest else pc.less)
+        case Collate():
+            kernel = rules.keep_form
+        case _:
+            raise TypeError(expression)
     return kernel
 
 
-def _compute(rule: rules.Rule) -> rules.Compute | None:
-    return rule.compute if isinstance(rule, rules.Exact) else None
+def _exact(rule: rules.Rule) -> rules.Compute:
+    if not isinstance(rule, rules.Exact):
+        raise TypeError(rule)
+    return rule.compute
 
 
-class _Computer:
-    """The filter as Arrow computes it, three-valued."""
-
-    def __init__(self, texts: Mapping[int, pa.StringArray]) -> None:
-        self._texts = texts
-
-    def compute(self, expression: Expression) -> Datum:
-        kernel = _kernel(expression)
-        if kernel is None:
-            raise TypeError(expression)
-        match expression:
-            case Column(attnum=attnum):
-                arguments = [self._texts[attnum]]
-            case NullTest(Column(attnum=attnum)):
-                # The text is NULL iff the value is, whatever its type.
-                arguments = [self._texts[attnum]]
-            case _:
-                arguments = [self.compute(each) for each in children(expression)]
-        match expression:
-            case Distinct():
-                return _distinct(kernel, *arguments)
-            case NullIf():
-                return _null_if(kernel, *arguments)
-            case ArrayComparison(is_any=is_any):
-                return _compared_with_each(kernel, is_any, *arguments)
-            case _:
-                return kernel(*arguments)
+def _choose(*arguments: Datum) -> Datum:
+    """CASE: condition and result of each branch in turn, then the ELSE."""
+    *branches, result = arguments
+    for condition, branch_result in reversed(list(zip(branches[::2], branches[1::2], strict=True))):
+        result = pc.if_else(_is_true(condition), branch_result, result)
+    return result
 
 
-def _scalar(form: values.Form, value: values.Plain | None) -> pa.Scalar:
-    return pa.scalar(None if value is None else form.of_constant(value), form.arrow_type)
-
-
-def _choice(*arguments: Datum) -> Datum:
-    """CASE: condition and result of each branch, one after the other, then what is otherwise."""
-    *branches, found = arguments
-    for condition, result in reversed(list(zip(branches[::2], branches[1::2], strict=True))):
-        found = pc.if_else(_is_true(condition), result, found)
-    return found
+def _extreme(is_better: Callable[..., Datum], *arguments: Datum) -> Datum:
+    """GREATEST and LEAST, which skip NULLs; equal values have one form, so that either may be taken."""
+    return functools.reduce(
+        lambda best, value: pc.coalesce(pc.if_else(is_better(value, best), value, best), best, value),
+        arguments,
+    )
 
 
 def _distinct(equal: Callable[..., Datum], left: Datum, right: Datum) -> Datum:
@@ -154,10 +149,10 @@ def _null_if(equal: Callable[..., Datum], left: Datum, right: Datum) -> Datum:
     return pc.if_else(_is_true(equal(left, right)), pa.scalar(None, left.type), left)
 
 
-def _compared_with_each(compare: Callable[..., Datum], is_any: bool, left: Datum, *elements: Datum) -> Datum:
-    """ANY is an OR and ALL an AND of the comparisons with the elements; without any, even for NULL."""
+def _compare_elements(compare: Callable[..., Datum], is_any: bool, left: Datum, *elements: Datum) -> Datum:
+    """ANY is an OR and ALL an AND of the comparisons; without elements FALSE and TRUE, also for NULL."""
     combine = pc.or_kleene if is_any else pc.and_kleene
-    return functools.reduce(combine, (compare(left, each) for each in elements), pa.scalar(not is_any))
+    return functools.reduce(combine, (compare(left, element) for element in elements), pa.scalar(not is_any))
 
 
 def _is_true(value: Datum) -> Datum:

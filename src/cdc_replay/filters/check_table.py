@@ -1,14 +1,13 @@
-"""The temporary table in which a server evaluates filters: what is executed for one question.
+"""The temporary table in which a server evaluates filters: the statements for one question.
 
-Its columns are those that the filters read, and what their generated columns are computed from. They have
-the published columns' types and collations, as the trees name them, but no lengths, which stored values have
-passed, and no domains, whose checks would be code of their owners.
+Its columns are those that the filters read, and the sources of their generated columns. They have the types
+and collations that the trees name, but no lengths, which stored values satisfy, and no domains, whose checks
+would run code of their owners.
 
-Before the table there is another one, for a moment, without generated columns and without rows: the filters
-and generation expressions are its constraints. What the server has stored of them must mean what the
-published trees mean (`confirmed`). Nothing is planned for constraints. For a generated column it is, and
-planning computes what is constant: were a cast of a user's type understood as another one, its function
-would run.
+Before that, a probe table without generated columns and rows has the filters and generation expressions as
+its constraints: their stored trees must mean what the published trees mean (`confirmed`). PostgreSQL plans
+nothing for constraints. For generated columns it does, and planning evaluates constants: a misread cast of a
+user's type would run its function.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.confirmed import mean_the_same
 from cdc_replay.filters.names import Names, NotPrintableError
 from cdc_replay.filters.node_text import Node, read_node
-from cdc_replay.filters.printed import any_of, printed, printed_filter, refused_filter
+from cdc_replay.filters.printed import any_of, print_expression, print_filter, unprintable_filter
 from cdc_replay.model.publication import Generated, RowFilter, TableColumn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
@@ -46,12 +45,12 @@ _TREE_OF_SERVER: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether one of some filters of a published table is true, of rows that have `columns`.
+    """Whether any of `filters` of a published table is true, for rows that have `columns`.
 
-    `number` tells the questions of one session apart.
+    `check_id` is unique in a session.
     """
 
-    number: int
+    check_id: int
     filters: tuple[RowFilter, ...]
     columns: tuple[TableColumn, ...]
     table: QualifiedName
@@ -59,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class CheckTable:
-    """The statements of a question, and which trees they must come to."""
+    """The statements of a question, and the trees that they must result in."""
 
     question: Question
     _probe: sql.Composed
@@ -72,13 +71,13 @@ class CheckTable:
     _computed: Mapping[int, Node]
 
     @classmethod
-    def of(cls, question: Question, connection: Connection) -> Self:
+    def for_question(cls, question: Question, connection: Connection) -> Self:
         """The table for a question to the server of `connection`.
 
         Raises:
             InvalidFilter: if a filter or a generated column cannot be written.
         """
-        filters = tuple(read_node(each.node_tree) for each in question.filters)
+        filters = tuple(read_node(row_filter.node_tree) for row_filter in question.filters)
         computed = {
             column.attnum: _generation_tree(column, question.table, connection)
             for column in question.columns
@@ -86,17 +85,17 @@ class CheckTable:
         }
         names = Names.read(connection, (*filters, *computed.values()))
         conditions = [
-            printed_filter(tree, each, question.columns, question.table, names)
-            for tree, each in zip(filters, question.filters, strict=True)
+            print_filter(tree, row_filter, question.columns, question.table, names)
+            for tree, row_filter in zip(filters, question.filters, strict=True)
         ]
         row = sql.Identifier(_unused_name(question.columns))
         columns = tuple(_columns(question, names, (*filters, *computed.values()), computed))
-        sent = [sql.Identifier(each.name) for each in question.columns if each.attnum not in computed]
-        probed = (*conditions, *(each.expression for each in columns if each.expression is not None))
+        sent = [sql.Identifier(column.name) for column in question.columns if column.attnum not in computed]
+        probed = (*conditions, *(column.expression for column in columns if column.expression is not None))
         return cls(
             question,
-            _created(_probe(question), row, [each.plain for each in columns], probed),
-            _created(_table(question), row, [each.definition for each in columns]),
+            _create_statement(_probe(question), row, [column.plain for column in columns], probed),
+            _create_statement(_table(question), row, [column.definition for column in columns]),
             empty=sql.SQL("truncate {}").format(_name(_table(question))),
             fill=sql.SQL("copy {} ({}) from stdin (format csv)").format(
                 _name(_table(question)), sql.SQL(", ").join([row, *sent])
@@ -112,10 +111,10 @@ class CheckTable:
         )
 
     def create(self, connection: Connection) -> None:
-        """Make the table, in a transaction of the caller.
+        """Create the table, in the caller's transaction.
 
         Raises:
-            InvalidFilter: if the server understands something else than was published.
+            InvalidFilter: if the server reads an expression differently than it was published.
         """
         connection.execute(self._probe)
         self._confirm(connection)
@@ -126,28 +125,30 @@ class CheckTable:
         question = self.question
         stored = connection.execute(_STORED, (f"pg_temp.{_probe(question)}",)).fetchall()
         # Constraints are IS NULL of each expression.
-        made = {name: read_node(tree).node("arg") for name, tree in stored}
-        # The first column of the table is the number of the row.
-        attnums = {place: column.attnum for place, column in enumerate(question.columns, start=2)}
-        for number, (tree, row_filter) in enumerate(zip(self._filters, question.filters, strict=True)):
-            if not mean_the_same(tree, made[_constraint(number)], attnums, self._names):
-                raise refused_filter(question.table, row_filter, _NOT_THE_SAME)
-        columns = [each for each in question.columns if each.attnum in self._computed]
-        for number, column in enumerate(columns, start=len(self._filters)):
+        rebuilt = {name: read_node(tree).node("arg") for name, tree in stored}
+        # The first column of the table is the row's ordinal.
+        attnums = {attnum: column.attnum for attnum, column in enumerate(question.columns, start=2)}
+        for position, (tree, row_filter) in enumerate(zip(self._filters, question.filters, strict=True)):
+            if not mean_the_same(tree, rebuilt[_constraint(position)], attnums, self._names):
+                raise unprintable_filter(question.table, row_filter, _NOT_THE_SAME)
+        columns = [column for column in question.columns if column.attnum in self._computed]
+        for position, column in enumerate(columns, start=len(self._filters)):
             tree = self._computed[column.attnum]
-            if not mean_the_same(tree, made[_constraint(number)], attnums, self._names):
-                raise _not_computed(column, question.table, _NOT_THE_SAME)
+            if not mean_the_same(tree, rebuilt[_constraint(position)], attnums, self._names):
+                raise _not_computable(column, question.table, _NOT_THE_SAME)
 
 
 _NOT_THE_SAME: Final = "its text and its tree are not the same"
 
 
-def _created(
+def _create_statement(
     table: str, row: sql.Identifier, columns: Iterable[sql.Composed], probed: Iterable[sql.Composable] = ()
 ) -> sql.Composed:
     constraints = (
-        sql.SQL("constraint {} check (({}) is null)").format(sql.Identifier(_constraint(number)), expression)
-        for number, expression in enumerate(probed)
+        sql.SQL("constraint {} check (({}) is null)").format(
+            sql.Identifier(_constraint(position)), expression
+        )
+        for position, expression in enumerate(probed)
     )
     definitions = [sql.SQL("{} bigint").format(row), *columns, *constraints]
     return sql.SQL("create temporary table {} ({})").format(
@@ -156,19 +157,19 @@ def _created(
 
 
 def _table(question: Question) -> str:
-    return f"cdc_replay_check_{question.number}"
+    return f"cdc_replay_check_{question.check_id}"
 
 
 def _probe(question: Question) -> str:
-    return f"cdc_replay_probe_{question.number}"
+    return f"cdc_replay_probe_{question.check_id}"
 
 
 def _name(table: str) -> sql.Identifier:
     return sql.Identifier("pg_temp", table)
 
 
-def _constraint(number: int) -> str:
-    return f"cdc_replay_{number}"
+def _constraint(position: int) -> str:
+    return f"cdc_replay_{position}"
 
 
 def _unused_name(columns: Sequence[TableColumn]) -> str:
@@ -180,7 +181,7 @@ def _unused_name(columns: Sequence[TableColumn]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column as it is defined without an expression, and its expression."""
+    """A column's definition without its expression, and the expression."""
 
     plain: sql.Composed
     kind: Generated
@@ -188,7 +189,7 @@ class _Column:
 
     @property
     def definition(self) -> sql.Composed:
-        """With its expression."""
+        """The definition with the expression."""
         if self.expression is None:
             return self.plain
         kind = sql.SQL("virtual" if self.kind is Generated.VIRTUAL else "stored")
@@ -198,15 +199,15 @@ class _Column:
 def _columns(
     question: Question, names: Names, trees: Iterable[Node], computed: Mapping[int, Node]
 ) -> Iterator[_Column]:
-    read = {each.number("varattno"): each for tree in trees for each in tree.walk() if each.name == "VAR"}
+    read = {node.integer("varattno"): node for tree in trees for node in tree.walk() if node.name == "VAR"}
     for column in question.columns:
         tree = computed.get(column.attnum)
         try:
             plain = [sql.Identifier(column.name), *_type_and_collation(read.get(column.attnum), names)]
             text = column.generation_sql or ""
-            expression = None if tree is None else printed(tree, text, question.columns, names)
+            expression = None if tree is None else print_expression(tree, text, question.columns, names)
         except NotPrintableError as error:
-            raise _not_computed(column, question.table, str(error)) from error
+            raise _not_computable(column, question.table, str(error)) from error
         yield _Column(sql.SQL(" ").join(plain), column.generated, expression)
 
 
@@ -214,28 +215,28 @@ def _type_and_collation(variable: Node | None, names: Names) -> Iterator[sql.Com
     if variable is None:
         yield _NOTHING_READS_IT
         return
-    yield names.type(variable.number("vartype"))
-    if collation := variable.number("varcollid"):
+    yield names.type(variable.integer("vartype"))
+    if collation := variable.integer("varcollid"):
         yield sql.SQL("collate {}").format(names.collation(collation))
 
 
 def _generation_tree(column: TableColumn, table: QualifiedName, connection: Connection) -> Node:
-    """The column's tree; that of the server where the catalog was recorded without, if it prints the same.
+    """The column's tree; if the catalog was recorded without it, the server's, provided it prints the same.
 
     Raises:
         InvalidFilter: if there is none.
     """
     if column.generation_tree is not None:
         return read_node(column.generation_tree)
-    place = (table.schema, table.name, column.name, column.generation_sql)
-    for (tree,) in connection.execute(_TREE_OF_SERVER, place):
+    key = (table.schema, table.name, column.name, column.generation_sql)
+    for (tree,) in connection.execute(_TREE_OF_SERVER, key):
         return read_node(tree)
-    raise _not_computed(
+    raise _not_computable(
         column, table, "the change log does not have its expression, and the publisher another"
     )
 
 
-def _not_computed(column: TableColumn, table: QualifiedName, reason: str) -> InvalidFilter:
+def _not_computable(column: TableColumn, table: QualifiedName, reason: str) -> InvalidFilter:
     expression = f" It is generated as {column.generation_sql}." if column.generation_sql else ""
     return InvalidFilter(
         f'cannot evaluate a row filter that reads column "{column.name}" of table "{table}": {reason}',

@@ -1,10 +1,10 @@
-"""A stored row filter → where it is evaluated: in Spark where that is exact, else by PostgreSQL.
+"""A stored row filter → where it is evaluated: in Arrow where that is exact, else by PostgreSQL.
 
-| the filter                   | becomes                                                             |
-|------------------------------|---------------------------------------------------------------------|
-| every part has an exact rule | `SparkFilter`: the expression                                       |
-| some part has none           | `ServerFilter`: the columns that it needs, and the reason           |
-| reads a generated column     | `ServerFilter`: the wire omits it, so it is generated again (R3.13) |
+| the filter                   | becomes                                                                  |
+|------------------------------|--------------------------------------------------------------------------|
+| every part has an exact rule | `ArrowFilter`: the expression                                            |
+| some part has none           | `ServerFilter`: the columns that it needs, and the reason                |
+| reads a generated column     | `ServerFilter`: the value is not sent, so PostgreSQL computes it (R3.13) |
 
 No filter that PostgreSQL has stored is refused (R5.2), and none is approximated.
 """
@@ -36,8 +36,11 @@ from cdc_replay.model.relation import QualifiedName
 
 
 @dataclass(frozen=True, slots=True)
-class SparkFilter:
-    """Spark answers as PostgreSQL does; `columns` are those that the expression reads, by attnum."""
+class ArrowFilter:
+    """Arrow answers as PostgreSQL does, from column values alone.
+
+    `columns` are those that the expression reads, by attnum.
+    """
 
     expression: Expression
     columns: tuple[TableColumn, ...]
@@ -48,11 +51,10 @@ class ServerFilter:
     """PostgreSQL evaluates the OR of `filters` over `columns`; `because` says why.
 
     `columns` are in the order of their attribute numbers and hold, with each generated column, every column
-    that its generation expression may read. `key` are the columns by which a row is named that makes one of
-    the filters fail.
+    that its generation expression may read. `key` names the columns by which an error identifies its row.
 
-    `only_in_key` are generated columns that stand in the replica identity without the columns behind them: an
-    old row has their value, but unless it is sent (R6.9), nothing to compute it from.
+    `only_in_key` are generated columns of the replica identity whose source columns are not in it. Unless
+    such a value is sent (R6.9), an old row has nothing to compute it from.
     """
 
     filters: tuple[RowFilter, ...]
@@ -63,7 +65,7 @@ class ServerFilter:
     only_in_key: tuple[str, ...] = ()
 
 
-CompiledFilter: TypeAlias = SparkFilter | ServerFilter
+CompiledFilter: TypeAlias = ArrowFilter | ServerFilter
 
 
 def compile_filter(row_filter: RowFilter, table: Table) -> CompiledFilter:
@@ -85,12 +87,12 @@ def compile_or(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter
     Raises:
         InvalidFilter: as `compile_filter`.
     """
-    expressions = tuple(parse(each.node_tree) for each in row_filters)
+    expressions = tuple(parse(row_filter.node_tree) for row_filter in row_filters)
     expression = expressions[0] if len(expressions) == 1 else Bool(BoolOp.OR, expressions)
     columns = _columns_read(expression, table)
-    because = _reason(expression, columns, shown(row_filters))
+    because = _reason(expression, columns, filters_sql(row_filters))
     if because is None:
-        return SparkFilter(fold_constants(expression), columns)
+        return ArrowFilter(fold_constants(expression), columns)
     return ServerFilter(
         filters=tuple(row_filters),
         columns=_with_generation(columns, table),
@@ -105,15 +107,15 @@ def compile_or(row_filters: Sequence[RowFilter], table: Table) -> CompiledFilter
     )
 
 
-def shown(row_filters: Iterable[RowFilter]) -> str:
-    """The OR of filters, for people."""
-    return " or ".join(f"({each.sql})" for each in row_filters)
+def filters_sql(row_filters: Iterable[RowFilter]) -> str:
+    """The OR of filters, as SQL for messages."""
+    return " or ".join(f"({row_filter.sql})" for row_filter in row_filters)
 
 
 def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ...]:
-    wanted = attnums_read(expression)
-    columns = tuple(column for column in table.columns if column.attnum in wanted)
-    if missing := sorted(wanted - {column.attnum for column in columns}):
+    attnums = attnums_read(expression)
+    columns = tuple(column for column in table.columns if column.attnum in attnums)
+    if missing := sorted(attnums - {column.attnum for column in columns}):
         numbers = ", ".join(str(number) for number in missing)
         raise InvalidFilter(
             f'row filter of table "{table.name}" reads columns that the table does not have',
@@ -134,7 +136,7 @@ def _reason(stored: Expression, columns: tuple[TableColumn, ...], printed: str) 
 
 
 def _written_constants(expression: Expression) -> Iterator[Constant]:
-    """The constants that are printed as they are stored: not the length of a char(5)."""
+    """The constants that are printed as they are stored; the length of a char(5) is not."""
     if isinstance(expression, Constant):
         yield expression
     is_cast = isinstance(expression, Function) and expression.function in LENGTH_CASTS
@@ -144,19 +146,19 @@ def _written_constants(expression: Expression) -> Iterator[Constant]:
 
 def _with_generation(columns: tuple[TableColumn, ...], table: Table) -> tuple[TableColumn, ...]:
     """The columns, and those that the generation expressions of the generated ones read."""
-    wanted = {column.name for column in columns}.union(*(_sources(column, table) for column in columns))
-    return tuple(column for column in table.columns if column.name in wanted)
+    names = {column.name for column in columns}.union(*(_sources(column, table) for column in columns))
+    return tuple(column for column in table.columns if column.name in names)
 
 
 def _sources(column: TableColumn, table: Table) -> set[str]:
     """The columns that the column's generation expression reads; none of a plain column."""
-    plain = [each for each in table.columns if each.generated is Generated.NO]
+    plain = [source for source in table.columns if source.generated is Generated.NO]
     if column.generation_tree is None:
         # At least those whose names occur in its text.
         words = {word.strip('"').replace('""', '"') for word in _NAMES.findall(column.generation_sql or "")}
-        return words & {each.name for each in plain}
+        return words & {source.name for source in plain}
     read = attnums_in(read_node(column.generation_tree))
-    return {each.name for each in plain if each.attnum in read}
+    return {source.name for source in plain if source.attnum in read}
 
 
 _NAMES: Final = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')

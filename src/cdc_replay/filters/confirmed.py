@@ -1,8 +1,8 @@
-"""Whether two node trees mean the same: what was stored, and what a server has made of `printed`.
+"""Whether two node trees mean the same: a stored one, and the one that a server builds from its printed SQL.
 
-Only fields that decide are compared: not where something stood in the text, nor how a cast was written. So
-trees of different versions compare, and the text of a forged log cannot give a constant another value than
-its tree has.
+Only fields that decide the result are compared, not positions in the text or how a cast was written. So trees
+of different versions compare, and the text of a forged log cannot give a constant another value than its tree
+has.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _DECIDING: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def mean_the_same(stored: Node, made: Node, attnums: Mapping[int, int], names: Names) -> bool:
-    """Whether `made`, of a table whose columns have other numbers, means what `stored` means.
+def mean_the_same(stored: Node, rebuilt: Node, attnums: Mapping[int, int], names: Names) -> bool:
+    """Whether `rebuilt`, of a table with other attribute numbers, means what `stored` means.
 
     Args:
         stored: a tree of the published table.
-        made: a tree of a table that has the columns without their lengths, and without domains.
-        attnums: the published table's number for each column of the other table.
+        rebuilt: a tree of a table that has the columns without lengths and domains.
+        attnums: the published table's attribute number for each of the other table's.
         names: the types of both.
     """
-    todo: list[tuple[Item | None, Item | None]] = [(stored, made)]
-    while todo:
-        match todo.pop():
+    pending: list[tuple[Item | None, Item | None]] = [(stored, rebuilt)]
+    while pending:
+        match pending.pop():
             case (Node() as left, Node() as right):
                 left, right = _bare(left, names), _bare(right, names)
                 if left.name != right.name or left.name not in _DECIDING:
                     return False
                 if left.name == "VAR" and not _is_same_column(left, right, attnums):
                     return False
-                todo.extend(_fields(left, right))
+                pending.extend(_fields(left, right))
             case (list() as left, list() as right) if len(left) == len(right):
-                todo.extend(zip(left, right, strict=True))
+                pending.extend(zip(left, right, strict=True))
             case (left, right) if left != right or isinstance(left, list):
                 return False
             case _:
@@ -71,27 +71,27 @@ def mean_the_same(stored: Node, made: Node, attnums: Mapping[int, int], names: N
 
 
 def _bare(node: Node, names: Names) -> Node:
-    """Without casts that change nothing where columns have no length and no domain."""
+    """The node without casts that change nothing if columns have no length and no domain."""
     while True:
         is_cast = node.name == "RELABELTYPE"
-        if node.name == "COERCETODOMAIN" or (is_cast and node.number("resulttype") == _type(node, names)):
+        if node.name == "COERCETODOMAIN" or (is_cast and node.integer("resulttype") == _type(node, names)):
             node = node.node("arg")
         else:
             return node
 
 
 def _type(cast: Node, names: Names) -> int | None:
-    """The type of what is cast."""
-    found = result_type(cast.node("arg"))
-    return None if found is None else names.below_domains(found)
+    """The type of the cast's argument."""
+    type_oid = result_type(cast.node("arg"))
+    return None if type_oid is None else names.below_domains(type_oid)
 
 
-def _is_same_column(stored: Node, made: Node, attnums: Mapping[int, int]) -> bool:
-    return attnums.get(made.number("varattno")) == stored.number("varattno")
+def _is_same_column(stored: Node, rebuilt: Node, attnums: Mapping[int, int]) -> bool:
+    return attnums.get(rebuilt.integer("varattno")) == stored.integer("varattno")
 
 
 def _fields(left: Node, right: Node) -> Iterator[tuple[Item | None, Item | None]]:
     for name in _DECIDING[left.name]:
-        # What only one version has is not decided by it.
+        # A field that only one version has does not decide.
         if name in left.fields and name in right.fields:
             yield list(left.fields[name]), list(right.fields[name])

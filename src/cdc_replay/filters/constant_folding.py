@@ -1,7 +1,7 @@
-"""Casts of constants, evaluated: `n > 10::numeric(5,2)` has no cast when it is compiled.
+"""Evaluates casts of constants: a compiled `n > 10::numeric(5,2)` has no cast.
 
-PostgreSQL evaluates such a cast once, when it plans the filter (R3.8); so do we. A cast whose result is an
-error, or that is not understood, stays as it is, and has no exact rule.
+PostgreSQL evaluates such a cast once, when it plans the filter (R3.8). A cast that fails or is not understood
+stays, and has no exact rule.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ def fold_constants(expression: Expression) -> Expression:
         case Column() | Constant() | Unmodelled():
             return expression
         case Relabel(argument, source, target):
-            return _relabelled(fold_constants(argument), source, target)
+            return _relabel(fold_constants(argument), source, target)
         case Function(function, arguments):
-            return _called(function, _all(arguments))
+            return _call(function, _fold_all(arguments))
         case _:
-            return _with_folded_parts(expression)
+            return _fold_children(expression)
 
 
-def _with_folded_parts(expression: Expression) -> Expression:
+def _fold_children(expression: Expression) -> Expression:
     match expression:
         case NullTest() | TruthTest() | Collate():
             return dataclasses.replace(expression, argument=fold_constants(expression.argument))
         case ArrayComparison(left=left, array=array):
             return dataclasses.replace(expression, left=fold_constants(left), array=fold_constants(array))
         case Array(elements):
-            return Array(_all(elements))
+            return Array(_fold_all(elements))
         case Case(branches, otherwise):
             pairs = tuple((fold_constants(when), fold_constants(then)) for when, then in branches)
             return Case(pairs, fold_constants(otherwise))
         case Bool() | Coalesce() | Distinct() | Extreme() | NullIf() | Operator():
-            return dataclasses.replace(expression, arguments=_all(expression.arguments))
+            return dataclasses.replace(expression, arguments=_fold_all(expression.arguments))
         case _:
             return expression
 
 
-def _all(expressions: tuple[Expression, ...]) -> tuple[Expression, ...]:
-    return tuple(fold_constants(each) for each in expressions)
+def _fold_all(expressions: tuple[Expression, ...]) -> tuple[Expression, ...]:
+    return tuple(map(fold_constants, expressions))
 
 
-def _relabelled(argument: Expression, source: int, target: int) -> Expression:
+def _relabel(argument: Expression, source: int, target: int) -> Expression:
     if isinstance(argument, Constant) and (source, target) in _RELABELLED:
         return Constant(target, argument.value)
     return Relabel(argument, source, target)
@@ -90,7 +90,7 @@ _RELABELLED: Final = frozenset(
 )
 
 
-def _called(function: int, arguments: tuple[Expression, ...]) -> Expression:
+def _call(function: int, arguments: tuple[Expression, ...]) -> Expression:
     call = Function(function, arguments)
     if function not in FOLDS:
         return call
@@ -107,7 +107,7 @@ def _called(function: int, arguments: tuple[Expression, ...]) -> Expression:
 # ---- the functions
 
 
-def _fitting(bits: int) -> Fold:
+def _fit(bits: int) -> Fold:
     def fold(number: int) -> int | None:
         return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None
 
@@ -119,14 +119,14 @@ def _same(value: Value) -> Value:
 
 
 def _float8(number: int | str) -> float | None:
-    """The nearest double; PostgreSQL refuses what is too large, or too small not to be 0."""
+    """The nearest double; overflow and underflow are errors in PostgreSQL."""
     value = float(number)
     is_lost = (math.isinf(value) and "Inf" not in str(number)) or (value == 0 and Decimal(number) != 0)
     return None if is_lost else value
 
 
 def _float4(number: int | str) -> float | None:
-    """The nearest float, of those numbers that have a double of their own: they are rounded once."""
+    """The nearest float, if the number is exactly a double: else it would be rounded twice."""
     double = _float8(number)
     if double is None or not math.isfinite(double) or Decimal(double) != Decimal(number):
         return None
@@ -139,7 +139,7 @@ def _float4(number: int | str) -> float | None:
 
 _TYPMOD_OFFSET: Final = 4  # VARHDRSZ
 _SCALE_BITS: Final = 11
-_PLENTY: Final = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP)
+_WIDE_CONTEXT: Final = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP)
 
 
 def _numeric(number: str, typmod: int) -> str | None:
@@ -149,7 +149,7 @@ def _numeric(number: str, typmod: int) -> str | None:
     value = Decimal(number)
     if typmod < _TYPMOD_OFFSET or not value.is_finite() or len(number) > precision + 500:
         return None
-    rounded = value.quantize(Decimal(1).scaleb(-scale), context=_PLENTY)
+    rounded = value.quantize(Decimal(1).scaleb(-scale), context=_WIDE_CONTEXT)
     if abs(rounded) >= Decimal(10) ** (precision - scale):
         return None
     return f"{abs(rounded) if rounded == 0 else rounded:f}"
@@ -171,9 +171,9 @@ FOLDS: Final[Mapping[int, tuple[Type, Fold]]] = {
     313: (Type.INT4, _same),
     754: (Type.INT8, _same),
     481: (Type.INT8, _same),
-    314: (Type.INT2, _fitting(16)),
-    714: (Type.INT2, _fitting(16)),
-    480: (Type.INT4, _fitting(32)),
+    314: (Type.INT2, _fit(16)),
+    714: (Type.INT2, _fit(16)),
+    480: (Type.INT4, _fit(32)),
     1782: (Type.NUMERIC, str),
     1740: (Type.NUMERIC, str),
     1781: (Type.NUMERIC, str),
@@ -189,7 +189,7 @@ FOLDS: Final[Mapping[int, tuple[Type, Fold]]] = {
     668: (Type.BPCHAR, _bpchar),
     669: (Type.VARCHAR, _varchar),
 }
-"""`pg_proc.oid` of a cast → the type of its result, and its value for constants; None where it has none."""
+"""`pg_proc.oid` of a cast → the type of its result, and its value for constants; None if it has none."""
 
 LENGTH_CASTS: Final = frozenset({1703, 668, 669})
 """The casts to numeric(p, s), char(n) and varchar(n): their further arguments are printed with the type."""

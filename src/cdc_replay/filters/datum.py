@@ -1,9 +1,8 @@
 """Constants as a server stores them → values.
 
-A datum is the memory of a server process: its byte order, its encoding, its struct layout. Little-endian and
-UTF-8 are assumed. What is not understood is None, never a guess, and a value that is understood is believed
-only if the server prints the same one (`PrintedFilter`): a wrong assumption about byte order, layout or
-encoding shows there.
+A datum is the memory of a server process: its byte order, encoding and struct layout. Little-endian and UTF-8
+are assumed. What cannot be decoded is None, never a guess, and a decoded value is used only if the server
+prints the same one (`PrintedFilter`), which reveals a wrong assumption about byte order, layout or encoding.
 
 | type                                | memory                                                               |
 |-------------------------------------|----------------------------------------------------------------------|
@@ -37,7 +36,7 @@ _ARRAY_HEADER: Final = struct.Struct("<6i")  # varlena, dimensions, values' offs
 
 
 def decode_datum(type_oid: int, datum: bytes) -> Expression | None:
-    """The constant that `datum` is, or None where its form or its type is not understood here."""
+    """The constant that `datum` is, or None if its form or type is not supported."""
     if type_oid in _ARRAYS:
         return _decode_array(datum)
     layout = _LAYOUTS.get(type_oid)
@@ -48,32 +47,31 @@ def decode_datum(type_oid: int, datum: bytes) -> Expression | None:
 
 
 def _own_bytes(datum: bytes, layout: _Layout) -> bytes:
-    """The datum's first bytes where it is passed by value and the rest only repeats its sign."""
+    """The datum's first bytes if it is passed by value and the others only repeat its sign."""
     if layout.width is None or not layout.is_by_value:
         return datum
-    rest = set(datum[layout.width :])
-    return datum[: layout.width] if rest in ({0}, {0xFF}, set()) else b""
+    padding = set(datum[layout.width :])
+    return datum[: layout.width] if padding in ({0}, {0xFF}, set()) else b""
 
 
 class PrintedFilter:
-    """A filter as the server prints it, asked which constants are in it."""
+    """A filter as the server prints it, to look up constants in."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
         self._integers = frozenset(_INTEGERS.findall(sql))
-        numbers = [float(text) for text in _FLOATS.findall(sql)]
+        floats = [float(text) for text in _FLOATS.findall(sql)]
         self._floats = {
-            kind: frozenset(filter(None, (_packed(kind, number) for number in numbers)))
-            for kind in _FLOAT_FORMATS
+            kind: frozenset(filter(None, (_pack(kind, value) for value in floats))) for kind in _FLOAT_FORMATS
         }
 
     def holds(self, constant: Constant) -> bool:
-        """Whether the value of `constant` is among those that are printed."""
+        """Whether the value of `constant` is printed."""
         match constant.value:
             case None | bool():
                 return True
             case float(value):
-                return _packed(constant.type_oid, value) in self._floats[constant.type_oid]
+                return _pack(constant.type_oid, value) in self._floats[constant.type_oid]
             case int(value):
                 return str(abs(value)) in self._integers
             case text:
@@ -86,10 +84,10 @@ _FLOATS: Final = re.compile(r"[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|Infinity)|NaN"
 _FLOAT_FORMATS: Final[Mapping[int, str]] = {Type.FLOAT4: "<f", Type.FLOAT8: "<d"}
 
 
-def _packed(type_oid: int, number: float) -> bytes | None:
-    """The number's bytes, which tell -0 from 0 and know NaN again; None if it is out of range."""
+def _pack(type_oid: int, value: float) -> bytes | None:
+    """The value's bytes, which differ for 0 and -0 and are equal for NaN; None if it is out of range."""
     try:
-        return struct.pack(_FLOAT_FORMATS[type_oid], number)
+        return struct.pack(_FLOAT_FORMATS[type_oid], value)
     except OverflowError:
         return None
 
@@ -130,14 +128,14 @@ def _decode_date(data: bytes) -> str | None:
 
 
 def _decode_timestamp(data: bytes) -> str | None:
-    return _moment(data, "")
+    return _timestamp_text(data, "")
 
 
 def _decode_timestamptz(data: bytes) -> str | None:
-    return _moment(data, "+00")
+    return _timestamp_text(data, "+00")
 
 
-def _moment(data: bytes, zone: str) -> str | None:
+def _timestamp_text(data: bytes, zone: str) -> str | None:
     microseconds = _read_int8(data)
     if not isinstance(microseconds, int):
         return None
@@ -152,8 +150,8 @@ def _decode_time(data: bytes) -> str | None:
     return _clock_text(microseconds)
 
 
-def _infinity(number: int, bits: int) -> str | None:
-    return {-(1 << bits - 1): "-infinity", (1 << bits - 1) - 1: "infinity"}.get(number)
+def _infinity(value: int, bits: int) -> str | None:
+    return {-(1 << bits - 1): "-infinity", (1 << bits - 1) - 1: "infinity"}.get(value)
 
 
 def _clock_text(microseconds: int) -> str:
@@ -163,7 +161,7 @@ def _clock_text(microseconds: int) -> str:
 
 
 def _calendar_text(days: int, time: str) -> str:
-    """The day `days` after 2000-01-01, of any year, as ISO 8601 but with BC; `time` stands before that."""
+    """The day `days` after 2000-01-01, as ISO 8601 but with BC, which `time` precedes."""
     era, day_of_era = divmod(days + _DAYS_BEFORE_2000, _DAYS_PER_400_YEARS)
     year_of_era = (
         day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // (_DAYS_PER_400_YEARS - 1)
@@ -240,7 +238,7 @@ def _decode_uuid(datum: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How values of a type lie in memory; `width` is None for a varlena, `alignment` that in an array."""
+    """A type's layout in memory; `width` is None for a varlena, `alignment` is that in an array."""
 
     decode: Callable[[bytes], Value | None]
     width: int | None
@@ -295,13 +293,13 @@ def _decode_array(datum: bytes) -> Expression | None:
 
 
 def _elements(data: bytes, layout: _Layout) -> Iterator[Value | None]:
-    """The values that lie one after the other; None for the first that is not understood, and the end."""
-    at = 0
-    while at < len(data):
-        at = math.ceil(at / layout.alignment) * layout.alignment
-        width = layout.width or int.from_bytes(data[at : at + 4], "little") >> 2
-        if width == 0 or (layout.width is None and data[at] & 3):
+    """The consecutive values; they end with None at the first that cannot be decoded."""
+    offset = 0
+    while offset < len(data):
+        offset = math.ceil(offset / layout.alignment) * layout.alignment
+        width = layout.width or int.from_bytes(data[offset : offset + 4], "little") >> 2
+        if width == 0 or (layout.width is None and data[offset] & 3):
             yield None
             return
-        yield layout.decode(data[at : at + width])
-        at += width
+        yield layout.decode(data[offset : offset + width])
+        offset += width

@@ -1,9 +1,9 @@
 """A row filter as a typed expression tree.
 
-The nodes are those of PostgreSQL's parse tree that a row filter may have (R5.2) and that some rule speaks
-about, with everything resolved: operators and functions by oid, types, collations. Built-in oids are the same
-in every database and every version. What is not modelled is `Unmodelled`; it still says which columns it
-reads, so that a filter which is not understood can be evaluated by PostgreSQL.
+The nodes are those of PostgreSQL's parse tree that a row filter may have (R5.2) and that rules exist for,
+with everything resolved: operators and functions by oid, types, collations. Built-in oids are the same in
+every database and version. Any other node is `Unmodelled`; it has the columns that it reads, so that
+PostgreSQL can evaluate the filter.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 FIRST_UNRESERVED_OID: Final = 16384
-"""Below are PostgreSQL's own objects, the only ones that a row filter may use (R5.3)."""
+"""Lower oids are PostgreSQL's own objects, the only ones that a row filter may use (R5.3)."""
 
 
 class Type(enum.IntEnum):
-    """The built-in types whose values are understood here; the value is the oid."""
+    """The supported built-in types; the value is the oid."""
 
     BOOL = 16
     BYTEA = 17
@@ -113,7 +113,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """`left IS DISTINCT FROM right`; `operator` is the equality behind it."""
+    """`left IS DISTINCT FROM right`; `operator` is its equality."""
 
     operator: int
     collation: int
@@ -122,7 +122,7 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class NullIf:
-    """`NULLIF(left, right)`; `operator` is the equality behind it."""
+    """`NULLIF(left, right)`; `operator` is its equality."""
 
     operator: int
     collation: int
@@ -131,7 +131,7 @@ class NullIf:
 
 @dataclass(frozen=True, slots=True)
 class ArrayComparison:
-    """`left operator ANY (array)`, or ALL; IN and NOT IN lists are stored so."""
+    """`left operator ANY (array)`, or ALL; also IN and NOT IN lists."""
 
     operator: int
     collation: int
@@ -149,7 +149,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function call, among them the casts that have a function."""
+    """A function call, or a cast that has a function."""
 
     function: int
     arguments: tuple[Expression, ...]
@@ -173,7 +173,7 @@ class NullTest:
 
 @dataclass(frozen=True, slots=True)
 class TruthTest:
-    """`argument IS TRUE`, and its five relatives."""
+    """`argument IS TRUE`, and the five like it."""
 
     argument: Expression
     truth: Truth
@@ -190,7 +190,7 @@ class Relabel:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """`argument COLLATE …`; it matters to the node above, which names the collation itself."""
+    """`argument COLLATE …`; the parent node names the collation itself."""
 
     argument: Expression
 
@@ -212,7 +212,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """`GREATEST(…)` or `LEAST(…)`: of the arguments that are not NULL."""
+    """`GREATEST(…)` or `LEAST(…)` of the arguments that are not NULL."""
 
     is_greatest: bool
     type_oid: int
@@ -222,9 +222,9 @@ class Extreme:
 
 @dataclass(frozen=True, slots=True)
 class Unmodelled:
-    """Something that no rule speaks about: what it is, and the columns in it."""
+    """A node that no rule exists for: its description, and the columns in it."""
 
-    what: str
+    description: str
     attnums: frozenset[int]
 
 
@@ -250,7 +250,7 @@ Expression: TypeAlias = (
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
-    """The direct arguments, in the order of evaluation; the elements of an array that is compared with."""
+    """The direct arguments, in the order of evaluation; the elements of an array comparison."""
     match expression:
         case Column() | Constant() | Unmodelled():
             return ()
@@ -275,13 +275,13 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 def attnums_read(expression: Expression) -> frozenset[int]:
     """The attribute numbers of all columns that the expression reads."""
-    found: set[int] = set()
+    attnums: set[int] = set()
     for node in walk(expression):
         match node:
             case Column(attnum=attnum):
-                found.add(attnum)
-            case Unmodelled(attnums=attnums):
-                found |= attnums
+                attnums.add(attnum)
+            case Unmodelled(attnums=read):
+                attnums |= read
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(attnums)

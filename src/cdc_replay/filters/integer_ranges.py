@@ -1,8 +1,8 @@
-"""Which integers an expression can have, so that what cannot overflow is known (`integer::bigint * 100`).
+"""The range of integers that an expression can have, which shows whether it can overflow.
 
-PostgreSQL raises an error where the result of integer arithmetic does not fit its type. An operation is safe
-if its result fits for all values that its arguments can have: those of their types, or fewer where they are
-constants or computed themselves.
+PostgreSQL raises an error if the result of integer arithmetic does not fit its type. An operation is safe if
+its result fits for all values that its arguments can have: those of their types, or fewer if they are
+constants or computed (`integer::bigint * 100`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Range:
         return self.lowest <= other.lowest and other.highest <= self.highest
 
     def within(self, other: Range) -> Range:
-        """What of this range is in `other`, of which it has a part."""
+        """The intersection with `other`, which must not be empty."""
         return Range(max(self.lowest, other.lowest), min(self.highest, other.highest))
 
 
@@ -48,8 +48,8 @@ def range_of(expression: Expression) -> Range | None:
         case Constant(type_oid, int(value)) if _type_name(type_oid) in _OF_TYPE:
             return Range(value, value)
         case Operator() | Function():
-            computed, fitting = _computed(expression), _OF_TYPE.get(_result_type(_signature(expression)))
-            return computed if computed is None or fitting is None else computed.within(fitting)
+            combine, fitting = _computed_range(expression), _OF_TYPE.get(_result_type(_signature(expression)))
+            return combine if combine is None or fitting is None else combine.within(fitting)
         case _:
             return None
 
@@ -58,8 +58,8 @@ def cannot_overflow(expression: Expression) -> bool:
     """Whether the result of integer arithmetic, or of a cast, fits its type for all values."""
     if not isinstance(expression, Operator | Function):
         return False
-    computed = _computed(expression)
-    return computed is not None and computed in _OF_TYPE[_result_type(_signature(expression))]
+    combine = _computed_range(expression)
+    return combine is not None and combine in _OF_TYPE[_result_type(_signature(expression))]
 
 
 def _signature(expression: Operator | Function) -> Signature:
@@ -82,7 +82,7 @@ def _result_type(signature: Signature) -> str:
 _WIDTH: Final = ("int2", "int4", "int8")
 
 
-def _computed(expression: Operator | Function) -> Range | None:
+def _computed_range(expression: Operator | Function) -> Range | None:
     """The result's range before it is fitted into its type."""
     name, *types = _signature(expression)
     if not types or not set(types) <= set(_OF_TYPE):
@@ -100,26 +100,26 @@ def _computed(expression: Operator | Function) -> Range | None:
 
 
 def _corners(compute: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:
-    """For what is monotonous in both arguments: its extremes are at theirs."""
+    """For operations that are monotonic in both arguments: their extremes are at the arguments' extremes."""
 
-    def computed(left: Range, right: Range) -> Range:
-        found = list(
+    def combine(left: Range, right: Range) -> Range:
+        corners = list(
             itertools.starmap(
                 compute, itertools.product((left.lowest, left.highest), (right.lowest, right.highest))
             )
         )
-        return Range(min(found), max(found))
+        return Range(min(corners), max(corners))
 
-    return computed
+    return combine
 
 
 def _quotient(left: Range, right: Range) -> Range | None:
     if right.lowest <= 0 <= right.highest:
         return None
-    return _corners(_truncated)(left, right)
+    return _corners(_divide)(left, right)
 
 
-def _truncated(left: int, right: int) -> int:
+def _divide(left: int, right: int) -> int:
     magnitude = abs(left) // abs(right)
     return magnitude if (left < 0) == (right < 0) else -magnitude
 

@@ -1,13 +1,13 @@
-r"""The constants of a stored expression as texts that its types' input functions read.
+r"""The constants of a stored expression as texts for their types' input functions.
 
 | type                                   | its text is                                                       |
 |----------------------------------------|-------------------------------------------------------------------|
-| texts, those of `datum`, and some more | made from the datum, which does not depend on any setting         |
-| every other one: ranges, jsonb, arrays | that of a literal in the text that the server has printed         |
+| texts, those of `datum`, and some more | decoded from the datum, which does not depend on any setting      |
+| any other: ranges, jsonb, arrays       | that of a literal in the SQL that the server has printed          |
 
-In that text such a constant is `'…'::type`, and those of one type come in the tree's order; there must be as
-many. What is taken from the text is only ever a value: it is quoted again before it is executed. Whether it
-is the right one, the server says where that matters (`confirmed`).
+In that SQL such a constant is `'…'::type`; those of one type are in the tree's order, and as many. Only
+values are taken from it: they are quoted again before they are executed. The server confirms that a value is
+the right one if that matters (`confirmed`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cdc_replay.filters.node_text import TEXTS, UNKNOWN, Node, datum_of, text_da
 
 # A backslash is a character like any other: sessions have standard_conforming_strings.
 _TOKENS: Final = re.compile(r"""\"(?:[^"]|"")*\"|'(?P<body>(?:[^']|'')*)'""")
-_PLACE_OF_TYPMOD: Final = r"(?:\([\d,]+\))?"
+_TYPMOD: Final = r"(?:\([\d,]+\))?"
 
 
 class Literals:
-    """The constants of one expression, asked for in the order in which they stand in it."""
+    """The constants of one expression, to be read in the order of the tree."""
 
     def __init__(self, printed: str, names: Names) -> None:
         self._printed = printed
@@ -39,44 +39,46 @@ class Literals:
         """The text of the next constant, which is not NULL.
 
         Raises:
-            NotPrintableError: if it is not known, or no text of PostgreSQL.
+            NotPrintableError: if it is not known, or is no valid text.
         """
-        type_oid = constant.number("consttype")
+        type_oid = constant.integer("consttype")
         if type_oid in TEXTS:
             data = text_datum(constant)
             text = None if data is None else self._names.characters(data)
         elif type_oid in _DECODED:
-            text = _decoded(type_oid, datum_of(constant))
+            text = _decode(type_oid, datum_of(constant))
         else:
             text = self._printed_text(type_oid)
         if text is None or "\0" in text or not _is_unicode(text):
-            raise NotPrintableError(f"the value of a constant of {self._described(type_oid)} is not known")
+            raise NotPrintableError(
+                f"the value of a constant of {self._describe_type(type_oid)} is not known"
+            )
         return text
 
     def check_all_used(self) -> None:
-        """Raise unless each literal of a type that was asked for was taken.
+        """Raise unless all literals of the types that were read are used.
 
         Raises:
             NotPrintableError: if there are more of them than constants.
         """
-        for type_oid, rest in self._of_type.items():
-            if next(rest, None) is not None:
-                raise NotPrintableError(f"constants of {self._described(type_oid)} cannot be told apart")
+        for type_oid, literals in self._of_type.items():
+            if next(literals, None) is not None:
+                raise NotPrintableError(f"constants of {self._describe_type(type_oid)} cannot be told apart")
 
     def _printed_text(self, type_oid: int) -> str | None:
         if type_oid not in self._of_type:
             self._of_type[type_oid] = _literals(self._printed, self._names.label(type_oid))
         return next(self._of_type[type_oid], None)
 
-    def _described(self, type_oid: int) -> str:
+    def _describe_type(self, type_oid: int) -> str:
         return "no type" if type_oid == UNKNOWN else f"type {self._names.label(type_oid)}"
 
 
 def _literals(printed: str, label: str) -> Iterator[str]:
     """The values of `'…'::label`, in order."""
-    # A length stands within the name of some types: time(3) with time zone.
-    first, *rest = label.split(" ")
-    name = " ".join([re.escape(first) + _PLACE_OF_TYPMOD, *map(re.escape, rest)]) + _PLACE_OF_TYPMOD
+    # Some types have a length within their name: time(3) with time zone.
+    first, *others = label.split(" ")
+    name = " ".join([re.escape(first) + _TYPMOD, *map(re.escape, others)]) + _TYPMOD
     if label.endswith("[]"):
         name = re.escape(label)
     typed = re.compile(rf"::{name}(?![\w$\[(.\"]| varying| with| without)")
@@ -96,14 +98,14 @@ def _is_unicode(text: str) -> bool:
 # ---- by datum
 
 
-def _decoded(type_oid: int, datum: bytes) -> str | None:
-    more = _MORE.get(type_oid)
-    if more is not None:
-        return more(datum)
-    found = decode_datum(type_oid, datum)
-    if not isinstance(found, Constant) or found.value is None:
+def _decode(type_oid: int, datum: bytes) -> str | None:
+    decode = _DECODERS.get(type_oid)
+    if decode is not None:
+        return decode(datum)
+    constant = decode_datum(type_oid, datum)
+    if not isinstance(constant, Constant) or constant.value is None:
         return None
-    return str(found.value).lower() if isinstance(found.value, bool) else str(found.value)
+    return str(constant.value).lower() if isinstance(constant.value, bool) else str(constant.value)
 
 
 def _oid(datum: bytes) -> str | None:
@@ -120,7 +122,7 @@ _ENDLESS: Final = {
 
 
 def _interval(datum: bytes) -> str | None:
-    """Without regard to `IntervalStyle`, under any of which PostgreSQL reads this."""
+    """In a form that PostgreSQL reads under any `IntervalStyle`."""
     if len(datum) != _INTERVAL.size:
         return None
     microseconds, days, months = _INTERVAL.unpack(datum)
@@ -144,11 +146,11 @@ _OIDS: Final = (24, 26, 28, 29, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 
 """regproc, oid, xid, cid, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary,
 regnamespace, regrole, regcollation: their input functions read numbers."""
 
-_MORE: Final[Mapping[int, Callable[[bytes], str | None]]] = {
+_DECODERS: Final[Mapping[int, Callable[[bytes], str | None]]] = {
     **dict.fromkeys(_OIDS, _oid),
     1186: _interval,
     1560: _bits,  # bit
     1562: _bits,  # varbit
 }
 _DATUM: Final = (16, 17, 20, 21, 23, 700, 701, 1082, 1083, 1114, 1184, 1700, 2950)
-_DECODED: Final = frozenset({*_DATUM, *_MORE})
+_DECODED: Final = frozenset({*_DATUM, *_DECODERS})

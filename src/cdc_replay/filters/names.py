@@ -1,9 +1,9 @@
-"""What the oids of a node tree are called on the server that evaluates it: one query of its catalog.
+"""The names of a node tree's oids on the server that evaluates it: one query of its catalog.
 
-A name is only given out for what may be executed with our rights. PostgreSQL allows no more in row filters;
-generation expressions may have more, and a tree of a forged change log anything.
+Only objects that may be executed with our rights have a name here. PostgreSQL allows no others in row
+filters; generation expressions can have others, and a tree of a forged change log any.
 
-| by oid      | is given out if                                                                            |
+| by oid      | has a name if                                                                              |
 |-------------|--------------------------------------------------------------------------------------------|
 | an operator | it is built-in, and its function immutable                                                 |
 | a function  | it is built-in, immutable, and returns one value                                           |
@@ -11,7 +11,7 @@ generation expressions may have more, and a tree of a forged change log anything
 |             | domain is replaced by the type below it, so that its checks do not run                     |
 | a collation | it exists: it is no code                                                                   |
 
-Built-in is what came with the server. The oids of the first 10,000 mean the same on all servers.
+Built-in objects came with the server. Oids below 10,000 mean the same on all servers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from cdc_replay.filters.node_text import Item, Node, text_datum
 from cdc_replay.postgres.connection import Connection
 
 BUILT_IN: Final = 16_384
-"""`FirstNormalObjectId`: where oids of objects begin that users have created."""
+"""`FirstNormalObjectId`: the first oid of objects that users create."""
 
 SAME_EVERYWHERE: Final = 10_000
-"""`FirstGenbkiObjectId`: where oids begin that each version, or server, gives out by itself."""
+"""`FirstGenbkiObjectId`: the first oid that each version, or server, assigns itself."""
 
-MOST: Final = 2**32 - 1
-"""The last oid."""
+MAX_OID: Final = 2**32 - 1
 
 _OID: Final = re.compile(r"[0-9]{1,10}")
 _SCHEMAS: Final = ("pg_catalog", "information_schema")
@@ -81,7 +80,7 @@ _NAMES: Final = """
 """
 
 
-_OUR_ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+_READABLE_ENCODINGS: Final = ("UTF8", "SQL_ASCII")
 _CONVERTED: Final = """
     select data, pg_catalog.convert_from(data, pg_catalog.getdatabaseencoding())
     from pg_catalog.unnest(%s::bytea[]) as data
@@ -89,15 +88,15 @@ _CONVERTED: Final = """
 
 
 class NotPrintableError(Exception):
-    """A part of an expression that is not written for a server; its text says which, and why."""
+    """A part of an expression cannot be printed for a server; the text says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _CatalogObject:
     """An object of the catalog.
 
-    `may_run` is what the table above asks beside being built-in; `type_oid` is the type below a domain;
-    `label` is what `pg_get_expr` writes behind the type's constants.
+    `may_run` is the condition of the table above apart from being built-in; `type_oid` is the type below a
+    domain; `label` is what `pg_get_expr` prints after the type's constants.
     """
 
     schema: str
@@ -115,40 +114,40 @@ _Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The objects with some oids on a server, of which those below `known_below` are known to mean the same.
+    """The objects with some oids on a server; oids below `same_below` mean the same there.
 
-    Every method raises `NotPrintableError` for what has no name to be given out.
+    Every method raises `NotPrintableError` for an object without a name here.
     """
 
-    known_below: int
-    _found: Mapping[_Key, _Named] = field(repr=False)
+    same_below: int
+    _objects: Mapping[_Key, _CatalogObject] = field(repr=False)
     _characters: Mapping[bytes, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, connection: Connection, trees: Iterable[Node], *, known_below: int = BUILT_IN) -> Self:
-        """The names of all that `trees` mention; `known_below` is `SAME_EVERYWHERE` for another server.
+    def read(cls, connection: Connection, trees: Iterable[Node], *, same_below: int = BUILT_IN) -> Self:
+        """The objects that `trees` mention; `same_below` is `SAME_EVERYWHERE` for another server.
 
         Raises:
-            psycopg.Error: if the server cannot be asked.
+            psycopg.Error: if the query fails.
         """
-        wanted = _mentioned(trees)
-        rows = connection.execute(_NAMES, {name: sorted(numbers) for name, numbers in wanted.items()})
-        found = {
-            (kind, oid): _Named(*row)
+        oids_by_kind = _collect_oids(trees)
+        rows = connection.execute(_NAMES, {kind: sorted(oids) for kind, oids in oids_by_kind.items()})
+        objects = {
+            (kind, oid): _CatalogObject(*row)
             for kind, oid, *row in rows
-            # A server has its own oids for most collations; any is good where it is that of the trees.
-            if kind != "collation" or oid < known_below or known_below == BUILT_IN
+            # A server has its own oids for most collations; all are right on the server of the trees.
+            if kind != "collation" or oid < same_below or same_below == BUILT_IN
         }
         # Trees are in the encoding of the publisher.
-        return cls(known_below, found, _converted(connection, trees) if known_below == BUILT_IN else {})
+        return cls(same_below, objects, _convert_texts(connection, trees) if same_below == BUILT_IN else {})
 
     def with_collations_of(self, other: Names) -> Self:
-        """Collations are called as there: each server has its own oids for most of them."""
-        collations = {key: each for key, each in other._found.items() if key[0] == "collation"}
-        return type(self)(self.known_below, {**self._found, **collations}, other._characters)
+        """With the collations of `other`: each server has its own oids for most of them."""
+        collations = {key: entry for key, entry in other._objects.items() if key[0] == "collation"}
+        return type(self)(self.same_below, {**self._objects, **collations}, other._characters)
 
     def characters(self, data: bytes) -> str | None:
-        """The text whose bytes a tree has in the encoding of its server; None if it is none."""
+        """The text of bytes in the encoding of the tree's server; None if they are not valid."""
         try:
             return self._characters[data] if data in self._characters else data.decode()
         except UnicodeDecodeError:
@@ -156,64 +155,64 @@ class Names:
 
     def operator(self, oid: int) -> str:
         """The symbol of an operator, which is in `pg_catalog`."""
-        found = self._built_in("operator", oid)
-        if not _SYMBOL.fullmatch(found.name) or any(each in found.name for each in _COMMENTS):
+        entry = self._built_in("operator", oid)
+        if not _SYMBOL.fullmatch(entry.name) or any(comment in entry.name for comment in _COMMENTS):
             raise NotPrintableError(f"operator {oid} has no symbol")
-        return found.name
+        return entry.name
 
     def function(self, oid: int) -> sql.Identifier:
         """A function's name."""
-        found = self._built_in("function", oid)
-        return sql.Identifier(found.schema, found.name)
+        entry = self._built_in("function", oid)
+        return sql.Identifier(entry.schema, entry.name)
 
     def type(self, oid: int) -> sql.Identifier:
         """A type's name."""
-        found = self._type(oid)
-        return sql.Identifier(found.schema, found.name)
+        entry = self._type(oid)
+        return sql.Identifier(entry.schema, entry.name)
 
     def below_domains(self, oid: int) -> int:
-        """The type itself, or that on which a domain is."""
-        found = self._found.get(("type", oid))
-        return oid if found is None else found.type_oid
+        """The type itself, or the base type of a domain."""
+        entry = self._objects.get(("type", oid))
+        return oid if entry is None else entry.type_oid
 
     def label(self, oid: int) -> str:
-        """How `pg_get_expr` calls a type."""
+        """The type's name as `pg_get_expr` prints it."""
         return self._type(oid).label
 
     def collation(self, oid: int) -> sql.Identifier:
         """A collation's name."""
-        found = self._get("collation", oid)
-        return sql.Identifier(found.schema, found.name)
+        entry = self._get("collation", oid)
+        return sql.Identifier(entry.schema, entry.name)
 
-    def _type(self, oid: int) -> _Named:
-        found = self._get("type", oid)
-        if not found.may_run and not self._is_built_in(found.type_oid, found):
-            raise NotPrintableError(f"type {found} is not built-in, and neither an enum nor a base type")
-        if self.known_below < BUILT_IN and found.type_oid >= self.known_below:
-            raise NotPrintableError(f"type {found} may be another one there")
-        return found
+    def _type(self, oid: int) -> _CatalogObject:
+        entry = self._get("type", oid)
+        if not entry.may_run and not self._is_built_in(entry.type_oid, entry):
+            raise NotPrintableError(f"type {entry} is not built-in, and neither an enum nor a base type")
+        if self.same_below < BUILT_IN and entry.type_oid >= self.same_below:
+            raise NotPrintableError(f"type {entry} may be another one there")
+        return entry
 
-    def _built_in(self, kind: str, oid: int) -> _Named:
-        found = self._get(kind, oid)
-        if not self._is_built_in(oid, found):
-            raise NotPrintableError(f"{kind} {found} is not built-in")
-        if not found.may_run:
-            raise NotPrintableError(f"{kind} {found} is not immutable")
-        return found
+    def _built_in(self, kind: str, oid: int) -> _CatalogObject:
+        entry = self._get(kind, oid)
+        if not self._is_built_in(oid, entry):
+            raise NotPrintableError(f"{kind} {entry} is not built-in")
+        if not entry.may_run:
+            raise NotPrintableError(f"{kind} {entry} is not immutable")
+        return entry
 
-    def _is_built_in(self, oid: int, found: _Named) -> bool:
-        return oid < self.known_below and found.schema in _SCHEMAS
+    def _is_built_in(self, oid: int, entry: _CatalogObject) -> bool:
+        return oid < self.same_below and entry.schema in _SCHEMAS
 
-    def _get(self, kind: str, oid: int) -> _Named:
-        found = self._found.get((kind, oid))
-        if found is None:
+    def _get(self, kind: str, oid: int) -> _CatalogObject:
+        entry = self._objects.get((kind, oid))
+        if entry is None:
             raise NotPrintableError(f"there is no {kind} with oid {oid}")
-        return found
+        return entry
 
 
-def _converted(connection: Connection, trees: Iterable[Node]) -> dict[bytes, str]:
-    """The texts of constants in the encoding of the database, where that is another one than ours."""
-    if connection.info.parameter_status("server_encoding") in _OUR_ENCODINGS:
+def _convert_texts(connection: Connection, trees: Iterable[Node]) -> dict[bytes, str]:
+    """The texts of constants by their bytes, if the database's encoding is not ours."""
+    if connection.info.parameter_status("server_encoding") in _READABLE_ENCODINGS:
         return {}
     data = {
         text
@@ -224,20 +223,20 @@ def _converted(connection: Connection, trees: Iterable[Node]) -> dict[bytes, str
     return dict(connection.execute(_CONVERTED, (list(data),)).fetchall()) if data else {}
 
 
-def _mentioned(trees: Iterable[Node]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {"operators": set(), "functions": set(), "collations": set(), "types": set()}
-    kinds = zip(found.values(), (_OPERATORS, _FUNCTIONS, _COLLATIONS, _TYPES), strict=True)
-    places = {name: numbers for numbers, names in kinds for name in names}
+def _collect_oids(trees: Iterable[Node]) -> dict[str, set[int]]:
+    oids: dict[str, set[int]] = {"operators": set(), "functions": set(), "collations": set(), "types": set()}
+    kinds = zip(oids.values(), (_OPERATORS, _FUNCTIONS, _COLLATIONS, _TYPES), strict=True)
+    by_field = {field_name: kind_oids for kind_oids, field_names in kinds for field_name in field_names}
     for tree in trees:
         for node in tree.walk():
-            for name in node.fields.keys() & places.keys():
-                places[name].update(_oids(node.fields[name]))
-    return found
+            for field_name in node.fields.keys() & by_field.keys():
+                by_field[field_name].update(_oids(node.fields[field_name]))
+    return oids
 
 
 def _oids(values: Iterable[Item]) -> Iterator[int]:
     """The oids of a field, which has one, or a list of them."""
     for value in values:
         for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and _OID.fullmatch(word) and 0 < int(word) <= MOST:
+            if isinstance(word, str) and _OID.fullmatch(word) and 0 < int(word) <= MAX_OID:
                 yield int(word)

@@ -1,7 +1,6 @@
-"""PostgreSQL's operators and functions that a rule speaks about: oid → signature.
+"""PostgreSQL's operators and functions that have a rule: oid → signature.
 
-Built-in oids are the same in every database and every version. Tests compare each one with the catalogs of a
-server.
+Built-in oids are the same in every database and version. Tests compare each with a server's catalogs.
 """
 
 from __future__ import annotations

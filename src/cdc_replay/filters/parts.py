@@ -1,4 +1,4 @@
-"""What a node is written as: words of SQL, names and values, and nodes that have still to be written."""
+"""The printed parts of a node: SQL keywords, names, values, and nodes that are still to be printed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 Part: TypeAlias = "LiteralString | sql.Composable | Node"
 
 
-def listed(nodes: Sequence[Node], separator: LiteralString = ", ") -> list[Part]:
-    """The nodes with something between them."""
+def join_nodes(nodes: Sequence[Node], separator: LiteralString = ", ") -> list[Part]:
+    """The nodes, separated."""
     parts: list[Part] = []
     for node in nodes:
         parts += [separator, node]

@@ -1,9 +1,9 @@
-"""A stored expression (a row filter, a generation expression) → SQL, written from its node tree alone.
+"""A stored expression (a row filter, a generation expression) → SQL, built from its node tree alone.
 
-The text that PostgreSQL prints of an expression comes here by way of the change stream and the change log: it
-is shown to people and never executed. What is executed is put together from
+The text that PostgreSQL prints for an expression comes by the change stream and the change log: messages show
+it, but it is never executed. The executed SQL consists of
 
-| part                           | written as                                                          |
+| part                           | printed as                                                          |
 |--------------------------------|---------------------------------------------------------------------|
 | a column                       | its name, quoted                                                    |
 | an operator, a function        | by oid: `operator(pg_catalog.=)`, `"pg_catalog"."lower"(…)` (`names`) |
@@ -11,8 +11,8 @@ is shown to people and never executed. What is executed is put together from
 | a constant                     | a quoted text, with its type (`literals`)                           |
 | everything else                | keywords of this module                                             |
 
-All arguments have their types, so that the server finds the same operators and functions again. There is no
-recursion, however deep a tree is.
+All arguments have their types, so that the server resolves the same operators and functions. Printing does
+not recurse.
 """
 
 from __future__ import annotations
@@ -26,51 +26,54 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.expression import Truth
 from cdc_replay.filters.literals import Literals
 from cdc_replay.filters.names import SAME_EVERYWHERE, Names, NotPrintableError
-from cdc_replay.filters.node_text import NULL, UNKNOWN, Item, Node, read_node, unescaped
-from cdc_replay.filters.parts import Part, listed
+from cdc_replay.filters.node_text import NULL, UNKNOWN, Item, Node, read_node, unescape
+from cdc_replay.filters.parts import Part, join_nodes
 from cdc_replay.filters.printed_xml import xml_parts
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection
 
 
-def printed_filters(
+def print_filters(
     publisher: Connection, table: Table, filters: Sequence[RowFilter] | None
 ) -> sql.Composed | None:
-    """The OR of filters of a published table, for its publisher; None where there are none.
+    """The OR of filters of a published table, for its publisher; None without filters.
 
     Raises:
         InvalidFilter: if a filter has something that PostgreSQL accepts in none.
     """
     if filters is None:
         return None
-    trees = [read_node(each.node_tree) for each in filters]
+    trees = [read_node(row_filter.node_tree) for row_filter in filters]
     names = Names.read(publisher, trees)
     return any_of(
         [
-            printed_filter(tree, each, table.columns, table.name, names)
-            for tree, each in zip(trees, filters, strict=True)
+            print_filter(tree, row_filter, table.columns, table.name, names)
+            for tree, row_filter in zip(trees, filters, strict=True)
         ]
     )
 
 
-def printed_for_subscriber(
+def print_for_subscriber(
     subscriber: Connection, publisher: Connection | None, table: Table, filters: Sequence[RowFilter]
 ) -> sql.Composed:
-    """The same for the subscriber, of what is built-in there, and means the same on all servers.
+    """The OR of filters for the subscriber, of objects that are built-in and the same on all servers.
 
-    Without the publisher, which tells its names, there are few collations.
+    Without the publisher, which has the collations' names, few collations can be printed.
 
     Raises:
-        NotPrintableError: if it has no form there.
+        NotPrintableError: if a filter cannot be printed so.
         InvalidFilter: as `printed_filters`.
     """
-    trees = [read_node(each.node_tree) for each in filters]
-    names = Names.read(subscriber, trees, known_below=SAME_EVERYWHERE)
+    trees = [read_node(row_filter.node_tree) for row_filter in filters]
+    names = Names.read(subscriber, trees, same_below=SAME_EVERYWHERE)
     if publisher is not None:
         names = names.with_collations_of(Names.read(publisher, trees))
     return any_of(
-        [printed(tree, each.sql, table.columns, names) for tree, each in zip(trees, filters, strict=True)]
+        [
+            print_expression(tree, each.sql, table.columns, names)
+            for tree, each in zip(trees, filters, strict=True)
+        ]
     )
 
 
@@ -79,22 +82,22 @@ def any_of(conditions: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL("({})").format(sql.SQL(" or ").join(conditions))
 
 
-def printed_filter(
+def print_filter(
     tree: Node, row_filter: RowFilter, columns: Iterable[TableColumn], table: QualifiedName, names: Names
 ) -> sql.Composed:
-    """One filter.
+    """A filter as SQL.
 
     Raises:
         InvalidFilter: as `printed_filters`.
     """
     try:
-        return printed(tree, row_filter.sql, columns, names)
+        return print_expression(tree, row_filter.sql, columns, names)
     except NotPrintableError as error:
-        raise refused_filter(table, row_filter, str(error)) from error
+        raise unprintable_filter(table, row_filter, str(error)) from error
 
 
-def refused_filter(table: QualifiedName, row_filter: RowFilter, reason: str) -> InvalidFilter:
-    """The error for a filter that no server has stored, or that cannot be written."""
+def unprintable_filter(table: QualifiedName, row_filter: RowFilter, reason: str) -> InvalidFilter:
+    """The error for a filter that no server has stored, or that cannot be printed."""
     return InvalidFilter(
         f'cannot evaluate a row filter of table "{table}": {reason}',
         detail=f"The filter is {row_filter.sql}.",
@@ -104,14 +107,16 @@ def refused_filter(table: QualifiedName, row_filter: RowFilter, reason: str) -> 
     )
 
 
-def printed(tree: Node, text: str, columns: Iterable[TableColumn], names: Names) -> sql.Composed:
-    """The expression of a tree, of which `text` is what the server has printed.
+def print_expression(tree: Node, text: str, columns: Iterable[TableColumn], names: Names) -> sql.Composed:
+    """The expression of a tree as SQL; `text` is what the server has printed for it.
 
     Raises:
-        NotPrintableError: if it has a part that is not written; it says which.
+        NotPrintableError: if a part of it cannot be printed.
         InvalidFilter: if the tree is not one of PostgreSQL's.
     """
-    return _Printer({each.attnum: each.name for each in columns}, names, Literals(text, names)).print(tree)
+    return _Printer({column.attnum: column.name for column in columns}, names, Literals(text, names)).print(
+        tree
+    )
 
 
 class _Printer:
@@ -148,20 +153,20 @@ class _Printer:
         }
 
     def print(self, tree: Node) -> sql.Composed:
-        """Parts are taken from the end of `todo`; a node is replaced by its own parts."""
-        written: list[sql.Composable] = []
-        todo: list[Part] = [tree]
-        while todo:
-            part = todo.pop()
+        """Pop parts from the end of `pending`; replace a node by its own parts."""
+        output: list[sql.Composable] = []
+        pending: list[Part] = [tree]
+        while pending:
+            part = pending.pop()
             match part:
                 case Node():
-                    todo.extend(reversed(self._parts(part)))
+                    pending.extend(reversed(self._parts(part)))
                 case str():
-                    written.append(sql.SQL(part))
+                    output.append(sql.SQL(part))
                 case _:
-                    written.append(part)
+                    output.append(part)
         self._literals.check_all_used()
-        return sql.Composed(written)
+        return sql.Composed(output)
 
     def _parts(self, node: Node) -> list[Part]:
         writer = self._writers.get(node.name)
@@ -172,8 +177,8 @@ class _Printer:
     # ---- columns, constants, types
 
     def _column(self, node: Node) -> list[Part]:
-        attnum = node.number("varattno")
-        if node.number("varno") != 1 or node.number("varlevelsup") != 0:
+        attnum = node.integer("varattno")
+        if node.integer("varno") != 1 or node.integer("varlevelsup") != 0:
             raise NotPrintableError("a column is of another table")
         if attnum not in self._columns:
             raise NotPrintableError(f"the table has no column with number {attnum}")
@@ -181,27 +186,27 @@ class _Printer:
 
     def _constant(self, node: Node) -> list[Part]:
         value = "null" if node.flag("constisnull") else sql.Literal(self._literals.text(node))
-        type_oid = node.number("consttype")
+        type_oid = node.integer("consttype")
         return [value] if type_oid == UNKNOWN else ["(", value, "::", self._names.type(type_oid), ")"]
 
     def _cast(self, node: Node) -> list[Part]:
-        return ["(", node.node("arg"), "::", self._names.type(node.number("resulttype")), ")"]
+        return ["(", node.node("arg"), "::", self._names.type(node.integer("resulttype")), ")"]
 
     def _argument(self, node: Node) -> list[Part]:
         return [node.node("arg")]
 
     def _collate(self, node: Node) -> list[Part]:
-        return ["(", node.node("arg"), " collate ", self._names.collation(node.number("collOid")), ")"]
+        return ["(", node.node("arg"), " collate ", self._names.collation(node.integer("collOid")), ")"]
 
     # ---- operators and functions
 
     def _operator(self, oid: int) -> sql.Composable:
         symbol = self._names.operator(oid)
-        # Nothing but characters of operators, which cannot be quoted.
+        # An operator's symbol cannot be quoted; `names` has checked its characters.
         return sql.SQL("operator(pg_catalog.{})").format(sql.SQL(symbol))
 
     def _operation(self, node: Node) -> list[Part]:
-        operator = self._operator(node.number("opno"))
+        operator = self._operator(node.integer("opno"))
         match node.nodes("args"):
             case [argument]:
                 return ["(", operator, " ", argument, ")"]
@@ -211,15 +216,15 @@ class _Printer:
                 raise NotPrintableError(f"an operator has {len(arguments)} arguments")
 
     def _equality(self, node: Node) -> None:
-        """Check that an operator that is not written is the one that the server takes."""
-        if (symbol := self._names.operator(node.number("opno"))) != "=":
+        """Check that an operator that is not printed is the one that the server resolves."""
+        if (symbol := self._names.operator(node.integer("opno"))) != "=":
             raise NotPrintableError(f"{node.name} is of operator {symbol}")
 
     def _distinct(self, node: Node) -> list[Part]:
         self._equality(node)
         left, right = _two(node)
         if left.name == right.name == "ROWEXPR":
-            # Two rows would be compared field by field, but not when they are fields themselves.
+            # Rows are compared field by field, except as fields themselves.
             return ["(row(", left, ") is distinct from row(", right, "))"]
         return ["(", left, " is distinct from ", right, ")"]
 
@@ -231,21 +236,21 @@ class _Printer:
     def _array_comparison(self, node: Node) -> list[Part]:
         left, right = _two(node)
         which: LiteralString = " any (" if node.flag("useOr") else " all ("
-        return ["(", left, " ", self._operator(node.number("opno")), which, right, "))"]
+        return ["(", left, " ", self._operator(node.integer("opno")), which, right, "))"]
 
     def _function(self, node: Node) -> list[Part]:
-        name = self._names.function(node.number("funcid"))
+        name = self._names.function(node.integer("funcid"))
         arguments = node.nodes("args")
-        if node.number("funcformat") in _CASTS and len(arguments) == 1:
-            # A function that converts a type serves others that are stored alike, which no call says.
-            return ["(", arguments[0], "::", self._names.type(node.number("funcresulttype")), ")"]
-        separated: list[Part] = listed(arguments)
+        if node.integer("funcformat") in _CASTS and len(arguments) == 1:
+            # A conversion function also serves other types with the same storage, which a call would lose.
+            return ["(", arguments[0], "::", self._names.type(node.integer("funcresulttype")), ")"]
+        separated: list[Part] = join_nodes(arguments)
         if node.flag("funcvariadic") and separated:
             separated.insert(len(separated) - 1, "variadic ")
         return [name, "(", *separated, ")"]
 
     def _named_argument(self, node: Node) -> list[Part]:
-        return [sql.Identifier(unescaped(node.token("name"))), " => ", node.node("arg")]
+        return [sql.Identifier(unescape(node.token("name"))), " => ", node.node("arg")]
 
     # ---- logic
 
@@ -255,26 +260,26 @@ class _Printer:
             case "not" if len(arguments) == 1:
                 return ["(not ", arguments[0], ")"]
             case "and":
-                return ["(", *listed(arguments, " and "), ")"]
+                return ["(", *join_nodes(arguments, " and "), ")"]
             case "or":
-                return ["(", *listed(arguments, " or "), ")"]
+                return ["(", *join_nodes(arguments, " or "), ")"]
             case other:
                 raise NotPrintableError(f"{other} is no operation on truth values")
 
     def _null_test(self, node: Node) -> list[Part]:
-        test: LiteralString = " is not null)" if node.number("nulltesttype") else " is null)"
+        test: LiteralString = " is not null)" if node.integer("nulltesttype") else " is null)"
         return ["(", node.node("arg"), test]
 
     def _truth_test(self, node: Node) -> list[Part]:
-        number = node.number("booltesttype")
-        if number not in _TRUTHS:
-            raise NotPrintableError(f"{number} is no test of a truth value")
-        return ["(", node.node("arg"), _TRUTHS[number], ")"]
+        test = node.integer("booltesttype")
+        if test not in _TRUTHS:
+            raise NotPrintableError(f"{test} is no test of a truth value")
+        return ["(", node.node("arg"), _TRUTHS[test], ")"]
 
     # ---- choices
 
     def _case(self, node: Node) -> list[Part]:
-        operand = node.one("arg")
+        operand = node.single("arg")
         branches = node.nodes("args")
         if not isinstance(operand, Node):
             parts: list[Part] = ["(case", *branches]
@@ -285,7 +290,7 @@ class _Printer:
         return [*parts, " else ", node.node("defresult"), " end)"]
 
     def _compared_with(self, branch: Node) -> Node:
-        """What the operand of a CASE is compared with: its condition is `operand = value`."""
+        """The value that the operand of a CASE is compared with: its condition is `operand = value`."""
         condition = branch.node("expr")
         if condition.name != "OPEXPR":
             raise NotPrintableError(f"a CASE with an operand has a condition {condition.name}")
@@ -297,44 +302,44 @@ class _Printer:
         return [" when ", node.node("expr"), " then ", node.node("result")]
 
     def _coalesce(self, node: Node) -> list[Part]:
-        return ["coalesce(", *listed(node.nodes("args")), ")"]
+        return ["coalesce(", *join_nodes(node.nodes("args")), ")"]
 
     def _extreme(self, node: Node) -> list[Part]:
-        function: LiteralString = "least(" if node.number("op") else "greatest("
-        return [function, *listed(node.nodes("args")), ")"]
+        function: LiteralString = "least(" if node.integer("op") else "greatest("
+        return [function, *join_nodes(node.nodes("args")), ")"]
 
     # ---- arrays and rows
 
     def _array(self, node: Node) -> list[Part]:
-        type_name = self._names.type(node.number("array_typeid"))
-        return ["(array[", *listed(node.nodes("elements")), "]::", type_name, ")"]
+        type_name = self._names.type(node.integer("array_typeid"))
+        return ["(array[", *join_nodes(node.nodes("elements")), "]::", type_name, ")"]
 
     def _row(self, node: Node) -> list[Part]:
-        # With its type: the comparison of two rows that are written without is one of their fields.
-        type_name = self._names.type(node.number("row_typeid"))
-        return ["(row(", *listed(node.nodes("args")), ")::", type_name, ")"]
+        # With its type: rows without a type are compared field by field.
+        type_name = self._names.type(node.integer("row_typeid"))
+        return ["(row(", *join_nodes(node.nodes("args")), ")::", type_name, ")"]
 
     def _row_comparison(self, node: Node) -> list[Part]:
         symbols = {self._names.operator(oid) for oid in node.oids("opnos")}
         if len(symbols) != 1:
             raise NotPrintableError("a comparison of rows has several operators")
         operator = self._operator(node.oids("opnos")[0])
-        left, right = listed(node.nodes("largs")), listed(node.nodes("rargs"))
+        left, right = join_nodes(node.nodes("largs")), join_nodes(node.nodes("rargs"))
         return ["(row(", *left, ") ", operator, " row(", *right, "))"]
 
     def _subscript(self, node: Node) -> list[Part]:
-        if node.one("refassgnexpr") != NULL:
+        if node.single("refassgnexpr") != NULL:
             raise NotPrintableError("a subscript is assigned to")
         uppers, lowers = node.items("refupperindexpr"), node.items("reflowerindexpr")
         parts: list[Part] = ["(", node.node("refexpr"), ")"]
-        for number, upper in enumerate(uppers):
-            lower: list[Part] = [*_bound(lowers[number]), ":"] if lowers else []
+        for position, upper in enumerate(uppers):
+            lower: list[Part] = [*_bound(lowers[position]), ":"] if lowers else []
             parts += ["[", *lower, *_bound(upper), "]"]
         return ["(", *parts, ")"]
 
 
 _CASTS: Final = (1, 2)
-"""`CoercionForm` of a function that was written `::`, or not at all."""
+"""`CoercionForm` of a function that was written as `::`, or implicit."""
 
 _TRUTHS: Final[Mapping[int, LiteralString]] = {
     Truth.TRUE.value: " is true",

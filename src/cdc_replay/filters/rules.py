@@ -1,19 +1,18 @@
-"""Which operations Spark answers exactly as PostgreSQL does.
+"""Which operations Arrow answers exactly as PostgreSQL does.
 
-A rule says for an operation and its argument types that Spark is exact (in value, NULL, overflow, collation
-and error), and how it is built, or why PostgreSQL must be asked. What has no rule is asked: a gap costs
-speed, not truth.
+A rule says for an operation and its argument types that Arrow is exact (in value, NULL, overflow, collation
+and error), and how the result is computed, or why PostgreSQL evaluates it. Operations without a rule are
+evaluated by PostgreSQL: a gap costs speed, not correctness.
 
-Operations work on values in the forms of `values`, in which equality and order are PostgreSQL's. What may
-fail in PostgreSQL for some row is exact only where it cannot: a divisor that is a constant, a sum that the
-types of its parts cannot bring to overflow (`ranges`).
+Operations work on values in the forms of `sortable_forms`, in which equality and order are PostgreSQL's. An
+operation that can fail in PostgreSQL is exact only where it cannot fail: with a constant divisor, or a sum
+that fits for all values of its arguments' types (`integer_ranges`).
 
-`docs/filters.md` is made from the tables in this module, and tests compare each exact rule with a server.
+`docs/filters.md` is generated from the tables here; tests compare each exact rule with a server.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +20,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import functions as F
 
-from cdc_replay.filters import sortable_forms as values
+from cdc_replay.filters import sortable_forms
 from cdc_replay.filters.expression import (
     FIRST_UNRESERVED_OID,
     Collate,
@@ -36,9 +33,10 @@ from cdc_replay.filters.expression import (
 )
 from cdc_replay.filters.integer_ranges import cannot_overflow, range_of
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS, Signature
+from cdc_replay.filters.sortable_forms import Datum, date_to_timestamp
 
 Compute: TypeAlias = Callable[..., Any]
-"""Arrow's arrays and scalars, in the forms of `values` → an array or a scalar."""
+"""Arrays and scalars, in the forms of `sortable_forms` → an array or a scalar."""
 
 Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str | None]
 """Why this expression, on these arguments under this collation, is not exact after all, or None."""
@@ -46,16 +44,14 @@ Condition: TypeAlias = Callable[[Expression, tuple[Expression, ...], int], str |
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Spark gives PostgreSQL's answer for all values, NULL included, unless `unless` objects.
+    """Arrow gives PostgreSQL's answer for all values, NULL included, unless `unless` returns a reason.
 
-    `remark` says for the reader of `docs/filters.md` when it does. `compute` does to Arrow's arrays and
-    scalars what `build` does to columns, where Arrow can.
+    `remark` is the condition in the words of `docs/filters.md`.
     """
 
-    build: Callable[..., SparkColumn]
+    compute: Compute
     unless: Condition | None = None
     remark: str = ""
-    compute: Compute | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class OnServer:
 
 Rule: TypeAlias = Exact | OnServer
 
-UNKNOWN: Final = OnServer("no rule says that Spark is exact here")
+UNKNOWN: Final = OnServer("no rule says that Arrow is exact here")
 
 # ---- collations
 
@@ -95,10 +91,10 @@ def _is_ascii(expression: Expression) -> bool:
 
 
 def _text_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
-    """R3.16. Equal text is equal bytes under every built-in collation: all of those are deterministic.
+    """Why equal text is not equal bytes in UTF-8 (R3.16), or None: all built-in collations are deterministic.
 
-    Bytes are compared in the database's encoding there and in UTF-8 here. With a constant on one side that is
-    the same; for two columns it need not be, because some encodings have two codes for one character.
+    PostgreSQL compares bytes in the database's encoding. With a constant on one side the result is the same;
+    for two columns it can differ, because some encodings have two codes for one character.
     """
     if not 0 < collation < FIRST_UNRESERVED_OID:
         return "a user-defined collation may be non-deterministic"
@@ -110,8 +106,8 @@ def _text_differs(_: Expression, arguments: tuple[Expression, ...], collation: i
 def text_order_differs(_: Expression, arguments: tuple[Expression, ...], collation: int) -> str | None:
     """Why text is not ordered by its bytes in UTF-8 (R3.16), or None.
 
-    In every encoding of a server, characters outside of ASCII have bytes above those of ASCII. So the order
-    is the same in all of them where all arguments but one are constants of ASCII characters.
+    In every server encoding, characters outside ASCII have bytes above those of ASCII. So the order is the
+    same in all encodings if all arguments but one are constants of ASCII characters.
     """
     if collation not in BYTE_ORDER_COLLATIONS:
         return "text order depends on the collation"
@@ -127,9 +123,13 @@ def _pattern_differs(_: Expression, arguments: tuple[Expression, ...], collation
     text = _ESCAPED.sub("", str(pattern.value or ""))
     if "_" in text:
         return "_ stands for a character of the database's encoding"
-    return "the pattern escapes an ordinary character" if "\\" in text else None
+    if "\\" in text:
+        return "the pattern escapes an ordinary character"
+    return "the pattern is too long for a regular expression" if len(text) > MAX_PATTERN else None
 
 
+MAX_PATTERN: Final = 1000
+"""Characters of a LIKE pattern; RE2, which evaluates it, limits the size of its programs."""
 _ESCAPED: Final = re.compile(r"\\[\\%_]")
 
 
@@ -159,84 +159,68 @@ def _may_fail_to_divide(
     return objection or _may_overflow(expression, arguments, collation)
 
 
-def _same(argument: SparkColumn) -> SparkColumn:
+# ---- what Arrow computes
+
+
+def keep_form(argument: Datum) -> Datum:
+    """A cast that does not change the value's form."""
     return argument
 
 
-def _quotient(left: SparkColumn, right: SparkColumn) -> SparkColumn:
-    return F.call_function("div", left, right)
-
-
-def _to_double(number: SparkColumn) -> SparkColumn:
-    return number.cast("double")
-
-
-def _to_float(number: SparkColumn) -> SparkColumn:
-    return number.cast("float").cast("double")
-
-
-def _numeric_of_integer(number: SparkColumn) -> SparkColumn:
-    return values.numeric_of_text(number.cast("string"))
-
-
-def _like(text: SparkColumn, pattern: SparkColumn) -> SparkColumn:
-    return F.like(text, pattern)
-
-
-def _not_like(text: SparkColumn, pattern: SparkColumn) -> SparkColumn:
-    return ~F.like(text, pattern)
-
-
-def _unsigned(number: SparkColumn) -> SparkColumn:
-    return number.bitwiseAND(F.lit(0xFFFFFFFF))
-
-
-# ---- the same of Arrow
-
-
-def same_array(argument: pa.Array) -> pa.Array:
-    """Where a value's form does not change."""
-    return argument
-
-
-def _remainder(dividend: pa.Array, divisor: pa.Array) -> pa.Array:
+def _remainder(dividend: Datum, divisor: Datum) -> Datum:
     # Arrow's has the divisor's sign, PostgreSQL's the dividend's.
-    found = pc.modulo(dividend, divisor)
+    remainder = pc.modulo(dividend, divisor)
     differ = pc.not_equal(pc.less(dividend, 0), pc.less(divisor, 0))
-    return pc.if_else(pc.and_(differ, pc.not_equal(found, 0)), pc.subtract(found, divisor), found)
+    return pc.if_else(pc.and_(differ, pc.not_equal(remainder, 0)), pc.subtract(remainder, divisor), remainder)
 
 
-def _begins_with(text: pa.Array, prefix: pa.Scalar) -> pa.Array:
-    return pc.starts_with(text, pattern=prefix.as_py()) if prefix.is_valid else pa.scalar(None, pa.bool_())
-
-
-def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(left, right, "")
-
-
-def _negated(number: pa.Array) -> pa.Array:
+def _negate(number: Datum) -> Datum:
     return pc.subtract(pa.scalar(0, pa.int64()), number)
 
 
-def _numeric_of_integers(number: pa.Array) -> pa.Array:
-    return values.numerics_of_array(number.cast(pa.string()))
+def _to_numeric(number: Datum) -> Datum:
+    return sortable_forms.form_numerics(number.cast(pa.string()))
 
 
-def _unsigned_array(number: pa.Array) -> pa.Array:
+def _to_float8(number: Datum) -> Datum:
+    # A safe cast refuses to round.
+    return sortable_forms.form_doubles(pc.cast(number, pa.float64(), safe=False))
+
+
+def _to_float4(number: Datum) -> Datum:
+    rounded = pc.cast(number, pa.float32(), safe=False)
+    return sortable_forms.form_doubles(pc.cast(rounded, pa.float64()))
+
+
+def _to_unsigned(number: Datum) -> Datum:
     return pc.bit_wise_and(number, pa.scalar(0xFFFFFFFF, pa.int64()))
 
 
+def _starts_with(text: Datum, prefix: pa.Scalar) -> Datum:
+    return pc.starts_with(text, pattern=prefix.as_py()) if prefix.is_valid else pa.scalar(None, pa.bool_())
+
+
+def _concatenate(left: Datum, right: Datum) -> Datum:
+    return pc.binary_join_element_wise(left, right, "")
+
+
+def _like(text: Datum, pattern: pa.Scalar) -> Datum:
+    if not pattern.is_valid:
+        return pa.scalar(None, pa.bool_())
+    parts = _PATTERN_PARTS.findall(pattern.as_py())
+    regex = "".join(".*" if part == "%" else re.escape(part[-1]) for part in parts)
+    return pc.match_substring_regex(text, rf"(?s)\A{regex}\z")
+
+
+def _not_like(text: Datum, pattern: pa.Scalar) -> Datum:
+    return pc.invert(_like(text, pattern))
+
+
+_PATTERN_PARTS: Final = re.compile(r"\\?.", re.DOTALL)
+
 # ---- operators and functions
 
-_BUILDERS: Final[Mapping[str, Callable[[SparkColumn, SparkColumn], SparkColumn]]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_COMPARED: Final[Mapping[str, Compute]] = {
+_COMPARISONS: Final[Mapping[str, Compute]] = {
     "=": pc.equal,
     "<>": pc.not_equal,
     "<": pc.less,
@@ -264,7 +248,10 @@ _BYTE_ORDER: Final = (
     'under "C" or POSIX, with a constant of ASCII characters on one side; under pg_c_utf8, ucs_basic and '
     "pg_unicode_fast"
 )
-_PATTERN: Final = "the pattern is a constant without `_`, and `\\` escapes only `%`, `_` and `\\`"
+_PATTERN: Final = (
+    f"the pattern is a constant without `_` of at most {MAX_PATTERN} characters, and `\\` escapes only `%`,"
+    " `_` and `\\`"
+)
 _PREFIX: Final = "the prefix is a constant"
 _FOLDING: Final = OnServer("upper and lower case depend on the collation")
 _REGULAR: Final = OnServer("PostgreSQL's regular expressions are its own, and depend on the collation")
@@ -277,7 +264,7 @@ _DOCUMENTS: Final = OnServer("documents are PostgreSQL's own: equal ones have di
 ARRAYS: Final = OnServer("a column's array is text until PostgreSQL reads it")
 _HASHES: Final = OnServer("of the text's bytes in the database's encoding, by PostgreSQL's own functions")
 _CHARACTERS: Final = OnServer("what is one character depends on the database's encoding")
-_CALENDAR: Final = OnServer("infinities, and years that Spark does not have")
+_CALENDAR: Final = OnServer("infinities and calendar arithmetic are PostgreSQL's own")
 
 _ORDERED_BY_SERVER: Final = {
     "interval": OnServer("equal intervals have different texts (1 mon, 30 days)"),
@@ -290,74 +277,65 @@ _ORDERED_BY_SERVER: Final = {
 
 RULES: Final[Mapping[Signature, Rule]] = {
     **{
-        (symbol, *pair): Exact(_BUILDERS[symbol], compute=_COMPARED[symbol])
+        (symbol, *pair): Exact(_COMPARISONS[symbol])
         for pair in _ALWAYS_COMPARABLE
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "date", "timestamp"): Exact(
-            lambda left, right, build=_BUILDERS[symbol]: build(values.midnight_of(left), right),
-            compute=lambda left, right, compute=_COMPARED[symbol]: compute(
-                values.midnights_of_array(left), right
-            ),
+            lambda left, right, compare=_COMPARISONS[symbol]: compare(date_to_timestamp(left), right)
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
         (symbol, "timestamp", "date"): Exact(
-            lambda left, right, build=_BUILDERS[symbol]: build(left, values.midnight_of(right)),
-            compute=lambda left, right, compute=_COMPARED[symbol]: compute(
-                left, values.midnights_of_array(right)
-            ),
+            lambda left, right, compare=_COMPARISONS[symbol]: compare(left, date_to_timestamp(right))
         )
         for symbol in COMPARISON_SYMBOLS
     },
     **{
-        (symbol, kind, kind): Exact(_BUILDERS[symbol], _text_differs, _ONE_CONSTANT, _COMPARED[symbol])
+        (symbol, kind, kind): Exact(_COMPARISONS[symbol], _text_differs, _ONE_CONSTANT)
         for kind in ("text", "bpchar")
         for symbol in _EQUALITY
     },
     **{
-        (symbol, kind, kind): Exact(_BUILDERS[symbol], text_order_differs, _BYTE_ORDER, _COMPARED[symbol])
+        (symbol, kind, kind): Exact(_COMPARISONS[symbol], text_order_differs, _BYTE_ORDER)
         for kind in ("text", "bpchar")
         for symbol in _ORDER
     },
     ("~~", "text", "text"): Exact(_like, _pattern_differs, _PATTERN),
     ("!~~", "text", "text"): Exact(_not_like, _pattern_differs, _PATTERN),
-    ("^@", "text", "text"): Exact(F.startswith, _prefix_differs, _PREFIX, _begins_with),
-    ("starts_with", "text", "text"): Exact(F.startswith, _prefix_differs, _PREFIX, _begins_with),
-    ("||", "text", "text"): Exact(F.concat, compute=_joined),
-    **{("+", *pair): Exact(F.try_add, _may_overflow, _FITS, pc.add) for pair in _PAIRS},
-    **{("-", *pair): Exact(F.try_subtract, _may_overflow, _FITS, pc.subtract) for pair in _PAIRS},
-    **{("*", *pair): Exact(F.try_multiply, _may_overflow, _FITS, pc.multiply) for pair in _PAIRS},
-    **{("/", *pair): Exact(_quotient, _may_fail_to_divide, _QUOTIENT, pc.divide) for pair in _PAIRS},
+    ("^@", "text", "text"): Exact(_starts_with, _prefix_differs, _PREFIX),
+    ("starts_with", "text", "text"): Exact(_starts_with, _prefix_differs, _PREFIX),
+    ("||", "text", "text"): Exact(_concatenate),
+    **{("+", *pair): Exact(pc.add, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("-", *pair): Exact(pc.subtract, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("*", *pair): Exact(pc.multiply, _may_overflow, _FITS) for pair in _PAIRS},
+    **{("/", *pair): Exact(pc.divide, _may_fail_to_divide, _QUOTIENT) for pair in _PAIRS},
     **{
-        (name, kind, kind): Exact(operator.mod, _may_divide_by_zero, _DIVISOR, _remainder)
+        (name, kind, kind): Exact(_remainder, _may_divide_by_zero, _DIVISOR)
         for name in ("%", "mod")
         for kind in _INTEGERS
     },
-    **{
-        ("-", kind): Exact(lambda number: F.try_subtract(F.lit(0), number), _may_overflow, _FITS, _negated)
-        for kind in _INTEGERS
-    },
-    **{("~", kind): Exact(F.bitwise_not, compute=pc.bit_wise_not) for kind in _INTEGERS},
-    **{("&", kind, kind): Exact(SparkColumn.bitwiseAND, compute=pc.bit_wise_and) for kind in _INTEGERS},
-    **{("|", kind, kind): Exact(SparkColumn.bitwiseOR, compute=pc.bit_wise_or) for kind in _INTEGERS},
-    **{("#", kind, kind): Exact(SparkColumn.bitwiseXOR, compute=pc.bit_wise_xor) for kind in _INTEGERS},
-    ("int4", "int2"): Exact(_same, compute=same_array),
-    ("int8", "int2"): Exact(_same, compute=same_array),
-    ("int8", "int4"): Exact(_same, compute=same_array),
-    ("int8", "oid"): Exact(_same, compute=same_array),
-    ("int2", "int4"): Exact(_same, _may_overflow, _FITS, same_array),
-    ("int2", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
-    ("int4", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
-    ("oid", "int8"): Exact(_same, _may_overflow, _FITS, same_array),
-    **{("numeric", kind): Exact(_numeric_of_integer, compute=_numeric_of_integers) for kind in _INTEGERS},
-    **{("float4", kind): Exact(_to_float) for kind in _INTEGERS},
-    **{("float8", kind): Exact(_to_double) for kind in _INTEGERS},
-    ("float8", "float4"): Exact(_same, compute=same_array),
-    ("text", "bpchar"): Exact(_same, compute=same_array),
-    ("date", "timestamp"): Exact(values.date_of, compute=values.dates_of_array),
+    **{("-", kind): Exact(_negate, _may_overflow, _FITS) for kind in _INTEGERS},
+    **{("~", kind): Exact(pc.bit_wise_not) for kind in _INTEGERS},
+    **{("&", kind, kind): Exact(pc.bit_wise_and) for kind in _INTEGERS},
+    **{("|", kind, kind): Exact(pc.bit_wise_or) for kind in _INTEGERS},
+    **{("#", kind, kind): Exact(pc.bit_wise_xor) for kind in _INTEGERS},
+    ("int4", "int2"): Exact(keep_form),
+    ("int8", "int2"): Exact(keep_form),
+    ("int8", "int4"): Exact(keep_form),
+    ("int8", "oid"): Exact(keep_form),
+    ("int2", "int4"): Exact(keep_form, _may_overflow, _FITS),
+    ("int2", "int8"): Exact(keep_form, _may_overflow, _FITS),
+    ("int4", "int8"): Exact(keep_form, _may_overflow, _FITS),
+    ("oid", "int8"): Exact(keep_form, _may_overflow, _FITS),
+    **{("numeric", kind): Exact(_to_numeric) for kind in _INTEGERS},
+    **{("float4", kind): Exact(_to_float4) for kind in _INTEGERS},
+    **{("float8", kind): Exact(_to_float8) for kind in _INTEGERS},
+    ("float8", "float4"): Exact(keep_form),
+    ("text", "bpchar"): Exact(keep_form),
+    ("date", "timestamp"): Exact(sortable_forms.timestamp_to_date),
     ("float8", "numeric"): _CAST_ROUNDS,
     ("float4", "numeric"): _CAST_ROUNDS,
     ("numeric", "numeric", "int4"): _CAST_ROUNDS,
@@ -387,14 +365,14 @@ RULES: Final[Mapping[Signature, Rule]] = {
     **{(symbol, "numeric", "numeric"): _ROUNDING for symbol in ("+", "-", "*", "/", "%")},
     **{(symbol, "float8", "float8"): _ROUNDING for symbol in ("+", "-", "*", "/")},
 }
-"""What is known of operators and of functions, by signature."""
+"""The rules of operators and functions, by signature."""
 
 RELABELS: Final[Mapping[tuple[int, int], Exact]] = {
-    (Type.VARCHAR, Type.TEXT): Exact(_same, compute=same_array),
-    (Type.TEXT, Type.VARCHAR): Exact(_same, compute=same_array),
-    (Type.VARCHAR, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
-    (Type.TEXT, Type.BPCHAR): Exact(values.trimmed, compute=values.trimmed_array),
-    (Type.INT4, Type.OID): Exact(_unsigned, compute=_unsigned_array),
+    (Type.VARCHAR, Type.TEXT): Exact(keep_form),
+    (Type.TEXT, Type.VARCHAR): Exact(keep_form),
+    (Type.VARCHAR, Type.BPCHAR): Exact(sortable_forms.trim_blanks),
+    (Type.TEXT, Type.BPCHAR): Exact(sortable_forms.trim_blanks),
+    (Type.INT4, Type.OID): Exact(_to_unsigned),
 }
 """Binary-compatible casts, (from, to): the same bytes, read as another type."""
 
@@ -410,7 +388,7 @@ STRUCTURE: Final[Mapping[str, str]] = {
     "casts of constants": "to a number or to char(n), varchar(n), numeric(p, s), if the result fits",
     "other types of the same bytes": "varchar, text and char(n); integer as oid; COLLATE",
 }
-"""Expressions that are exact in Spark where all of their parts are."""
+"""Expressions that are exact in Arrow if all of their parts are."""
 
 WITHOUT_A_RULE: Final[Mapping[str, str]] = {
     "initcap, replace, trim, position, lpad, reverse, …": (
@@ -426,9 +404,9 @@ WITHOUT_A_RULE: Final[Mapping[str, str]] = {
     "generated columns: virtual ones, and all before PostgreSQL 18": (
         "their values are not sent, but computed again (R3.13)"
     ),
-    "constants of other types, or in another encoding than UTF-8": "their stored form is not understood",
+    "constants of other types, or in another encoding than UTF-8": "their stored form is not supported",
 }
-"""What is left to PostgreSQL because nothing here is about it, for the reader of `docs/filters.md`."""
+"""What PostgreSQL evaluates for want of a rule, for `docs/filters.md`."""
 
 TEXT_TYPES: Final = frozenset({Type.TEXT, Type.VARCHAR, Type.BPCHAR})
 

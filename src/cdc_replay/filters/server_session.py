@@ -1,14 +1,14 @@
-"""A connection that evaluates filters: rows in by COPY, one text of answers out.
+"""A connection that evaluates filters: rows in by COPY, one string of answers out.
 
     values ── COPY FROM STDIN ──▶ pg_temp.cdc_replay_check_N (row, typed columns)
     "tfn…" ◀── string_agg of the filter, in the order of the rows ──┘
 
 The table (`check_table`) has columns of the published types and collations, so that comparisons mean the
-same (R3.16), and values pass PostgreSQL's own input functions. A generated column is generated again, because
-the wire omits it (R3.13). The answers come as one value: a client takes longer to receive 50,000 rows of one
-letter than the server needs to evaluate an ordinary filter for them.
+same (R3.16), and PostgreSQL's own input functions read the values. The server computes generated columns,
+which are not sent (R3.13). The answers are one value: receiving 50,000 rows of one letter takes longer than
+evaluating an ordinary filter for them.
 
-The tables are temporary: a process that dies leaves nothing behind.
+The tables are temporary: a process that dies leaves nothing.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ Answers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int8]]
 NULL: Final = -1
 _LETTERS: Final = {ord("t"): 1, ord("f"): 0}
 
-_NOT_THE_FILTERS_FAULT: Final = frozenset({"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58"})
+_SERVER_ERROR_CLASSES: Final = frozenset({"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58"})
 """Classes of SQLSTATE: connections, transactions, resources, operators, the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the server said, and about which row of those that it was asked about; None if about none."""
+    """The server's error, and the row that caused it; None if no row did."""
 
-    said: str
+    message: str
     sqlstate: str | None
     row: int | None
 
 
 class FilterFailed(Exception):
-    """A filter cannot be evaluated, whatever is tried."""
+    """Evaluating a filter fails, and would fail again."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.said)
+        super().__init__(failure.message)
         self.failure = failure
 
 
 class FilterSession:
-    """Opens a connection with the first question, and keeps it."""
+    """A connection for questions, opened at the first one."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._connection: Connection | None = None
         self._tables: dict[tuple[int, tuple[RowFilter, ...]], CheckTable] = {}
-        self._made: set[int] = set()
+        self._created_ids: set[int] = set()
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -71,25 +71,25 @@ class FilterSession:
     def answers(self, question: Question, values: pa.Table) -> Answers:
         """The answers for all rows of `values`.
 
-        The first column of `values` is replaced by the row's number; of the others, all strings, there is one
-        for each column of the question that is not generated.
+        The first column of `values` is replaced by the row's ordinal; the others, all strings, are the
+        question's columns that are not generated.
 
         Raises:
-            FilterFailed: if the filter fails, with the first row that makes it fail.
-            InvalidFilter: if it has what PostgreSQL accepts in no filter, or its generated columns have.
-            ServerUnavailable, MissingPrivilege: if the server cannot be asked.
+            FilterFailed: if the filter fails, with the first row for which it does.
+            InvalidFilter: if the filter or a generated column has what PostgreSQL accepts in none.
+            ServerUnavailable, MissingPrivilege: if the server cannot evaluate filters.
         """
         try:
             return self._ask(question, values)
         except psycopg.Error as error:
             row, cause = self._first_failing_row(question, values, error)
-            said = cause.diag.message_primary or str(cause)
-            raise FilterFailed(Failure(said, cause.sqlstate, row)) from error
+            message = cause.diag.message_primary or str(cause)
+            raise FilterFailed(Failure(message, cause.sqlstate, row)) from error
 
     def _first_failing_row(
         self, question: Question, values: pa.Table, error: psycopg.Error
     ) -> tuple[int | None, psycopg.Error]:
-        """By halves, with its own error; none if the filter fails without any row, or does not fail again."""
+        """By bisection, with its own error; None if the filter fails for no row, or does not fail again."""
         if self._error_of(question, values.slice(0, 0)) is not None:
             return None, error
         start, count = 0, values.num_rows
@@ -99,8 +99,8 @@ class FilterSession:
                 count = half
             else:
                 start, count = start + half, count - half
-        found = self._error_of(question, values.slice(start, count))
-        return (None, error) if found is None else (start, found)
+        row_error = self._error_of(question, values.slice(start, count))
+        return (None, error) if row_error is None else (start, row_error)
 
     def _error_of(self, question: Question, values: pa.Table) -> psycopg.Error | None:
         try:
@@ -110,14 +110,14 @@ class FilterSession:
         return None
 
     def _ask(self, question: Question, values: pa.Table) -> Answers:
-        what = f'cannot evaluate a row filter of table "{question.table}"'
-        with translated_errors(what):
+        error_prefix = f'cannot evaluate a row filter of table "{question.table}"'
+        with translated_errors(error_prefix):
             try:
                 return self._exchange(question, values)
             except psycopg.Error as error:
-                if error.sqlstate is not None and error.sqlstate[:2] in _NOT_THE_FILTERS_FAULT:
+                if error.sqlstate is not None and error.sqlstate[:2] in _SERVER_ERROR_CLASSES:
                     raise ServerUnavailable(
-                        f"{what}: {error.diag.message_primary} (SQLSTATE {error.sqlstate})",
+                        f"{error_prefix}: {error.diag.message_primary} (SQLSTATE {error.sqlstate})",
                         hint="Run the command again when the publisher has recovered.",
                     ) from error
                 raise
@@ -126,7 +126,7 @@ class FilterSession:
         if self._connection is None:
             self._connection = connect(self._dsn, purpose="row filters")
         table = self._check_table(question, self._connection)
-        is_new = question.number not in self._made
+        is_new = question.check_id not in self._created_ids
         with self._connection.transaction(), self._connection.cursor() as cursor:
             # Not ON COMMIT DELETE ROWS, which empties the tables of all questions at every commit.
             if is_new:
@@ -136,25 +136,25 @@ class FilterSession:
             with cursor.copy(table.fill) as copy:
                 copy.write(_csv(values))
             (letters,) = cursor.execute(table.select).fetchone() or (None,)
-        self._made.add(question.number)
-        found = np.frombuffer((letters or "").encode(), np.uint8)
-        return np.select([found == letter for letter in _LETTERS], list(_LETTERS.values()), NULL).astype(
+        self._created_ids.add(question.check_id)
+        octets = np.frombuffer((letters or "").encode(), np.uint8)
+        return np.select([octets == letter for letter in _LETTERS], list(_LETTERS.values()), NULL).astype(
             np.int8
         )
 
     def _check_table(self, question: Question, connection: Connection) -> CheckTable:
-        # Of some of the filters alone another expression is asked for, over the same table.
-        key = (question.number, question.filters)
+        # A question with a part of the filters has another expression over the same table.
+        key = (question.check_id, question.filters)
         if key not in self._tables:
-            self._tables[key] = CheckTable.of(question, connection)
+            self._tables[key] = CheckTable.for_question(question, connection)
         return self._tables[key]
 
 
 def _csv(values: pa.Table) -> memoryview:
-    """The rows in COPY's CSV: a number for their order, then the values; NULL is empty, text quoted."""
-    numbers = pa.array(np.arange(values.num_rows))
+    """The rows in COPY's CSV: an ordinal, then the values; NULL is empty, text quoted."""
+    row_numbers = pa.array(np.arange(values.num_rows))
     sink = io.BytesIO()
     options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
-    # One chunk: write_csv (Arrow 26) writes rubbish where the first chunk of a table is empty.
-    pyarrow.csv.write_csv(values.set_column(0, "0", numbers).combine_chunks(), sink, options)
+    # One chunk: write_csv (Arrow 26) writes garbage where the first chunk of a table is empty.
+    pyarrow.csv.write_csv(values.set_column(0, "0", row_numbers).combine_chunks(), sink, options)
     return sink.getbuffer()

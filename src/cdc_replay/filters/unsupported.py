@@ -20,6 +20,7 @@ from cdc_replay.filters.expression import (
     Relabel,
     Unmodelled,
     children,
+    walk,
 )
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
 from cdc_replay.filters.rules import (
@@ -36,20 +37,14 @@ from cdc_replay.filters.rules import (
 from cdc_replay.filters.sortable_forms import FORMS
 
 MAX_NODES: Final = 10_000
-"""Spark plans a larger expression longer than PostgreSQL evaluates it for many rows."""
+"""Arrow computes a larger expression, kernel by kernel, longer than PostgreSQL evaluates it for many rows."""
 
 
 def unsupported_reason(expression: Expression) -> str | None:
-    """Why PostgreSQL must evaluate `expression`, outermost reason first; None if Spark is exact."""
-    if _nodes_in_spark(expression) > MAX_NODES:
-        return "it is too large to be planned by Spark"
+    """Why PostgreSQL must evaluate `expression`, outermost reason first; None if Arrow is exact."""
+    if sum(1 for _ in walk(expression)) > MAX_NODES:
+        return "it is too large to be computed kernel by kernel"
     return _first_reason(expression)
-
-
-def _nodes_in_spark(expression: Expression) -> int:
-    """The size of the expression that Spark gets; it says twice what these two compare."""
-    nodes = 1 + sum(_nodes_in_spark(child) for child in children(expression))
-    return 2 * nodes if isinstance(expression, NullIf | Distinct) else nodes
 
 
 def _first_reason(expression: Expression) -> str | None:
@@ -58,7 +53,7 @@ def _first_reason(expression: Expression) -> str | None:
     reason = _own_reason(expression)
     if reason is not None:
         return reason
-    return next((found for child in children(expression) if (found := _first_reason(child))), None)
+    return next(filter(None, map(_first_reason, children(expression))), None)
 
 
 def _own_reason(expression: Expression) -> str | None:
@@ -81,16 +76,16 @@ def _own_reason(expression: Expression) -> str | None:
 def _leaf_reason(expression: Expression) -> str | None:
     match expression:
         case Column(type_oid=type_oid) | Constant(type_oid=type_oid):
-            what = "" if type_oid in FORMS else _NAMES.get(type_oid, f"type oid {type_oid}")
+            subject = "" if type_oid in FORMS else _NAMES.get(type_oid, f"type oid {type_oid}")
         case Relabel(source_type=source, type_oid=target):
-            what = "" if (source, target) in RELABELS else "a cast between types"
-        case Unmodelled(what):
+            subject = "" if (source, target) in RELABELS else "a cast between types"
+        case Unmodelled(subject):
             pass
         case Array():
-            what = "an array by itself"
+            subject = "an array outside of ANY or ALL"
         case _:
-            what = ""
-    return f"{what}: {UNKNOWN.because}" if what else None
+            subject = ""
+    return f"{subject}: {UNKNOWN.because}" if subject else None
 
 
 _DEFAULT: Final = 100
@@ -153,4 +148,4 @@ _NAMES: Final[Mapping[int, str]] = {
     1562: "varbit",
     3802: "jsonb",
 }
-"""Types without a form, for the reason that a person reads."""
+"""Names of types without a form, for the reason."""

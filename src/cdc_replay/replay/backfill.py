@@ -258,7 +258,7 @@ def _plan_routes(
     with connect(destination.dsn, purpose=f"backfill {session.subscription.name}") as connection:
         run_as_owner = session.subscription.run_as_owner
         targets = read_target_tables(connection, names, run_as_owner=run_as_owner)
-    wanted = {name: Target.of(targets.get(name), window.after) for name in names}
+    wanted = {name: Target.from_table(targets.get(name), window.after) for name in names}
     renamed = tables_renamed_to(change_log, window.after, names)
     routes = plan_routes(defined, session.subscription.publications, wanted, renamed)
     check_targets({table.name: table.columns for table in routes.tables}, targets)

@@ -1,7 +1,8 @@
-"""Windows of several subscriptions, staged by one Spark job: who shares what, and whom a failure stops."""
+"""Stages windows of several subscriptions by one Spark job: who shares work, and whom a failure stops."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,9 +24,9 @@ PlannedSession: TypeAlias = tuple[WindowPlan, ApplySession]
 
 @dataclass(frozen=True, slots=True)
 class StagedChanges:
-    """What is staged for a subscription, by target, what is known of its window, and the routing's counts.
+    """What is staged for a subscription, by target, the facts of its window, and the counts of its routing.
 
-    Where the survey has unsent values (R4.6), nothing that is staged counts.
+    If the facts have unsent values (R4.6), what is staged does not count.
     """
 
     staged: Mapping[int, StagedTable]
@@ -34,11 +35,11 @@ class StagedChanges:
 
 
 StagingResult: TypeAlias = StagedChanges | CdcReplayError
-"""Or why nothing is staged for it."""
+"""What is staged, or why nothing is."""
 
 
 def request_of(plan: WindowPlan) -> ApplyRequest:
-    """Where the plan's window goes."""
+    """How the plan's window is applied."""
     session, tables = plan.session, plan.routes.tables
     return ApplyRequest(
         session.subscription, session.dsn, tables, plan.window.upto, contingent_changes, plan.relations
@@ -60,54 +61,55 @@ def stage_windows(
             tune_for(spark, reader.rows)
     except SparkJobFailed as error:
         return {plan.name: error for plan in plans}
-    return _staged(WindowJob(spark, reader, publisher_dsn), _alike(windows))
+    return _stage_groups(WindowJob(spark, reader, publisher_dsn), _group_by_routing(windows))
 
 
-def _alike(windows: Sequence[PlannedSession]) -> list[list[PlannedSession]]:
+def _group_by_routing(windows: Sequence[PlannedSession]) -> list[list[PlannedSession]]:
     """The windows, those together that see the same changes and apply them alike."""
-    found: list[list[PlannedSession]] = []
-    for each in windows:
-        like = next((lane for lane in found if _is_alike(lane[0], each)), None)
-        if like is None:
-            found.append([each])
+    groups: list[list[PlannedSession]] = []
+    for window in windows:
+        same = next((group for group in groups if _share_routing(group[0], window)), None)
+        if same is None:
+            groups.append([window])
         else:
-            like.append(each)
-    return found
+            same.append(window)
+    return groups
 
 
-def _is_alike(one: PlannedSession, other: PlannedSession) -> bool:
-    (plan, window), (other_plan, other_window) = one, other
-    mine, theirs = plan.session.subscription, other_plan.session.subscription
-    options = mine.origin == theirs.origin and mine.on_conflict == theirs.on_conflict
-    return options and plan.routes == other_plan.routes and _layouts(window) == _layouts(other_window)
+def _share_routing(left: PlannedSession, right: PlannedSession) -> bool:
+    (plan, session), (other_plan, other_session) = left, right
+    subscription, other = plan.session.subscription, other_plan.session.subscription
+    same_options = subscription.origin == other.origin and subscription.on_conflict == other.on_conflict
+    same_layout = _staging_layout(session) == _staging_layout(other_session)
+    return same_options and plan.routes == other_plan.routes and same_layout
 
 
-def _layouts(window: ApplySession) -> list[bool]:
-    """What may differ in staging tables of the same routes, besides names and types."""
-    return [table.inserts_in_log_order for table in window.tables]
+def _staging_layout(session: ApplySession) -> list[bool]:
+    """What can differ between staging tables of the same routes, apart from names and types."""
+    return [table.inserts_in_log_order for table in session.tables]
 
 
-def _staged(flow: WindowJob, lanes: Sequence[Sequence[PlannedSession]]) -> dict[str, StagingResult]:
-    names = [[plan.name for plan, _ in lane] for lane in lanes]
+def _stage_groups(job: WindowJob, groups: Sequence[Sequence[PlannedSession]]) -> dict[str, StagingResult]:
+    names = [[plan.name for plan, _ in group] for group in groups]
     try:
-        with translated_spark_errors(f"replay of {', '.join(name for lane in names for name in lane)}"):
-            results = flow.staged([_lane(lane) for lane in lanes])
+        with translated_spark_errors(f"replay of {', '.join(itertools.chain.from_iterable(names))}"):
+            results = job.stage([_routing_group(group) for group in groups])
     except CdcReplayError as error:
-        if len(lanes) == 1:
+        if len(groups) == 1:
             return dict.fromkeys(names[0], error)
-        # Whose error it is shows when each is tried alone; what it stops is that one only.
-        return {name: one for lane in lanes for name, one in _staged(flow, [lane]).items()}
+        # Run alone, a group shows whether the error is its own; the error stops that group only.
+        return {name: result for group in groups for name, result in _stage_groups(job, [group]).items()}
     return {
         name: staged
         if isinstance(staged, CdcReplayError)
-        else StagedChanges(staged, result.notes.window_facts(), result.notes.counts)
-        for lane, result in zip(names, results, strict=True)
-        for name, staged in zip(lane, result.staged, strict=True)
+        else StagedChanges(staged, result.facts.window_facts(), result.facts.counts)
+        for group_names, result in zip(names, results, strict=True)
+        for name, staged in zip(group_names, result.staged, strict=True)
     }
 
 
-def _lane(windows: Sequence[PlannedSession]) -> RoutingGroup:
+def _routing_group(windows: Sequence[PlannedSession]) -> RoutingGroup:
     plan = windows[0][0]
     subscription = plan.session.subscription
-    stagers = tuple(Stager.of(window.tables, each.session.dsn) for each, window in windows)
+    stagers = tuple(Stager.of(session.tables, window_plan.session.dsn) for window_plan, session in windows)
     return RoutingGroup(plan.routes, subscription.origin, subscription.on_conflict, stagers)

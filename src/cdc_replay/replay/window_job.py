@@ -1,19 +1,17 @@
-"""A window on its way through Spark: log → changes → routed → net → staging tables, in one job.
+"""The Spark job of one window: log → changes → routed → net changes → staging tables.
 
-    map, one task per run of row groups      read, decode; ask the row filters; route and pack, lane by lane
+    map, one task per run of row groups      read, decode; route and pack for each routing group
     shuffle                                  packed pieces
     reduce, one task per part or several     fold; COPY into the staging tables of each subscription
 
-A *lane* is what subscriptions have in common that see the same changes and apply them alike. All lanes share
-the reading and decoding of the log; subscriptions of one lane share everything but their staging tables.
+A *routing group* is subscriptions that see the same changes and apply them alike. All groups share reading
+and decoding the log; subscriptions of one group share everything but their staging tables. Rows do not enter
+the JVM.
 
-Rows do not enter the JVM, but for the values that Spark's row filters read. Those are asked first: the
-answers come back to a second Python process of the same task, which decodes the row groups again.
-
-What has to be known of a whole window before its changes can be grouped (`compact.Survey`) is noted by the
-same job. Few windows have anything to note. What came before a TRUNCATE is left out by the parts. Changes of
-keys that rows have left or reached come back with the notes, are folded together and staged by a small job of
-their own; where they are many, the lane runs once more, with what was noted.
+The same job collects the facts about the whole window that its changes cannot be grouped without
+(`compact.WindowFacts`); few windows have any. Reduce tasks omit changes before a TRUNCATE. Changes to keys
+that an UPDATE renames are deferred: they return with the facts, and a second, small job folds and stages
+them. If they are too many, the group runs once more, with the facts.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from cdc_replay.errors import CdcReplayError
@@ -44,41 +41,27 @@ from cdc_replay.replay.compact.shuffle import (
     read_partitions,
 )
 from cdc_replay.replay.decode import LogReader
-from cdc_replay.replay.route.filter_evaluation import (
-    FILTER_INPUT,
-    QUESTIONS_DDL,
-    FilterEvaluator,
-    RouteFilters,
-    SparkFilterInput,
-    SparkFilterPlan,
-    SparkFilterResults,
-)
-from cdc_replay.replay.route.router import FilterResults, RouteIndex, Router
+from cdc_replay.replay.route.group_router import GroupRouter
+from cdc_replay.replay.route.route_index import DecodedChanges, RouteIndex
 from cdc_replay.replay.route.routes import Routes
-from cdc_replay.replay.route.tuples import Tuples
 from cdc_replay.spark.session import SMALL_WINDOW_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_NOTHING: Final = WindowFacts((), ())
-_PARTS_HELD: Final = 3
-"""So many parts' texts a task holds at most, for subscriptions that they are written to in turn."""
+_NO_FACTS: Final = WindowFacts((), ())
+_MAX_PARTS_PER_TASK: Final = 3
+"""Parts whose rows a task keeps, while it writes them to several subscriptions in turn."""
 _ROWS_PER_SHARE: Final = 2_000
-"""Fewer changes that were set aside are not worth another task."""
+"""Fewer deferred changes are not worth another task."""
 
-_ASKED: Final = pa.schema([("chunk", pa.int32()), *FILTER_INPUT])
-_ASKED_DDL: Final = f"chunk int, {QUESTIONS_DDL}"
-_HEADER: Final = -1
-"""The number of the row that comes before a task's questions, with the number of the task as its chunk."""
-
-_RESULT: Final = pa.schema([("lane", pa.int32()), ("stager", pa.int32()), ("notes", pa.binary()), *PARTS])
-_RESULT_DDL: Final = f"lane int, stager int, notes binary, {PARTS_DDL}"
+_RESULT: Final = pa.schema([("group", pa.int32()), ("stager", pa.int32()), ("facts", pa.binary()), *PARTS])
+_RESULT_DDL: Final = f"group int, stager int, facts binary, {PARTS_DDL}"
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingGroup:
-    """What subscriptions have in common that see the same changes and apply them alike.
+    """Subscriptions that see the same changes and apply them alike.
 
     `stagers` write into the staging tables of each of them.
     """
@@ -91,176 +74,177 @@ class RoutingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StagedGroup:
-    """What a window has come to for a lane: by stager, what is staged by target, or why it is not.
+    """The result of a window for a routing group: by stager, what is staged by target, or why it is not.
 
-    Where `notes` have unsent values (R4.6), it is as if nothing was.
+    If `facts` have unsent values (R4.6), what is staged does not count.
     """
 
-    notes: ChunkFacts
+    facts: ChunkFacts
     staged: tuple[Mapping[int, StagedTable] | CdcReplayError, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WindowJob:
-    """A window of the log on its way to the subscribers."""
+    """Stages a window of the log for its subscribers."""
 
     session: SparkSession
     reader: LogReader
     publisher_dsn: str
 
-    def staged(self, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
-        """Stage the window's net changes for all lanes.
+    def stage(self, groups: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
+        """Stage the window's net changes for all groups.
 
         Raises:
-            PySparkException: if a task fails; its text is that of an error of ours, if it was one: a filter
-                cannot be evaluated, a row cannot be found by what was sent, the log is damaged.
+            PySparkException: if a task fails; its text is that of a `CdcReplayError`, if the task raised one:
+                a filter cannot be evaluated, a row cannot be found by what was sent, the log is damaged.
         """
-        spreads = self._spreads([lane.routes for lane in lanes])
-        surveys = [_NOTHING] * len(lanes)
-        found: dict[int, StagedGroup] = {}
-        while waiting := [number for number in range(len(lanes)) if number not in found]:
-            works = [_GroupRound.of(lanes[number], surveys[number], spreads[number]) for number in waiting]
-            results = _by_lane(self._job(works), waiting)
-            notes = {number: _notes_of(results[number]) for number in waiting}
-            aside: dict[int, _DeferredGroup] = {}
-            for number, work in zip(waiting, works, strict=True):
-                surveys[number] = notes[number].window_facts()
-                if surveys[number].unsent:
-                    # What tasks have made of values that nobody has looked for yet does not count.
-                    found[number] = StagedGroup(notes[number], tuple({} for _ in lanes[number].stagers))
-                elif notes[number].deferred:
-                    aside[number] = work.aside(notes[number], surveys[number])
-                elif not notes[number].is_void:
-                    found[number] = StagedGroup(notes[number], _by_stager(results[number], lanes[number]))
-            if aside:
-                cores = self.session.sparkContext.defaultParallelism
-                folding = _DeferredFold.of(aside.values(), cores=cores)
-                for number, rows in _by_lane(folding.job(self.session), list(aside)).items():
-                    staged = _by_stager(results[number] + rows, lanes[number])
-                    found[number] = StagedGroup(notes[number], staged)
-        return tuple(found[number] for number in range(len(lanes)))
+        assignments = self._assign_partitions([group.routes for group in groups])
+        window_facts = [_NO_FACTS] * len(groups)
+        staged: dict[int, StagedGroup] = {}
+        while waiting := [group_id for group_id in range(len(groups)) if group_id not in staged]:
+            rounds = {
+                group_id: _GroupRound.prepare(groups[group_id], window_facts[group_id], assignments[group_id])
+                for group_id in waiting
+            }
+            rows = _rows_by_group(self._job(list(rounds.values())), waiting)
+            deferred: dict[int, _DeferredGroup] = {}
+            facts = {group_id: _join_facts(rows[group_id]) for group_id in waiting}
+            for group_id, group_round in rounds.items():
+                group, group_facts = groups[group_id], facts[group_id]
+                window_facts[group_id] = group_facts.window_facts()
+                if window_facts[group_id].unsent:
+                    # What tasks staged without the unsent values does not count.
+                    staged[group_id] = StagedGroup(group_facts, tuple({} for _ in group.stagers))
+                elif group_facts.deferred:
+                    deferred[group_id] = group_round.defer(group_facts, window_facts[group_id])
+                elif not group_facts.is_void:
+                    staged[group_id] = StagedGroup(group_facts, _collect_by_stager(rows[group_id], group))
+            for group_id, deferred_rows in self._fold_deferred(deferred).items():
+                tables = _collect_by_stager(rows[group_id] + deferred_rows, groups[group_id])
+                staged[group_id] = StagedGroup(facts[group_id], tables)
+        return tuple(staged[group_id] for group_id in range(len(groups)))
 
-    def _job(self, works: Sequence[_GroupRound]) -> DataFrame:
-        parts = works[0].spread.parts
-        places = RouteIndex.of(item for work in works for item in work.lane.routes.routes)
-        questionnaire = SparkFilterPlan([work.filters for work in works], places)
-        packing = _MapTask(
-            self.reader,
-            places,
-            questionnaire.inquiry(),
-            tuple(work.packing(places, number * parts, len(works)) for number, work in enumerate(works)),
-            self.publisher_dsn,
+    def _fold_deferred(self, deferred: Mapping[int, _DeferredGroup]) -> dict[int, list[Row]]:
+        if not deferred:
+            return {}
+        fold = _DeferredFold.divide(deferred.values(), cores=self.session.sparkContext.defaultParallelism)
+        return _rows_by_group(fold.job(self.session), list(deferred))
+
+    def _job(self, rounds: Sequence[_GroupRound]) -> DataFrame:
+        parts = rounds[0].assignment.parts
+        index = RouteIndex.from_routes(
+            route for group_round in rounds for route in group_round.group.routes.routes
         )
-        folding = _ReduceTask(tuple((work.rules, work.lane.stagers) for work in works), parts)
-        pieces = self._pieces(packing, questionnaire)
-        subscriptions = sum(len(work.lane.stagers) for work in works)
-        tasks = len(works) * self._tasks_per_lane(parts, len(works), subscriptions)
-        task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(works)}").cast("int")
-        spread = pieces.repartitionById(tasks, task) if tasks > 1 else pieces.coalesce(1)
-        return spread.mapInArrow(folding.staged, _RESULT_DDL)
+        mappers = tuple(
+            group_round.mapper(index, position * parts, len(rounds))
+            for position, group_round in enumerate(rounds)
+        )
+        map_task = _MapTask(self.reader, index, mappers, self.publisher_dsn)
+        reducers = tuple((group_round.rules, group_round.group.stagers) for group_round in rounds)
+        pieces = self.reader.numbers(self.session).mapInArrow(map_task.run, PIECES_DDL)
+        subscriptions = sum(len(group_round.group.stagers) for group_round in rounds)
+        tasks = len(rounds) * self._tasks_per_group(parts, len(rounds), subscriptions)
+        task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(rounds)}").cast("int")
+        shuffled = pieces.repartitionById(tasks, task) if tasks > 1 else pieces.coalesce(1)
+        return shuffled.mapInArrow(_ReduceTask(reducers, parts).run, _RESULT_DDL)
 
-    def _tasks_per_lane(self, parts: int, lanes: int, subscriptions: int) -> int:
-        """Over how many tasks the parts of a lane are shared out.
+    def _tasks_per_group(self, parts: int, groups: int, subscriptions: int) -> int:
+        """The number of tasks among which the parts of a group are divided.
 
-        Where there are many lanes each sees little of the window, as a rule: what they see is not more than
-        a window or two. A task costs as much as thousands of changes, and a connection for each subscription
-        of its lane, with a COPY for each target: where these are many, no core has more tasks than it must.
+        Each of many groups usually sees little of the window: together they see no more than a window or two.
+        A task costs as much as thousands of changes, plus a connection for each subscription of its group,
+        with a COPY for each target. With many of these, no core gets more tasks than necessary.
         """
         cores = self.session.sparkContext.defaultParallelism
-        tasks = max(-(-cores // lanes), -(-max(parts, 2 * cores) // subscriptions))
-        if subscriptions > lanes:
-            tasks = max(tasks, -(-parts // _PARTS_HELD))
+        tasks = max(-(-cores // groups), -(-max(parts, 2 * cores) // subscriptions))
+        if subscriptions > groups:
+            tasks = max(tasks, -(-parts // _MAX_PARTS_PER_TASK))
         return min(parts, tasks)
 
-    def _parts_per_lane(self) -> int:
+    def _parts_per_group(self) -> int:
         rows, size_bytes = self.reader.rows, self.reader.size_bytes
         if rows < SMALL_WINDOW_ROWS and size_bytes < BYTES_PER_PART:
             return 1
         cores = self.session.sparkContext.defaultParallelism
         return max(cores, -(-rows // ROWS_PER_PART), -(-size_bytes // BYTES_PER_PART))
 
-    def _spreads(self, lanes: Sequence[Routes]) -> list[PartitionAssignment]:
-        """How the changes of each lane are shared out; by what is in the log, where that matters."""
-        parts = self._parts_per_lane()
-        matters = parts > 1 and any(len(routes.tables) > 1 for routes in lanes)
-        seen = self.reader.relations_seen() if matters else Counter[int]()
-        spreads = []
-        for routes in lanes:
+    def _assign_partitions(self, groups: Sequence[Routes]) -> list[PartitionAssignment]:
+        """The parts of each group's targets; by their share of the log, if that matters."""
+        parts = self._parts_per_group()
+        matters = parts > 1 and any(len(routes.tables) > 1 for routes in groups)
+        messages = self.reader.relations_seen() if matters else Counter[int]()
+        assignments = []
+        for routes in groups:
             weights = Counter(table.index for table in routes.tables)
-            for relation, target in {(each.relation.id, each.target.index) for each in routes.routes}:
-                weights[target] += seen[relation]
-            spreads.append(PartitionAssignment.from_weights(parts, weights))
-        return spreads
-
-    def _pieces(self, packing: _MapTask, questionnaire: SparkFilterPlan) -> DataFrame:
-        numbers = self.reader.numbers(self.session)
-        if not any(lane.evaluator.uses_spark for lane in packing.lanes):
-            return numbers.mapInArrow(packing.packed, PIECES_DDL)
-        old, new = questionnaire.answers()
-        answered = numbers.mapInArrow(packing.questions, _ASKED_DDL).select(
-            "chunk", "number", old.alias("old_passes"), new.alias("new_passes")
-        )
-        return answered.mapInArrow(packing.packed_with_answers, PIECES_DDL)
+            for relation, target in {(route.relation.id, route.target.index) for route in routes.routes}:
+                weights[target] += messages[relation]
+            assignments.append(PartitionAssignment.from_weights(parts, weights))
+        return assignments
 
 
-def _by_lane(job: DataFrame, lanes: Sequence[int]) -> dict[int, list[Row]]:
-    """The rows (`_RESULT`) of a job by the number of the lane; theirs are places in `lanes`."""
-    found: dict[int, list[Row]] = {number: [] for number in lanes}
+def _rows_by_group(job: DataFrame, group_ids: Sequence[int]) -> dict[int, list[Row]]:
+    """The rows (`_RESULT`) of a job by group id; their `group` is a position in `group_ids`."""
+    by_group: dict[int, list[Row]] = {group_id: [] for group_id in group_ids}
     for row in job.collect():
-        found[lanes[row["lane"]]].append(row)
-    return found
+        by_group[group_ids[row["group"]]].append(row)
+    return by_group
 
 
-def _notes_of(rows: Iterable[Row]) -> ChunkFacts:
-    return ChunkFacts.merge_dumps(row["notes"] for row in rows if row["notes"] is not None)
+def _join_facts(rows: Iterable[Row]) -> ChunkFacts:
+    return ChunkFacts.merge_dumps(row["facts"] for row in rows if row["facts"] is not None)
 
 
-def _by_stager(
-    rows: Sequence[Row], lane: RoutingGroup
+def _collect_by_stager(
+    rows: Sequence[Row], group: RoutingGroup
 ) -> tuple[Mapping[int, StagedTable] | CdcReplayError, ...]:
-    found: list[Mapping[int, StagedTable] | CdcReplayError] = []
-    for number, stager in enumerate(lane.stagers):
+    by_stager: list[Mapping[int, StagedTable] | CdcReplayError] = []
+    for position, stager in enumerate(group.stagers):
         try:
-            found.append(collect_staged([row for row in rows if row["stager"] == number], stager.tables))
+            staged = collect_staged([row for row in rows if row["stager"] == position], stager.tables)
         except CdcReplayError as error:
-            found.append(error)
-    return tuple(found)
+            by_stager.append(error)
+        else:
+            by_stager.append(staged)
+    return tuple(by_stager)
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupRound:
-    """A lane in one round of the job; on the driver."""
+    """A routing group in one round of the job; on the driver."""
 
-    lane: RoutingGroup
-    survey: WindowFacts
-    spread: PartitionAssignment
+    group: RoutingGroup
+    facts: WindowFacts
+    assignment: PartitionAssignment
     rules: FoldRules
-    filters: RouteFilters
 
     @classmethod
-    def of(cls, lane: RoutingGroup, survey: WindowFacts, spread: PartitionAssignment) -> _GroupRound:
-        rules = fold_rules(lane.routes.tables, survey, lane.policy)
-        return cls(lane, survey, spread, rules, RouteFilters(lane.routes))
+    def prepare(cls, group: RoutingGroup, facts: WindowFacts, assignment: PartitionAssignment) -> _GroupRound:
+        return cls(group, facts, assignment, fold_rules(group.routes.tables, facts, group.policy))
 
-    def packing(self, places: RouteIndex, first_part: int, lanes: int) -> _GroupMapper:
-        """Its map side, beside that of the other `lanes`."""
-        packer = ShuffleWriter(self.rules, self.survey, first_part, self.spread, lanes)
+    def mapper(self, index: RouteIndex, first_part: int, groups: int) -> _GroupMapper:
+        router = GroupRouter.from_routes(self.group.routes, self.group.origin, index)
         return _GroupMapper(
-            Router.of(self.lane.routes, self.lane.origin, places), self.filters.evaluator(), packer
+            router, ShuffleWriter(self.rules, self.facts, first_part, self.assignment, groups)
         )
 
-    def aside(self, notes: ChunkFacts, survey: WindowFacts) -> _DeferredGroup:
-        """What the round has set aside, to be folded now that the window's moves are known."""
-        return _DeferredGroup(notes, survey, self.rules, self.lane.stagers)
+    def defer(self, chunk_facts: ChunkFacts, facts: WindowFacts) -> _DeferredGroup:
+        return _DeferredGroup(chunk_facts, facts, self.rules, self.group.stagers)
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupMapper:
-    """A lane's map side; picklable."""
+    """A routing group's map side; picklable."""
 
-    router: Router
-    evaluator: FilterEvaluator
-    packer: ShuffleWriter
+    router: GroupRouter
+    writer: ShuffleWriter
+
+    def write(
+        self, routed: pa.RecordBatch, chunk: int, facts: ChunkFacts, task_facts: ChunkFacts
+    ) -> Iterator[pa.RecordBatch]:
+        """The pieces (PIECES) of a row group, unless the round is void; its facts join those of the task."""
+        if not (self.writer.is_void(facts) or self.writer.is_void(task_facts)):
+            yield self.writer.write_partitions(routed, chunk, facts)
+        task_facts.add(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,153 +252,91 @@ class _MapTask:
     """The map side; picklable."""
 
     reader: LogReader
-    places: RouteIndex
-    inquiry: SparkFilterInput
-    lanes: tuple[_GroupMapper, ...]
+    index: RouteIndex
+    groups: tuple[_GroupMapper, ...]
     publisher_dsn: str
 
-    def packed(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The pieces of the tasks, where Spark is not asked."""
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                yield from self._packed(number, None)
+    def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in tasks:
+            for task_id in batch.column("id").to_pylist():
+                yield from self._run_task(task_id)
 
-    def questions(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark is asked, chunk by chunk, after a header for each task."""
-        for batch in numbers:
-            for task in batch.column("id").to_pylist():
-                header = {"chunk": task, "number": _HEADER, "asked": [False] * len(self.lanes)}
-                yield pa.RecordBatch.from_pylist([header], schema=_ASKED)
-                for chunk, changes in self.reader.chunks(task):
-                    places = self.places.found(changes)
-                    asked = [
-                        lane.evaluator.asked(changes, lane.router.routes_of(changes, places))
-                        for lane in self.lanes
-                    ]
-                    questions = self.inquiry.questions(changes, Tuples.of(changes), places, asked)
-                    marks = pa.repeat(pa.scalar(chunk, pa.int32()), questions.num_rows)
-                    yield pa.RecordBatch.from_arrays([marks, *questions.columns], schema=_ASKED)
-
-    def packed_with_answers(self, answers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The pieces of the task whose answers these are."""
-        found = _AnswersInOrder(iter(answers), len(self.lanes))
-        yield from self._packed(found.task(), found)
-
-    def _packed(self, task: int, answers: _AnswersInOrder | None) -> Iterator[pa.RecordBatch]:
-        notes = [ChunkFacts() for _ in self.lanes]
-        with contextlib.ExitStack() as opened:
+    def _run_task(self, task_id: int) -> Iterator[pa.RecordBatch]:
+        facts = [ChunkFacts() for _ in self.groups]
+        with contextlib.ExitStack() as stack:
             sessions = [
-                opened.enter_context(lane.evaluator.session(self.publisher_dsn)) for lane in self.lanes
+                stack.enter_context(group.router.open_session(self.publisher_dsn)) for group in self.groups
             ]
-            for chunk, changes in self.reader.chunks(task):
-                answered = None if answers is None else answers.of(chunk)
-                places, tuples, count = self.places.found(changes), Tuples.of(changes), changes.num_rows
-                for number, (lane, session) in enumerate(zip(self.lanes, sessions, strict=True)):
-                    mine = (
-                        FilterResults.all_pass(count)
-                        if answered is None
-                        else answered.verdicts(number, count)
-                    )
-                    routes = lane.router.routes_of(changes, places)
-                    verdicts = lane.evaluator.verdicts(changes, tuples, routes, mine, session)
-                    routed, counts = lane.router.routed(changes, tuples, routes, verdicts)
-                    own = chunk_facts(routed, chunk, counts)
-                    if not (lane.packer.is_void(own) or lane.packer.is_void(notes[number])):
-                        yield lane.packer.write_partitions(routed, chunk, own)
-                    notes[number].add(own)
-        for lane, note in zip(self.lanes, notes, strict=True):
-            yield from lane.packer.write_facts(note)
-
-
-class _AnswersInOrder:
-    """Spark's answers, which come in the order of the questions."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], lanes: int) -> None:
-        self._batches = batches
-        self._lanes = lanes
-        self._waiting: list[pa.RecordBatch] = []
-        self._schema: pa.Schema | None = None
-
-    def task(self) -> int:
-        """The number of the task that has asked."""
-        first = next(batch for batch in self._batches if batch.num_rows)
-        self._schema = first.schema
-        self._waiting.append(first.slice(1))
-        return int(first["chunk"][0].as_py())
-
-    def of(self, chunk: int) -> SparkFilterResults:
-        """The answers to the questions of that chunk; chunks come in order."""
-        while (batch := None if self._reaches_beyond(chunk) else next(self._batches, None)) is not None:
-            self._waiting.append(batch)
-        known = pa.Table.from_batches(self._waiting, self._schema)
-        self._waiting = known.filter(pc.greater(known["chunk"], chunk)).to_batches()
-        return SparkFilterResults.of(known.filter(pc.equal(known["chunk"], chunk)), self._lanes)
-
-    def _reaches_beyond(self, chunk: int) -> bool:
-        return any(batch.num_rows and batch["chunk"][-1].as_py() > chunk for batch in self._waiting)
+            for chunk, batch in self.reader.chunks(task_id):
+                changes = DecodedChanges.from_batch(batch, self.index)
+                for group, session, group_facts in zip(self.groups, sessions, facts, strict=True):
+                    routed, counts = group.router.route(changes, session)
+                    yield from group.write(routed, chunk, chunk_facts(routed, chunk, counts), group_facts)
+        for group, group_facts in zip(self.groups, facts, strict=True):
+            yield from group.writer.write_facts(group_facts)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReduceTask:
-    """The reduce side: each lane's rules and stagers; picklable. Lane `i` has parts from `i * parts` on."""
+    """The reduce side: each group's rules and stagers; picklable. Group `i` has parts from `i * parts` on."""
 
-    lanes: tuple[tuple[FoldRules, tuple[Stager, ...]], ...]
+    groups: tuple[tuple[FoldRules, tuple[Stager, ...]], ...]
     parts: int
 
-    def staged(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold and stage what has come; what was staged, and noted (`_RESULT`)."""
-        found = read_partitions(batches)
-        for lane, its_parts in itertools.groupby(sorted(found), key=lambda part: part // self.parts):
-            rules, stagers = self.lanes[lane]
-            parts = [found[number] for number in its_parts]
-            net = itertools.chain.from_iterable(part.net(rules, groups=len(self.lanes)) for part in parts)
-            yield from _staged(lane, stagers, net)
-            notes = [{"lane": lane, "notes": part.notes.dump()} for part in parts]
-            yield pa.RecordBatch.from_pylist(notes, schema=_RESULT)
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold and stage the parts in `batches`; what was staged, and the facts (`_RESULT`)."""
+        partitions = read_partitions(batches)
+        for group, part_ids in itertools.groupby(sorted(partitions), key=lambda part: part // self.parts):
+            rules, stagers = self.groups[group]
+            parts = [partitions[part_id] for part_id in part_ids]
+            net = itertools.chain.from_iterable(part.net(rules, groups=len(self.groups)) for part in parts)
+            yield from _stage(group, stagers, net)
+            facts = [{"group": group, "facts": part.notes.dump()} for part in parts]
+            yield pa.RecordBatch.from_pylist(facts, schema=_RESULT)
 
 
 @dataclass(frozen=True, slots=True)
 class _DeferredGroup:
-    """What a lane has set aside until all moves of the window are known; picklable."""
+    """What a group has deferred until all moves of the window are known; picklable."""
 
-    notes: ChunkFacts
-    survey: WindowFacts
+    chunk_facts: ChunkFacts
+    facts: WindowFacts
     rules: FoldRules
     stagers: tuple[Stager, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _DeferredFold:
-    """What lanes have set aside on its way to their subscribers, in `shares` for each; picklable."""
+    """Folds and stages what groups have deferred, in `shares` tasks for each; picklable."""
 
-    lanes: tuple[_DeferredGroup, ...]
+    groups: tuple[_DeferredGroup, ...]
     shares: int
 
     @classmethod
-    def of(cls, lanes: Iterable[_DeferredGroup], *, cores: int) -> _DeferredFold:
-        """In as many shares as cores, where a lane has enough for it."""
-        found = tuple(lanes)
-        most = max(sum(each.rows for each in lane.notes.deferred) for lane in found)
-        return cls(found, min(cores, -(-most // _ROWS_PER_SHARE)))
+    def divide(cls, groups: Iterable[_DeferredGroup], *, cores: int) -> _DeferredFold:
+        """In as many shares as cores, if a group has enough changes."""
+        deferred = tuple(groups)
+        most = max(sum(changes.rows for changes in group.chunk_facts.deferred) for group in deferred)
+        return cls(deferred, min(cores, -(-most // _ROWS_PER_SHARE)))
 
     def job(self, session: SparkSession) -> DataFrame:
-        """What is staged (`_RESULT`), by the places of the lanes."""
-        count = len(self.lanes) * self.shares
-        return session.range(0, count, numPartitions=count).mapInArrow(self.staged, _RESULT_DDL)
+        count = len(self.groups) * self.shares
+        return session.range(0, count, numPartitions=count).mapInArrow(self.run, _RESULT_DDL)
 
-    def staged(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Fold and stage these shares of what the lanes have set aside."""
+    def run(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in tasks:
-            for task in batch.column("id").to_pylist():
-                place, share = divmod(task, self.shares)
-                lane = self.lanes[place]
-                net = fold_deferred(lane.notes, lane.survey, lane.rules, share=share, shares=self.shares)
-                yield from _staged(place, lane.stagers, net)
+            for task_id in batch.column("id").to_pylist():
+                position, share = divmod(task_id, self.shares)
+                group = self.groups[position]
+                net = fold_deferred(
+                    group.chunk_facts, group.facts, group.rules, share=share, shares=self.shares
+                )
+                yield from _stage(position, group.stagers, net)
 
 
-def _staged(lane: int, stagers: Sequence[Stager], net: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Stage net changes (NET) of a lane by each of its stagers; what was staged (`_RESULT`)."""
-    for place, staged in enumerate(stage_with(stagers, net)):
-        marks = [pa.repeat(pa.scalar(each, pa.int32()), staged.num_rows) for each in (lane, place)]
-        nothing = pa.nulls(staged.num_rows, pa.binary())
-        yield pa.RecordBatch.from_arrays([*marks, nothing, *staged.columns], schema=_RESULT)
+def _stage(group: int, stagers: Sequence[Stager], net: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stage net changes (NET) of a group by each of its stagers; what was staged (`_RESULT`)."""
+    for stager, staged in enumerate(stage_with(stagers, net)):
+        ids = [pa.repeat(pa.scalar(position, pa.int32()), staged.num_rows) for position in (group, stager)]
+        no_facts = pa.nulls(staged.num_rows, pa.binary())
+        yield pa.RecordBatch.from_arrays([*ids, no_facts, *staged.columns], schema=_RESULT)

@@ -173,7 +173,7 @@ def _plan_up_to(
     rewritten = first_rewrites(lagging, window_content.rewrites, publications, renamed)
     if rewritten and (end := min(rewritten.values())) < upto:
         return dataclasses.replace(_plan_up_to(change_log, content, session, end), requested_upto=upto)
-    wanted = {name: Target.of(targets.get(name), lsn) for name, lsn in lagging.items()}
+    wanted = {name: Target.from_table(targets.get(name), lsn) for name, lsn in lagging.items()}
     routes = plan_routes(window_content.defined, publications, wanted, renamed)
     fit = fit_schema(change_log, window, routes, targets)
     if fit.already_applied:
@@ -183,7 +183,7 @@ def _plan_up_to(
             if versioned.relation.version not in fit.already_applied
         ]
         routes = plan_routes(defined, publications, wanted, renamed)
-    unsubscribed = plan_unsubscribed_changes(session, change_log, window, routes.elsewhere, survey.names)
+    unsubscribed = plan_unsubscribed_changes(session, change_log, window, routes.unsubscribed, survey.names)
     columns = {table.name: table.columns for table in routes.tables}
     if unsubscribed.upto < upto and unsubscribed.upto <= fit.last_lsn:
         fit = dataclasses.replace(fit, last_lsn=unsubscribed.upto, has_missing_column=True)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cdc_replay.filters.printed import printed_filters
+from cdc_replay.filters.printed import print_filters
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.model.table_state import Copying, Parked, Ready, TableState
@@ -168,7 +168,7 @@ def _plans(
     with contextlib.closing(import_snapshot(request.snapshot, purpose="snapshot plan")) as source:
         storage = plan.read_storage(source, tables)
         fingerprints = read_fingerprints(source, tables, storage, targets, request.log_identity)
-        passes = [printed_filters(source, synced.table, synced.filters) for synced in tables]
+        passes = [print_filters(source, synced.table, synced.filters) for synced in tables]
     for synced, condition in zip(tables, passes, strict=True):
         name = synced.table.name
         fingerprint = fingerprints.get(name)

@@ -394,7 +394,7 @@ def test_explain_shows_filters_and_their_evaluators(twin: Twin) -> None:
     assert {r1.actions, r2.actions} == {("insert", "delete"), ("insert",)}
     assert t.insert == "(a > 5) OR (lower(w) = 'x'::text)"
     assert (t.update, t.delete, t.identity) == ("(a > 5)", "(a > 5)", "full")
-    assert t.evaluated_by[0] == "(a > 5): Spark"
+    assert t.evaluated_by[0] == "(a > 5): Arrow"
     assert t.evaluated_by[1].startswith("(lower(w) = 'x'::text): PostgreSQL, because ")
     assert explained.warnings
     assert explained.definitions == BY_POSITION

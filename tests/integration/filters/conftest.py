@@ -65,6 +65,6 @@ def twin(
 ) -> Iterator[Twin]:
     """A publisher whose subscriptions exist twice: ours, and a native one to the same publications."""
     assert spark.version
-    found = Twin(publisher, subscriber_cluster, tmp_path)
-    yield found
-    found.drop()
+    twins = Twin(publisher, subscriber_cluster, tmp_path)
+    yield twins
+    twins.drop()

@@ -1,4 +1,4 @@
-"""A table with columns of every type that a filter computes with in Spark, and values at which it could err.
+"""A table with columns of every type that a filter computes with in Arrow, and values at which it could err.
 
 Half of the values are extremes and neighbours from a small pool, so that equality is often true; the rest is
 random. NULL is everywhere.

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.compile import ArrowFilter, compile_filter
 from cdc_replay.filters.rules import UTF8_COLLATIONS
 from cdc_replay.postgres.connection import connect
 from embedded.postgres import Cluster
@@ -42,27 +42,29 @@ def fill(database: Database, words: tuple[str, ...], collation: str = "") -> Fil
 
 
 def check(filtered: FilteredTable, spark: SparkSession, texts: list[str]) -> list[str]:
-    """Compare ours with PostgreSQL's, both ways where both exist; returns what Spark answers."""
+    """Compare ours with PostgreSQL's, both ways where both exist; returns what Arrow answers."""
     stored = filtered.store(texts)
     table = filtered.table()
-    compiled = [compile_filter(each, table) for each in stored]
+    compiled = [compile_filter(row_filter, table) for row_filter in stored]
     rows, truth = rows_of(filtered, spark), filtered.answers(stored)
-    on_server = [as_server_filter(each, table) for each in stored]
+    on_server = [as_server_filter(row_filter, table) for row_filter in stored]
     assert_same(texts, rows.server_answers(on_server, filtered.database.dsn), truth)
-    exact = [number for number, each in enumerate(compiled) if isinstance(each, SparkFilter)]
-    in_spark = rows.spark_answers([each for each in compiled if isinstance(each, SparkFilter)])
+    exact = [position for position, result in enumerate(compiled) if isinstance(result, ArrowFilter)]
+    in_arrow = rows.arrow_answers([result for result in compiled if isinstance(result, ArrowFilter)])
     assert_same(
-        [texts[number] for number in exact],
-        in_spark,
-        [tuple(row[number] for number in exact) for row in truth],
+        [texts[position] for position in exact],
+        in_arrow,
+        [tuple(row[position] for position in exact) for row in truth],
     )
-    return [texts[number] for number in exact]
+    return [texts[position] for position in exact]
 
 
 @pytest.mark.parametrize(
     "collation", ["C", "POSIX", "ucs_basic", "pg_c_utf8", "unicode", "und-x-icu", "de-x-icu", "C.utf8"]
 )
-def test_each_collation_is_the_servers(publisher: Database, spark: SparkSession, collation: str) -> None:
+def test_text_under_each_collation_has_postgresqls_answers(
+    publisher: Database, spark: SparkSession, collation: str
+) -> None:
     try:
         filtered = fill(publisher, WORDS, collation)
         publisher.rows("select max(s) from t")
@@ -72,15 +74,15 @@ def test_each_collation_is_the_servers(publisher: Database, spark: SparkSession,
     orders = ["s < 'b'", "s >= 'a b'", "greatest(s, 'b') = 'b'", "c <= 'a'", "s between 'A' and 'b'"]
     others = ["s > 'é'", "s < s2", "s = s2", "upper(s) = 'Á'", "s ilike 'Á'", "s ~ '^[a-z]$'"]
 
-    in_spark = check(filtered, spark, [*equalities, *orders, *others])
+    in_arrow = check(filtered, spark, [*equalities, *orders, *others])
 
     [(oid,)] = publisher.rows(f"select oid::int from pg_collation where collname = '{collation}'")
     if oid in UTF8_COLLATIONS:  # 15 has another ucs_basic
-        assert in_spark == [*equalities, *orders, "s > 'é'", "s < s2", "s = s2"]
+        assert in_arrow == [*equalities, *orders, "s > 'é'", "s < s2", "s = s2"]
     elif collation in {"C", "POSIX"}:
-        assert in_spark == [*equalities, *orders]
+        assert in_arrow == [*equalities, *orders]
     else:
-        assert in_spark == equalities
+        assert in_arrow == equalities
 
 
 @pytest.fixture(params=ENCODINGS)
@@ -98,21 +100,23 @@ def encoded(request: pytest.FixtureRequest, publisher_cluster: Cluster) -> Itera
     drop_database(database)
 
 
-def test_each_encoding_of_a_database_is_the_servers(encoded: FilteredTable, spark: SparkSession) -> None:
+def test_text_in_each_encoding_has_postgresqls_answers(encoded: FilteredTable, spark: SparkSession) -> None:
     """In SQL_ASCII a character is a byte, so é has two, and _ stands for one of them."""
     always = ["s = 'a'", "s in ('ss', 'A', '')", "s like 'a%'", "c = 'ab '", "s like any (array['%b', 'z'])"]
     not_ascii = ["s = 'é'", "s <> 'ß'", "s like '%é%'", "s in ('ä', 'a')", "s = 'Ã©'"]
     on_server = ["s like '_'", "s < 'b'", "s < s2", "s = s2", "length(s) = 1", "s collate \"C\" > 'é'"]
     in_c = ["s collate \"C\" < 'b'", "s collate \"C\" >= 'a b'"]
 
-    in_spark = check(encoded, spark, [*always, *in_c, *not_ascii, *on_server])
+    in_arrow = check(encoded, spark, [*always, *in_c, *not_ascii, *on_server])
 
     [(encoding,)] = encoded.database.rows("show server_encoding")
     #  in LATIN1 the bytes of é are not UTF-8, and those of Ã© are that of é: neither constant is believed
-    assert in_spark == [*always, *in_c, *([] if encoding == "LATIN1" else not_ascii)]
+    assert in_arrow == [*always, *in_c, *([] if encoding == "LATIN1" else not_ascii)]
 
 
-def test_the_default_collation_is_the_databases(publisher_cluster: Cluster, spark: SparkSession) -> None:
+def test_text_under_a_default_collation_has_postgresqls_answers(
+    publisher_cluster: Cluster, spark: SparkSession
+) -> None:
     """A database whose locale is not C."""
     database = create_database(publisher_cluster, "default")
     name = f"{database.name}_icu"

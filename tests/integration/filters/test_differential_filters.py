@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias, get_args
+from typing import Final, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
 
-from cdc_replay.filters.arrow_eval import filter_answers, is_computable
-from cdc_replay.filters.compile import SparkFilter, compile_filter
+from cdc_replay.filters.arrow_eval import evaluate_filter
+from cdc_replay.filters.compile import ArrowFilter, compile_filter
 from cdc_replay.filters.constant_folding import FOLDS
 from cdc_replay.filters.expression import (
     ArrayComparison,
@@ -37,22 +36,13 @@ from cdc_replay.filters.node_tree import parse
 from cdc_replay.filters.operators import COMPARISON_SYMBOLS, FUNCTIONS, OPERATORS
 from cdc_replay.filters.rules import RELABELS, RULES, Exact
 from cdc_replay.filters.sortable_forms import FORMS
-from cdc_replay.filters.spark_eval import filter_column
-from cdc_replay.spark.session import SMALL_WINDOW_ROWS, tune_for
+from cdc_replay.model.publication import Table
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
 from integration.filters.generated_filters import Source, condition, systematic
 from integration.filters.generated_values import create_table
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame, SparkSession
-
-    from cdc_replay.model.publication import Table
-
-pytestmark = pytest.mark.spark
-
-FILTERS_PER_JOB: Final = 32
+FILTERS_PER_QUERY: Final = 32
 DEPTHS: Final = (0, 1, 0, 2, 1, 3)
 
 Thing: TypeAlias = tuple[str, object]
@@ -64,38 +54,31 @@ Answers: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int8]]
 
 @dataclass(frozen=True)
 class Generated:
-    """A table of random values, as PostgreSQL has it and as a frame of its texts."""
+    """A table of random values, as PostgreSQL has it and as texts by id."""
 
     filtered: FilteredTable
     table: Table
-    frame: DataFrame
     texts: pa.Table
-    """The same, by id."""
     rows: int
 
     @classmethod
-    def create(cls, database: Database, spark: SparkSession, *, rows: int, seed: int) -> Generated:
+    def create(cls, database: Database, *, rows: int, seed: int) -> Generated:
         create_table(database, rows, seed)
         filtered = FilteredTable(database)
         table = filtered.table()
         names = [column.name for column in table.columns]
         columns = zip(*filtered.rows(names), strict=True)
         texts = pa.table([pa.array(column, pa.string()) for column in columns], names=names)
-        frame = spark.createDataFrame(texts).repartition(2).persist()
-        return cls(filtered, table, frame, texts, rows)
+        return cls(filtered, table, texts, rows)
 
-    def in_spark(self, filters: Sequence[SparkFilter]) -> Answers:
-        columns = [filter_column(each, self._value_of).alias(f"f{n}") for n, each in enumerate(filters)]
-        found = self.frame.select(F.col("id").cast("int").alias("id"), *columns).toArrow().sort_by("id")
-        answers = [
-            column.combine_chunks().cast(pa.int8()).fill_null(-1).to_numpy() for column in found.columns[1:]
-        ]
-        return np.stack(answers, axis=1)
+    def in_arrow(self, filters: Sequence[ArrowFilter]) -> Answers:
+        return np.stack([self._answers(compiled) for compiled in filters], axis=1)
 
-    def in_arrow(self, each: SparkFilter) -> Answers:
-        texts = {column.attnum: self.texts[column.name].combine_chunks() for column in each.columns}
-        found = filter_answers(each.expression, texts, self.rows)
-        answers: Answers = found.cast(pa.int8()).fill_null(-1).to_numpy()
+    def _answers(self, compiled: ArrowFilter) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+        texts = {column.attnum: self.texts[column.name].combine_chunks() for column in compiled.columns}
+        answers: np.ndarray[tuple[int], np.dtype[np.int8]] = (
+            evaluate_filter(compiled.expression, texts, self.rows).cast(pa.int8()).fill_null(-1).to_numpy()
+        )
         return answers
 
     def in_postgresql(self, texts: Sequence[str]) -> Answers:
@@ -108,42 +91,33 @@ class Generated:
             letters = np.frombuffer(b"".join(copy), np.uint8).reshape(self.rows, -1)[:, ::2]
         return np.select([letters == ord("t"), letters == ord("f")], [1, 0], -1).astype(np.int8)
 
-    def row(self, number: int) -> dict[str, str | None]:
+    def row(self, index: int) -> dict[str, str | None]:
         """The values of a row, for the report of a difference."""
-        return self.frame.where(F.col("id") == str(number)).collect()[0].asDict()
-
-    @staticmethod
-    def _value_of(name: str) -> SparkColumn:
-        return F.col(name)
+        values: dict[str, str | None] = self.texts.slice(index, 1).to_pylist()[0]
+        return values
 
 
 def compare(generated: Generated, filters: Sequence[str]) -> None:
-    """Fail on the first filter that has another answer for some row, in Spark or where Arrow computes it."""
+    """Fail on the first filter that has another answer for some row."""
     stored = generated.filtered.store(filters)
-    compiled = [compile_filter(each, generated.table) for each in stored]
-    left_out = {
-        text: each.because
-        for text, each in zip(filters, compiled, strict=True)
-        if not isinstance(each, SparkFilter)
+    compiled = [compile_filter(row_filter, generated.table) for row_filter in stored]
+    on_server = {
+        text: result.because
+        for text, result in zip(filters, compiled, strict=True)
+        if not isinstance(result, ArrowFilter)
     }
-    assert left_out == {}, "the generator makes only filters that are exact in Spark"
-    exact = [each for each in compiled if isinstance(each, SparkFilter)]
-    theirs = generated.in_postgresql(filters)
-    computed = theirs.copy()
-    for number, each in enumerate(exact):
-        if is_computable(each.expression):
-            computed[:, number] = generated.in_arrow(each)
-    for ours in (generated.in_spark(exact), computed):
-        fail_on_difference(generated, filters, ours, theirs)
+    assert on_server == {}, "the generator makes only filters that are exact in Arrow"
+    exact = [result for result in compiled if isinstance(result, ArrowFilter)]
+    fail_on_difference(generated, filters, generated.in_arrow(exact), generated.in_postgresql(filters))
 
 
 def fail_on_difference(generated: Generated, filters: Sequence[str], ours: Answers, theirs: Answers) -> None:
     different = np.argwhere(ours != theirs)
     if len(different):
-        row, number = different[0]
+        row, column = different[0]
         pytest.fail(
-            f"{filters[number]}\nours: {ours[row, number]}, PostgreSQL's: {theirs[row, number]}\n"
-            f"{generated.row(row)}\n{len(different)} differences"
+            f"{filters[column]}\nours: {ours[row, column]}, PostgreSQL's: {theirs[row, column]}\n"
+            f"{generated.row(int(row))}\n{len(different)} differences"
         )
 
 
@@ -164,68 +138,60 @@ def things_in(expression: Expression) -> Iterator[Thing]:
                 yield "any" if is_any else "all", OPERATORS.get(oid, ("",))[0]
                 yield "expression", type(array).__name__
                 yield from (
-                    ("element", each.type_oid) for each in children(array) if isinstance(each, Constant)
+                    ("element", element.type_oid)
+                    for element in children(array)
+                    if isinstance(element, Constant)
                 )
             case _:
                 pass
 
 
 def exact_things() -> set[Thing]:
-    """What the rules say is exact in Spark."""
+    """What the rules say is exact in Arrow."""
     exact = {signature for signature, rule in RULES.items() if isinstance(rule, Exact)}
     expressions = {kind.__name__ for kind in get_args(Expression)} - {"Unmodelled"}
     things: set[Thing] = {("expression", name) for name in expressions}
-    things |= {("operation", each) for each in exact | {FUNCTIONS[oid] for oid in FOLDS}}
-    things |= {("cast", each) for each in RELABELS}
-    things |= {(what, each) for what in ("Column", "Constant") for each in FORMS}
-    things |= {("element", each) for each in FORMS if each != Type.VARCHAR}
-    things |= {(what, symbol) for what in ("any", "all") for symbol in COMPARISON_SYMBOLS}
+    things |= {("operation", signature) for signature in exact | {FUNCTIONS[oid] for oid in FOLDS}}
+    things |= {("cast", types) for types in RELABELS}
+    things |= {(node, type_oid) for node in ("Column", "Constant") for type_oid in FORMS}
+    things |= {("element", type_oid) for type_oid in FORMS if type_oid != Type.VARCHAR}
+    things |= {(quantifier, symbol) for quantifier in ("any", "all") for symbol in COMPARISON_SYMBOLS}
     return things
 
 
 def generated_filters(database: Database, seed: int, count: int) -> list[str]:
     [(orders_utf8,)] = database.rows("select exists (select from pg_collation where oid = 962)")
     source = Source(random.Random(seed), orders_utf8)
-    return [condition(source, DEPTHS[number % len(DEPTHS)]) for number in range(count)]
+    return [condition(source, DEPTHS[position % len(DEPTHS)]) for position in range(count)]
 
 
 def systematic_filters() -> list[str]:
     return systematic(Source(random.Random(7)))
 
 
-def run(database: Database, spark: SparkSession, filters: Sequence[str], *, rows: int, seed: int) -> int:
-    """Compare all filters over a table of its own, and return how many evaluations that were."""
-    generated = Generated.create(database, spark, rows=rows, seed=seed)
-    for number, start in enumerate(range(0, len(filters), FILTERS_PER_JOB)):
-        # Small windows are interpreted, large ones compiled: both must be exact.
-        tune_for(spark, 0 if number % 2 else SMALL_WINDOW_ROWS)
-        compare(generated, filters[start : start + FILTERS_PER_JOB])
-    generated.frame.unpersist()
+def run(database: Database, filters: Sequence[str], *, rows: int, seed: int) -> int:
+    """Compare all filters over a table of their own, and return the number of evaluations."""
+    generated = Generated.create(database, rows=rows, seed=seed)
+    for start in range(0, len(filters), FILTERS_PER_QUERY):
+        compare(generated, filters[start : start + FILTERS_PER_QUERY])
     return rows * len(filters)
 
 
-def test_a_fixed_share_of_random_filters_has_postgresqls_answers(
-    publisher: Database, spark: SparkSession
-) -> None:
+def test_random_filters_have_postgresqls_answers(publisher: Database) -> None:
     """R3.1, R3.16, R5.4."""
-    assert run(publisher, spark, generated_filters(publisher, 20, 96), rows=2000, seed=20) == 192_000
+    assert run(publisher, generated_filters(publisher, 20, 96), rows=2000, seed=20) == 192_000
 
 
-@pytest.mark.slow
-def test_every_operation_on_every_pair_of_types_has_postgresqls_answers(
-    publisher: Database, spark: SparkSession
-) -> None:
+def test_every_operation_on_every_pair_of_types_has_postgresqls_answers(publisher: Database) -> None:
     """R3.1, R3.16, R5.4."""
-    assert run(publisher, spark, systematic_filters(), rows=2000, seed=1) > 500_000
+    assert run(publisher, systematic_filters(), rows=2000, seed=1) > 500_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1008))
-def test_five_million_evaluations_have_postgresqls_answers(
-    publisher: Database, spark: SparkSession, seed: int
-) -> None:
+def test_five_million_evaluations_have_postgresqls_answers(publisher: Database, seed: int) -> None:
     """R3.1, R3.16, R5.4: eight times 640,000 evaluations, none of which differs."""
-    assert run(publisher, spark, generated_filters(publisher, seed, 160), rows=4000, seed=seed) == 640_000
+    assert run(publisher, generated_filters(publisher, seed, 160), rows=4000, seed=seed) == 640_000
 
 
 def test_every_exact_rule_is_exercised(publisher: Database) -> None:

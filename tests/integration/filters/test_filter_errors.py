@@ -57,7 +57,7 @@ def test_only_the_subscription_whose_filter_fails_stops(twin: Twin) -> None:
     assert twin.pairs["failing"].ours.rows("select * from t") == []
 
 
-def test_capture_and_the_others_go_on_after_a_failure(twin: Twin) -> None:
+def test_capture_and_other_subscriptions_continue_after_a_failure(twin: Twin) -> None:
     """R11.11: a native slot stays at the change for good."""
     twin.publish(f"{TABLE};\ncreate publication failing for table t where (10 / a > 1)")
     twin.publish("create publication fine for table t where (a < 100)")

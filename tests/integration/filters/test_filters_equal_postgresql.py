@@ -6,28 +6,29 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from cdc_replay.filters.arrow_eval import filter_answers, is_computable
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter, compile_or
+from cdc_replay.filters.arrow_eval import evaluate_filter
+from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter, compile_or
 from cdc_replay.filters.operators import FUNCTIONS, OPERATORS
-from cdc_replay.filters.printed import printed_for_subscriber
+from cdc_replay.filters.printed import print_for_subscriber
 from cdc_replay.filters.rules import RELABELS
 from cdc_replay.filters.server_eval import ServerCheck
-from cdc_replay.filters.spark_eval import filter_column
 from cdc_replay.model.publication import RowFilter, Table
 from fixtures.server_filters import evaluate_on_server
 from fixtures.stored_filters import FilteredTable
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 pytestmark = pytest.mark.spark
 
-IN_SPARK = (
+IN_ARROW = (
     "true", "null::boolean", "b", "not b", "b = true", "b <> false", "b < true", "b = null", "b is true",
     "b is not true", "b is false", "b is not false", "b is unknown", "b is not unknown", "b is null",
     "a > 1 is not false", "a = 1", "a <> 1", "1 < a", "a between -7 and 10",
@@ -70,15 +71,7 @@ IN_SPARK = (
     "case when a > 0 then n end > 1", "nullif(n, 1.5) is null", "coalesce(s, v) = 'abc'",
     "c = 'abcdef'::char(3)", "s = 'abcdef'::varchar(3)",
 )  # fmt: skip
-"""Filters that Spark must answer itself."""
-
-LEFT_TO_SPARK = {
-    "s like 'a%'", "s not like '%b%'", "s like 'a%c'", "s like '%\\%%'", "s like any (array['a%', '%n'])",
-    "c::text like 'ab%'", "f = 'NaN'", "f = 0", "f = '-0'", "f > 1", "f in (1, 'NaN', 0)", "f >= i8",
-    "f in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)", "greatest(a, i2) = 10", "least(a, 0) < 0",
-    "greatest(n, 1, null) > 1", "greatest(cc, 'b') = 'b'", "least(d, '2020-01-01') = '2020-01-01'",
-}  # fmt: skip
-"""Those of them for which Arrow lacks a form or a kernel."""
+"""Filters that Arrow must answer."""
 
 ON_SERVER = (
     "case when a < 100 then a + 1 > 2 end", "abs(i8 / 2) > 5", "abs(a / 2) = 3", "a << 1 = 2",
@@ -119,30 +112,27 @@ class Rows:
     frame: DataFrame
     names: tuple[str, ...]
 
-    def spark_answers(self, filters: Sequence[SparkFilter]) -> list[tuple[bool | None, ...]]:
-        def value_of(name: str) -> Column:
-            return F.col("new")[self.names.index(name)]
-
-        columns = [filter_column(each, value_of).alias(f"f{n}") for n, each in enumerate(filters)]
-        answers = self.frame.select("number", *columns).collect()
-        return [tuple(row)[1:] for row in sorted(answers)]
-
-    def arrow_answers(self, filters: Sequence[SparkFilter]) -> list[tuple[bool | None, ...]]:
-        lists = [row["new"] for row in sorted(self.frame.collect(), key=lambda row: row["number"])]
+    def arrow_answers(self, filters: Sequence[ArrowFilter]) -> list[tuple[bool | None, ...]]:
+        rows = [row["new"] for row in sorted(self.frame.collect(), key=lambda row: row["number"])]
+        columns = zip(*rows, strict=True)
         texts = {
-            name: pa.array([row[place] for row in lists], pa.string())
-            for place, name in enumerate(self.names)
+            name: pa.array(column, pa.string()) for name, column in zip(self.names, columns, strict=True)
         }
         answers = [
-            filter_answers(
-                each.expression, {column.attnum: texts[column.name] for column in each.columns}, len(lists)
+            evaluate_filter(
+                compiled.expression,
+                {column.attnum: texts[column.name] for column in compiled.columns},
+                len(rows),
             ).to_pylist()
-            for each in filters
+            for compiled in filters
         ]
         return list(zip(*answers, strict=True))
 
     def server_answers(self, filters: Sequence[ServerFilter], dsn: str) -> list[tuple[bool | None, ...]]:
-        checks = [ServerCheck.of(each, self.names, number=n, routes=[0]) for n, each in enumerate(filters)]
+        checks = [
+            ServerCheck.from_filter(compiled, self.names, check_id=n, routes=[0])
+            for n, compiled in enumerate(filters)
+        ]
         answered = evaluate_on_server(self.frame, checks, dsn, rows={"new": "verdicts"})
         return [tuple(row.verdicts) for row in sorted(answered.select("number", "verdicts").collect())]
 
@@ -158,66 +148,51 @@ def as_server_filter(row_filter: RowFilter, table: Table) -> ServerFilter:
     match compile_filter(row_filter, table):
         case ServerFilter() as compiled:
             return compiled
-        case SparkFilter(_, columns):
+        case ArrowFilter(_, columns):
             return ServerFilter((row_filter,), columns, "asked for", table.name)
 
 
-def test_filters_with_exact_rules_have_postgresqls_answers_in_spark(
+def test_filters_with_exact_rules_have_postgresqls_answers_in_arrow(
     filtered: FilteredTable, spark: SparkSession
 ) -> None:
-    stored = filtered.store(IN_SPARK)
-    compiled = [compile_filter(each, filtered.table()) for each in stored]
+    stored = filtered.store(IN_ARROW)
+    compiled = [compile_filter(row_filter, filtered.table()) for row_filter in stored]
     assert {
-        text: each.because
-        for text, each in zip(IN_SPARK, compiled, strict=True)
-        if isinstance(each, ServerFilter)
+        text: result.because
+        for text, result in zip(IN_ARROW, compiled, strict=True)
+        if isinstance(result, ServerFilter)
     } == {}
 
-    ours = rows_of(filtered, spark).spark_answers(
-        [each for each in compiled if isinstance(each, SparkFilter)]
+    ours = rows_of(filtered, spark).arrow_answers(
+        [result for result in compiled if isinstance(result, ArrowFilter)]
     )
 
-    assert_same(IN_SPARK, ours, filtered.answers(stored))
-
-
-def test_filters_that_arrow_can_compute_have_postgresqls_answers(
-    filtered: FilteredTable, spark: SparkSession
-) -> None:
-    stored = filtered.store(IN_SPARK)
-    compiled = [compile_filter(each, filtered.table()) for each in stored]
-    computable = [isinstance(each, SparkFilter) and is_computable(each.expression) for each in compiled]
-    texts = tuple(itertools.compress(IN_SPARK, computable))
-    assert {text for text in IN_SPARK if text not in texts} == LEFT_TO_SPARK
-    filters = [each for each in itertools.compress(compiled, computable) if isinstance(each, SparkFilter)]
-
-    ours = rows_of(filtered, spark).arrow_answers(filters)
-
-    assert_same(texts, ours, filtered.answers(list(itertools.compress(stored, computable))))
+    assert_same(IN_ARROW, ours, filtered.answers(stored))
 
 
 def test_exact_filters_printed_for_a_subscriber_have_postgresqls_answers(filtered: FilteredTable) -> None:
     """R3.1: written from the tree, by names of the system's own objects alone."""
-    table, stored = filtered.table(), filtered.store(IN_SPARK)
+    table, stored = filtered.table(), filtered.store(IN_ARROW)
     with filtered.database.connect() as connection:
         connection.execute("set search_path = ''")
-        printed = [printed_for_subscriber(connection, None, table, [each]) for each in stored]
+        printed = [print_for_subscriber(connection, None, table, [row_filter]) for row_filter in stored]
         answers = connection.execute(
             sql.SQL("select {} from public.t order by id").format(sql.SQL(", ").join(printed))
         ).fetchall()
-    assert_same(IN_SPARK, answers, filtered.answers(stored))
+    assert_same(IN_ARROW, answers, filtered.answers(stored))
 
 
 def test_every_accepted_filter_has_postgresqls_answers_on_the_server(
     filtered: FilteredTable, spark: SparkSession
 ) -> None:
-    """R5.4; also those that Spark could answer, so that both ways are equal."""
-    texts = (*ON_SERVER, *IN_SPARK)
+    """R5.4; also those that Arrow answers, so that both ways are equal."""
+    texts = (*ON_SERVER, *IN_ARROW)
     stored = filtered.store(texts)
     table = filtered.table()
-    kinds = [type(compile_filter(each, table)) for each in stored]
-    assert kinds == [ServerFilter] * len(ON_SERVER) + [SparkFilter] * len(IN_SPARK)
+    kinds = [type(compile_filter(row_filter, table)) for row_filter in stored]
+    assert kinds == [ServerFilter] * len(ON_SERVER) + [ArrowFilter] * len(IN_ARROW)
 
-    compiled = [as_server_filter(each, table) for each in stored]
+    compiled = [as_server_filter(row_filter, table) for row_filter in stored]
     ours = rows_of(filtered, spark).server_answers(compiled, filtered.database.dsn)
 
     assert_same(texts, ours, filtered.answers(stored))
@@ -243,10 +218,10 @@ def test_and_or_not_follow_three_valued_logic(filtered: FilteredTable, spark: Sp
     texts = [f"{literals[left]} and {literals[right]}" for left, right in pairs]
     texts += [f"{literals[left]} or {literals[right]}" for left, right in pairs]
     texts += [f"not {literals[value]}" for value in rank]
-    compiled = [compile_filter(each, filtered.table()) for each in filtered.store(texts)]
+    compiled = [compile_filter(row_filter, filtered.table()) for row_filter in filtered.store(texts)]
 
-    answers = rows_of(filtered, spark).spark_answers(
-        [each for each in compiled if isinstance(each, SparkFilter)]
+    answers = rows_of(filtered, spark).arrow_answers(
+        [result for result in compiled if isinstance(result, ArrowFilter)]
     )
 
     assert answers[0] == (
@@ -263,14 +238,14 @@ def test_wide_and_deep_filters_are_answered(filtered: FilteredTable, spark: Spar
     texts = [f"a in ({numbers})", wide, deep]
     stored = filtered.store(texts)
     table = filtered.table()
-    compiled = [compile_filter(each, table) for each in stored]
+    compiled = [compile_filter(row_filter, table) for row_filter in stored]
     rows = rows_of(filtered, spark)
 
-    in_spark = [each for each in compiled if isinstance(each, SparkFilter)]
-    on_server = [each for each in compiled if isinstance(each, ServerFilter)]
+    in_arrow = [result for result in compiled if isinstance(result, ArrowFilter)]
+    on_server = [result for result in compiled if isinstance(result, ServerFilter)]
 
-    assert (len(in_spark), len(on_server)) == (2, 1)
-    assert_same(texts[:2], rows.spark_answers(in_spark), filtered.answers(stored[:2]))
+    assert (len(in_arrow), len(on_server)) == (2, 1)
+    assert_same(texts[:2], rows.arrow_answers(in_arrow), filtered.answers(stored[:2]))
     assert_same(
         texts[2:], rows.server_answers(on_server, filtered.database.dsn), filtered.answers(stored[2:])
     )
@@ -287,7 +262,7 @@ REFUSED = (
 """R5.1-R5.4: what PostgreSQL itself refuses; nothing of ours has a say."""
 
 
-def test_the_server_refuses_what_its_rules_forbid(filtered: FilteredTable) -> None:
+def test_server_refuses_what_its_rules_forbid(filtered: FilteredTable) -> None:
     accepted = []
     for text in REFUSED:
         with contextlib.suppress(psycopg.Error):
@@ -310,7 +285,7 @@ def test_xml_expressions_are_answered_where_the_server_has_xml(
     )
     texts = ["xmlexists('//a' passing x)", "x is document", "xmlconcat(x, x) is not null"]
     stored = filtered.store(texts)
-    compiled = [as_server_filter(each, filtered.table()) for each in stored]
+    compiled = [as_server_filter(row_filter, filtered.table()) for row_filter in stored]
 
     ours = rows_of(filtered, spark).server_answers(compiled, filtered.database.dsn)
 
@@ -342,7 +317,7 @@ def test_rules_name_the_servers_own_operators_functions_and_casts(filtered: Filt
     assert binary_casts >= RELABELS.keys()
 
 
-def test_an_earlier_publications_filter_hides_the_error_of_a_later_one(
+def test_filter_that_is_true_hides_the_error_of_a_later_publications(
     filtered: FilteredTable, spark: SparkSession
 ) -> None:
     """R3.8: row 7 has a = 0; the first filter is TRUE there, so the division is never made."""

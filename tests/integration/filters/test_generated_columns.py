@@ -78,7 +78,7 @@ def test_generated_columns_decide_about_inserts_under_any_identity(twin: Twin) -
     assert twin.rows("s", "t") == [(2, 6), (3, 20), (5, 9), (6, 8)]
 
 
-def test_the_value_decides_that_was_stored(twin: Twin) -> None:
+def test_stored_value_decides_not_the_present_expression(twin: Twin) -> None:
     """R3.13: a partition may have another expression than its root, and a function another body since."""
     if server_version(twin.publisher) < SINCE_18:
         pytest.skip("before 18 the values are not sent")
@@ -133,7 +133,7 @@ def test_virtual_generated_columns_decide_as_on_the_publisher(twin: Twin) -> Non
     assert twin.rows("s", "by_row") == [(2, 6), (3, 20), (5, 9), (6, 8)]
 
 
-def test_a_value_that_is_neither_sent_nor_computable_is_an_error(
+def test_value_that_is_neither_sent_nor_computable_is_an_error(
     publisher: Database, spark: SparkSession
 ) -> None:
     """Before 18: an old row has the key, with the generated column in it, but the wire leaves that out."""
@@ -143,8 +143,8 @@ def test_a_value_that_is_neither_sent_nor_computable_is_an_error(
     table = dataclasses.replace(filtered.table(), key_columns=("id", "g"))
     compiled = compile_filter(stored, table)
     assert isinstance(compiled, ServerFilter)
-    check = ServerCheck.of(compiled, ["id", "a"], number=0, routes=[0])
-    sent = ServerCheck.of(compiled, ["id", "a", "g"], number=0, routes=[0])
+    check = ServerCheck.from_filter(compiled, ["id", "a"], check_id=0, routes=[0])
+    sent = ServerCheck.from_filter(compiled, ["id", "a", "g"], check_id=0, routes=[0])
     complete = compile_filter(stored, dataclasses.replace(table, key_columns=("id", "a", "g")))
     assert isinstance(complete, ServerFilter)
 

@@ -16,11 +16,11 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.check_table import CheckTable, Question
 from cdc_replay.filters.compile import compile_filter
 from cdc_replay.filters.names import NotPrintableError
-from cdc_replay.filters.printed import printed_filters, printed_for_subscriber
+from cdc_replay.filters.printed import print_filters, print_for_subscriber
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
 from fixtures.postgres import Database
 from fixtures.stored_filters import FilteredTable
-from integration.filters.test_filters_equal_postgresql import IN_SPARK, ON_SERVER
+from integration.filters.test_filters_equal_postgresql import IN_ARROW, ON_SERVER
 
 OPERATORS: Final = """
     select format('(%s operator(pg_catalog.%s) %s) is null',
@@ -163,7 +163,7 @@ def confirm(filtered: FilteredTable, expressions: Sequence[str]) -> None:
         for number, (text, row_filter) in enumerate(zip(expressions, stored, strict=True)):
             question = Question(number, (row_filter,), columns_of(row_filter, table), table.name)
             try:
-                CheckTable.of(question, connection).create(connection)
+                CheckTable.for_question(question, connection).create(connection)
             except (InvalidFilter, psycopg.Error) as error:
                 pytest.fail(f"{text[:500]}\n{row_filter.sql[:500]}\n{error}")
 
@@ -180,19 +180,19 @@ def together(expressions: Sequence[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("query", [OPERATORS, FUNCTIONS, CASTS], ids=["operators", "functions", "casts"])
-def test_everything_built_in_is_called_as_it_was_stored(many: FilteredTable, query: str) -> None:
+def test_built_in_objects_are_printed_as_they_were_stored(many: FilteredTable, query: str) -> None:
     expressions = [text for (text,) in many.database.rows(query)]
     assert len(expressions) > 80
 
     confirm(many, list(together(expressions)))
 
 
-def test_every_node_is_written_as_it_was_stored(many: FilteredTable) -> None:
+def test_every_node_is_printed_as_it_was_stored(many: FilteredTable) -> None:
     confirm(many, [text for text in NODES if is_accepted(many, text)])
 
 
-def test_filters_that_are_evaluated_elsewhere_too(many: FilteredTable) -> None:
-    confirm(many, list(together([f"({text})" for text in (*IN_SPARK, *ON_SERVER)])))
+def test_filters_of_other_tests_are_printed_as_they_were_stored(many: FilteredTable) -> None:
+    confirm(many, list(together([f"({text})" for text in (*IN_ARROW, *ON_SERVER)])))
 
 
 def test_constants_of_all_types_keep_their_values(many: FilteredTable) -> None:
@@ -228,7 +228,7 @@ GENERATED: Final = (
 
 
 @pytest.mark.parametrize(("kind", "expression"), GENERATED)
-def test_generated_columns_are_written_as_they_were_stored(
+def test_generated_columns_are_printed_as_they_were_stored(
     publisher: Database, kind: str, expression: str
 ) -> None:
     publisher.run(
@@ -239,7 +239,7 @@ def test_generated_columns_are_written_as_they_were_stored(
     confirm(FilteredTable(publisher), ["g is null"])
 
 
-def test_a_filter_has_the_same_answers_for_the_publisher_and_a_subscriber(many: FilteredTable) -> None:
+def test_filter_has_the_same_answers_on_the_publisher_and_a_subscriber(many: FilteredTable) -> None:
     """R7.3, R7.4: as the initial copy and the validation evaluate it."""
     many.database.run(
         "insert into t (id, a, i2, i8, b, s, v, c, n, f, ts, tz, iv, arr, j, bits, r, cc)"
@@ -255,8 +255,8 @@ def test_a_filter_has_the_same_answers_for_the_publisher_and_a_subscriber(many: 
     with many.database.connect() as connection:
         connection.execute("set search_path = ''")
         for text, row_filter in zip(expressions, stored, strict=True):
-            printed = printed_filters(connection, table, [row_filter])
-            there = printed_for_subscriber(connection, connection, table, [row_filter])
+            printed = print_filters(connection, table, [row_filter])
+            there = print_for_subscriber(connection, connection, table, [row_filter])
             expected = answers(connection, f"({row_filter.sql})")
             assert printed is not None
             for each in (printed, there):
@@ -271,11 +271,11 @@ def answers(connection: psycopg.Connection[tuple[object, ...]], condition: str) 
         return [error.sqlstate]
 
 
-def test_a_subscriber_is_not_told_of_what_may_be_something_else_there(many: FilteredTable) -> None:
+def test_objects_that_may_differ_on_a_subscriber_are_not_printed_for_it(many: FilteredTable) -> None:
     """Oids of most collations, and of a table's own types, mean something else on another server."""
     (stored,) = many.store(["information_schema._pg_char_max_length(id, a) = 1"])
     table: Table = many.table()
     with many.database.connect() as connection:
-        assert printed_filters(connection, table, [stored]) is not None
+        assert print_filters(connection, table, [stored]) is not None
         with pytest.raises(NotPrintableError, match="is not built-in"):
-            printed_for_subscriber(connection, connection, table, [stored])
+            print_for_subscriber(connection, connection, table, [stored])

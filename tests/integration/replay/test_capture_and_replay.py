@@ -131,13 +131,13 @@ def test_subscriptions_with_equal_routes_share_a_routing_group(
     twin.publish(TRAFFIC)
     capture(twin.config, "pub")
     seen: list[list[int]] = []
-    staged = WindowJob.staged
+    staged = WindowJob.stage
 
     def watched(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
         seen.append(sorted(len(lane.stagers) for lane in lanes))
         return staged(flow, lanes)
 
-    monkeypatch.setattr(WindowJob, "staged", watched)
+    monkeypatch.setattr(WindowJob, "stage", watched)
 
     results = replay(twin.config, ["one", "two", "three", "four"])
 

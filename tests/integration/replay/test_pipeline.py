@@ -33,7 +33,7 @@ class Watched:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stage, apply = WindowJob.staged, ApplySession.apply
+        stage, apply = WindowJob.stage, ApplySession.apply
 
         def staged(flow: WindowJob, lanes: Sequence[RoutingGroup]) -> tuple[StagedGroup, ...]:
             result = stage(flow, lanes)
@@ -53,7 +53,7 @@ class Watched:
                 self.events.append(f"merged {index}")
             return result
 
-        monkeypatch.setattr(WindowJob, "staged", staged)
+        monkeypatch.setattr(WindowJob, "stage", staged)
         monkeypatch.setattr(ApplySession, "apply", applied)
 
 

@@ -38,12 +38,12 @@ def decoded(type_oid: int, datum: str) -> Expression:
     return parse(constant(type_oid, datum))
 
 
-def test_a_node_has_the_values_between_its_field_names() -> None:
+def test_node_has_values_between_its_field_names() -> None:
     node = read_node('{A :x 1 :y <> :z (o 5 6) :w ({B} {C :v 2}) :d 2 [ -1 7 ] :s ("f1" "a\\ \\(b") :last t}')
 
     assert node.name == "A"
-    assert node.number("x") == 1
-    assert node.one("y") == "<>"
+    assert node.integer("x") == 1
+    assert node.single("y") == "<>"
     assert node.fields["z"] == [["o", "5", "6"]]
     assert [each.name for each in node.nodes("w")] == ["B", "C"]
     assert node.fields["d"] == ["2", "[", "-1", "7", "]"]
@@ -54,17 +54,17 @@ def test_a_node_has_the_values_between_its_field_names() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "{A", "{A :b (1}", "{A :b {C)}", "{A} {B}", "(1 2)", "}", "{", "{A :b 1}}"]
 )
-def test_what_is_not_one_complete_node_is_refused(text: str) -> None:
+def test_text_other_than_one_complete_node_is_refused(text: str) -> None:
     with pytest.raises(InvalidFilter, match=r"cannot read the stored form.*\[R3.15\]"):
         read_node(text)
 
 
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_is_named() -> None:
     with pytest.raises(InvalidFilter, match="node VAR has 0 values for varattno"):
         parse("{VAR :varno 1}")
 
 
-def test_an_operator_of_15_reads_as_that_of_18() -> None:
+def test_operator_of_15_reads_as_that_of_18() -> None:
     tree = (
         "{OPEXPR :opno 521 :opfuncid 147 :opresulttype 16 :opretset false :opcollid 0 :inputcollid 0 :args ("
         + VAR % 2
@@ -76,7 +76,7 @@ def test_an_operator_of_15_reads_as_that_of_18() -> None:
     assert parse(tree) == Operator(521, 0, (Column(2, Type.INT4, 0), Constant(Type.INT4, 10)))
 
 
-def test_lists_and_cases() -> None:
+def test_lists_and_cases_are_translated() -> None:
     listed_column = f"{{ARRAYEXPR :array_typeid 1007 :elements ({VAR % 3}) :multidims false}}"
     in_list = (
         "{SCALARARRAYOPEXPR :opno 96 :opfuncid 65 :useOr true :inputcollid 0"
@@ -98,7 +98,7 @@ def case_of(operand: str, condition: str, result: str) -> str:
     return f"{{CASEEXPR :arg {operand} :args ({when}) :defresult {VAR % 9}}}"
 
 
-def test_the_operand_of_a_case_stands_in_its_conditions_only() -> None:
+def test_case_operand_is_in_its_conditions_only() -> None:
     outer = case_of(VAR % 2, EQUAL % (OPERAND, VAR % 3), case_of("<>", VAR % 4, OPERAND))
 
     inner = Case(
@@ -108,7 +108,7 @@ def test_the_operand_of_a_case_stands_in_its_conditions_only() -> None:
     assert parse(outer) == Case(((condition, inner),), Column(9, 23, 0))
 
 
-def test_a_case_of_cases_is_not_multiplied() -> None:
+def test_case_of_cases_is_not_multiplied() -> None:
     """Each level would stand in all conditions of the level above: exponentially many nodes."""
     tree = VAR % 2
     for _ in range(50):
@@ -134,7 +134,7 @@ def test_rows_are_compared_by_their_first_fields_that_differ(operator: int, deci
     )
 
 
-def test_a_row_is_null_if_all_its_fields_are() -> None:
+def test_row_is_null_if_all_its_fields_are() -> None:
     row = f"{{ROWEXPR :args ({VAR % 2} {VAR % 3}) :row_typeid 2249 :row_format 2}}"
     tree = f"{{NULLTEST :arg {row} :nulltesttype 1 :argisrow true}}"
 
@@ -142,13 +142,13 @@ def test_a_row_is_null_if_all_its_fields_are() -> None:
     assert parse(tree) == Bool(BoolOp.AND, fields)
 
 
-def test_an_unknown_node_keeps_the_columns_in_it() -> None:
+def test_unknown_node_keeps_its_columns() -> None:
     found = parse(f"{{NEWNODE :a {VAR % 2} :list ({VAR % 7} ({VAR % 9})) :name (x :y)}}")
 
     assert found == Unmodelled("expression node NEWNODE", frozenset({2, 7, 9}))
 
 
-def test_any_depth_can_be_read_and_its_columns_are_known() -> None:
+def test_trees_of_any_depth_are_read_with_their_columns() -> None:
     depth = 20_000
     found = parse("{BOOLEXPR :boolop not :args (" * depth + VAR % 3 + ")}" * depth)
 
@@ -194,7 +194,7 @@ def test_any_depth_can_be_read_and_its_columns_are_known() -> None:
         (1186, "16 [ 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 ]", None),  # interval
     ],
 )
-def test_a_constant_is_its_value_or_is_not_understood(
+def test_constant_is_decoded_or_unmodelled(
     type_oid: int, datum: str, value: bool | int | float | str | None
 ) -> None:
     expected: type[Unmodelled | Constant] = Unmodelled if value is None else Constant
@@ -244,5 +244,5 @@ def test_array_constants_keep_their_nulls() -> None:
         (Constant(Type.NUMERIC, None), "(n = NULL::numeric)", True),
     ],
 )
-def test_a_constant_is_believed_if_the_server_prints_it(constant_: Constant, sql: str, printed: bool) -> None:
+def test_constant_is_used_only_if_the_server_prints_it(constant_: Constant, sql: str, printed: bool) -> None:
     assert PrintedFilter(sql).holds(constant_) is printed

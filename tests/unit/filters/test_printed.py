@@ -8,7 +8,7 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.confirmed import mean_the_same
 from cdc_replay.filters.names import BUILT_IN, Names, NotPrintableError
 from cdc_replay.filters.node_text import read_node
-from cdc_replay.filters.printed import printed
+from cdc_replay.filters.printed import print_expression
 from fixtures.catalogs import column
 
 NO_NAMES = Names(BUILT_IN, {})
@@ -32,7 +32,7 @@ def unknown(text: str) -> str:
 
 
 def sql_of(tree: str, text: str = "") -> str:
-    return printed(read_node(tree), text, COLUMNS, NO_NAMES).as_string(None)
+    return print_expression(read_node(tree), text, COLUMNS, NO_NAMES).as_string(None)
 
 
 def xml(op: int, args: str = "<>", **fields: str) -> str:
@@ -67,7 +67,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize(("tree", "expected"), PRINTED.items())
-def test_a_tree_is_written_with_quoted_names_and_values(tree: str, expected: str) -> None:
+def test_tree_is_printed_with_quoted_names_and_values(tree: str, expected: str) -> None:
     assert sql_of(tree) == expected
 
 
@@ -93,7 +93,7 @@ def test_a_tree_is_written_with_quoted_names_and_values(tree: str, expected: str
         (xml(2, named_args=f"({X})"), "has no name"),
     ],
 )
-def test_what_is_not_known_is_named(tree: str, reason: str) -> None:
+def test_unprintable_part_is_named(tree: str, reason: str) -> None:
     with pytest.raises(NotPrintableError, match=reason):
         sql_of(tree)
 
@@ -108,12 +108,12 @@ def test_what_is_not_known_is_named(tree: str, reason: str) -> None:
         f"{{COLLATEEXPR :arg {A} :collOid 99999999999}}",
     ],
 )
-def test_what_is_no_tree_is_refused(tree: str) -> None:
+def test_malformed_tree_is_refused(tree: str) -> None:
     with pytest.raises(InvalidFilter, match="cannot read the stored form"):
         sql_of(tree)
 
 
-def test_a_tree_may_be_deeper_than_any_stack() -> None:
+def test_tree_deeper_than_any_stack_is_printed() -> None:
     deep = 50_000
     tree = "{BOOLEXPR :boolop not :args (" * deep + X + ")}" * deep
 
@@ -121,7 +121,7 @@ def test_a_tree_may_be_deeper_than_any_stack() -> None:
     assert mean_the_same(read_node(tree), read_node(tree), {4: 4}, NO_NAMES)
 
 
-def test_trees_are_the_same_but_for_places_and_the_numbers_of_columns() -> None:
+def test_trees_mean_the_same_whatever_their_positions_and_attribute_numbers() -> None:
     stored = read_node(f"{{NULLTEST :arg {A} :nulltesttype 0 :argisrow false :location 7}}")
     made = f"{{NULLTEST :arg {VAR % 9} :nulltesttype 0 :argisrow false :location -1}}"
 

@@ -1,4 +1,4 @@
-"""The rules as data: what is exact in Spark, and why the rest is not."""
+"""The rules as data: what is exact in Arrow, and why the rest is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import filters_page
 from cdc_replay.errors import InvalidFilter
-from cdc_replay.filters.compile import ServerFilter, SparkFilter, compile_filter
+from cdc_replay.filters.compile import ArrowFilter, ServerFilter, compile_filter
 from cdc_replay.filters.constant_folding import fold_constants
 from cdc_replay.filters.expression import (
     Collate,
@@ -54,7 +54,7 @@ def test_every_known_operator_and_function_has_a_rule() -> None:
     assert set(OPERATORS.values()) | set(FUNCTIONS.values()) == set(RULES)
 
 
-def test_what_has_no_rule_is_left_to_the_server() -> None:
+def test_operation_without_a_rule_is_evaluated_by_the_server() -> None:
     assert operator_rule(4) is UNKNOWN
 
 
@@ -88,7 +88,7 @@ def number(value: int | None) -> Constant:
     ],
 )
 def test_arithmetic_is_exact_where_it_cannot_fail(operation: Operator, exact: bool) -> None:
-    """What fails for some value of the types is an error in PostgreSQL, which Spark would not raise."""
+    """What fails for some value of the types is an error in PostgreSQL, which Arrow would not raise."""
     assert (unsupported_reason(fold_constants(operation)) is None) is exact
 
 
@@ -113,6 +113,7 @@ def test_arithmetic_is_exact_where_it_cannot_fail(operation: Operator, exact: bo
         (LIKE, Constant(Type.TEXT, r"a\\_"), DEFAULT, "_ stands for a character"),
         (LIKE, Constant(Type.TEXT, r"\a"), DEFAULT, "escapes"),
         (LIKE, Constant(Type.TEXT, "a\\"), DEFAULT, "escapes"),
+        (LIKE, Constant(Type.TEXT, "a" * 1001), DEFAULT, "too long"),
         (LIKE, TEXT, DEFAULT, "not a constant"),
     ],
 )
@@ -126,7 +127,7 @@ def test_text_is_exact_where_bytes_in_utf_8_decide(
 
 
 @pytest.mark.parametrize(("value", "exact"), [(32767, True), (-32768, True), (32768, False), (None, True)])
-def test_a_narrowing_cast_is_exact_for_a_constant_that_fits(value: int | None, exact: bool) -> None:
+def test_narrowing_cast_is_exact_for_a_constant_that_fits(value: int | None, exact: bool) -> None:
     cast = fold_constants(Function(INT2_OF_INT4, (Constant(Type.INT4, value),)))
 
     assert (unsupported_reason(cast) is None) is exact
@@ -143,11 +144,11 @@ def test_compiled_filters_are_values() -> None:
     columns = table(TableColumn(1, "b", Type.BOOL, -1, "boolean", None))
     row_filter = RowFilter(VAR % (1, Type.BOOL), "b")
 
-    assert isinstance(compile_filter(row_filter, columns), SparkFilter)
+    assert isinstance(compile_filter(row_filter, columns), ArrowFilter)
     assert len({compile_filter(row_filter, columns), compile_filter(row_filter, columns)}) == 1
 
 
-def test_the_reason_of_a_server_filter_names_what_is_not_exact() -> None:
+def test_server_filter_names_the_operation_that_is_not_exact() -> None:
     columns = table(TableColumn(1, "n", 1700, -1, "numeric", None))
     tree = f"{{OPEXPR :opno 1758 :inputcollid 0 :args ({VAR % (1, 1700)} {VAR % (1, 1700)})}}"
     compiled = compile_filter(RowFilter(tree, "(n + n)"), columns)
@@ -157,12 +158,12 @@ def test_the_reason_of_a_server_filter_names_what_is_not_exact() -> None:
     assert [column.name for column in compiled.columns] == ["n"]
 
 
-def test_a_filter_over_a_column_that_is_not_there_is_refused() -> None:
+def test_filter_over_a_missing_column_is_refused() -> None:
     with pytest.raises(InvalidFilter, match=r'table "public\.t".*\n.*column: 3'):
         compile_filter(RowFilter(VAR % (3, Type.BOOL), "b"), table())
 
 
-def test_the_page_about_filters_is_up_to_date() -> None:
+def test_filters_page_is_up_to_date() -> None:
     assert filters_page.PAGE.read_text(encoding="utf-8") == filters_page.render(), (
         "run `python tools/filters_page.py`"
     )
@@ -197,7 +198,7 @@ def test_casts_of_constants_are_evaluated(
     assert fold_constants(call) == (result or call)
 
 
-def test_a_length_is_not_looked_for_in_the_printed_filter() -> None:
+def test_length_of_a_cast_need_not_be_printed() -> None:
     """The length of char(2) is stored as 6, with the size of a header."""
     text = "{CONST :consttype %d :constisnull false :constvalue %s}"
     parts = (
@@ -211,7 +212,7 @@ def test_a_length_is_not_looked_for_in_the_printed_filter() -> None:
 
     compiled = compile_filter(RowFilter(tree, "(c = 'abc'::character(2))"), columns)
 
-    assert isinstance(compiled, SparkFilter)
+    assert isinstance(compiled, ArrowFilter)
     assert compiled.expression == Operator(
         1054, 100, (Column(1, Type.BPCHAR, 0), Constant(Type.BPCHAR, "ab"))
     )

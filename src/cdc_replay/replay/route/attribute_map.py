@@ -1,8 +1,8 @@
 """Leaf columns → the published relation's columns, by name (R2.12).
 
-A partition may have its columns in another order than its root, and a relation version may lack a column that
-the subscription knows from another version. A position is an index into the leaf's tuple, or None where this
-version does not have the column.
+A partition can have its columns in another order than its root, and a relation version can lack a column that
+another version has. A position is an index into the leaf's tuple, or None if this version does not have the
+column.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ NOT_SENT: Final = "-"
 
 
 def positions(relation: Relation, columns: Sequence[str | None]) -> Positions:
-    """Where the leaf's tuple holds each of `columns`; None is a column that is not sent."""
-    found = {name: index for index, name in enumerate(relation.column_names)}
-    return tuple(None if name is None else found.get(name) for name in columns)
+    """The position of each of `columns` in the leaf's tuple; None is a column that is not sent."""
+    position_of = {name: position for position, name in enumerate(relation.column_names)}
+    return tuple(None if name is None else position_of.get(name) for name in columns)

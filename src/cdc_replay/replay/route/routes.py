@@ -1,7 +1,7 @@
 """Which route a change takes: relation version and catalog version → what it is published as, and its target.
 
 A route is everything that is the same for all changes of one relation version under one version of the
-publisher's catalog. The routes of a window are few; the changes find theirs by a broadcast join.
+publisher's catalog. The routes of a window are few; tasks look them up in arrays (`route_index`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SEARCHING: Final = frozenset({PublishAction.UPDATE, PublishAction.DELETE})
 class Target:
     """What routing needs to know of a table on the subscriber.
 
-    `identity` is its replica identity index or primary key, empty where it has none; then its partitions may
-    have some.
+    `identity` is its replica identity index or primary key, empty if it has none; its partitions may have
+    some.
     """
 
     identity: tuple[str, ...]
@@ -37,8 +37,8 @@ class Target:
     leaves: Leaves = field(default_factory=Leaves)
 
     @classmethod
-    def of(cls, table: TargetTable | None, applied_lsn: Lsn) -> Self:
-        """The table as it was read, or as it must be created."""
+    def from_table(cls, table: TargetTable | None, applied_lsn: Lsn) -> Self:
+        """The table as it was read; None is one that must be created."""
         if table is None:
             return cls((), applied_lsn)
         return cls(table.identity, applied_lsn, table.is_partitioned, table.leaves)
@@ -46,15 +46,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of all changes of one relation version under one catalog version."""
+    """How all changes of one relation version under one catalog version reach their target."""
 
-    number: int
+    route_id: int
     relation: Relation
     catalog_version: int
     published: PublishedRelation
     target: SubscribedTable
     columns: frozenset[str]
-    """The columns of the target that these changes bring: column lists can change between them (R9.10)."""
+    """The columns of the target that these changes have: column lists can change between them (R9.10)."""
 
     @property
     def refusal(self) -> str | None:
@@ -81,21 +81,21 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes of one subscription in one window, and the tables that they lead to.
+    """The routes of one subscription in one window, and their targets.
 
-    `elsewhere` is what the window has of published relations that are not among its targets.
+    `unsubscribed` are published relations that are not among the targets.
     """
 
     tables: tuple[SubscribedTable, ...]
     routes: tuple[Route, ...]
-    elsewhere: tuple[Unrouted, ...]
+    unsubscribed: tuple[Unrouted, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unrouted:
-    """What is published under a name of which the window has no target.
+    """What is published under a name that is not among the targets.
 
-    `actions` are those that are published, `columns` what its changes bring.
+    `actions` are those that are published, `columns` those of its changes.
     """
 
     name: QualifiedName
@@ -106,105 +106,109 @@ class Unrouted:
 
 
 class VersionedRelation(NamedTuple):
-    """A relation version, and the catalog that is in force for changes that have it (R9.10).
-
-    `catalog_version` is the number that these changes carry.
-    """
+    """A relation version, and the catalog in force for changes that have it and `catalog_version` (R9.10)."""
 
     relation: Relation
     catalog_version: int
     catalog: PublisherCatalog
 
 
-@dataclass(frozen=True, slots=True)
-class _PublishedVersion:
+class _PublishedVersion(NamedTuple):
     relation: Relation
     catalog_version: int
     published: PublishedRelation
+    columns: tuple[str, ...]
 
 
 NOT_RENAMED: Final[Mapping[RelationId, QualifiedName]] = MappingProxyType({})
 
 
 def plan_routes(
-    defined: Iterable[VersionedRelation],
+    versions: Iterable[VersionedRelation],
     publications: Sequence[str],
     targets: Mapping[QualifiedName, Target],
     renamed: Mapping[RelationId, QualifiedName] = NOT_RENAMED,
 ) -> Routes:
-    """The routes of all that changes of the window are defined by, which is what may be refused too.
+    """The routes of all relation versions and catalogs of a window.
 
-    The target is the table with the name that the published relation has at the position (R8.1), or for those
-    in `renamed` the one that is given there, whatever they are called. Relations that the publications do not
-    publish, or whose target is not among `targets`, have no route (R7.12). A table that its catalog does not
-    know has none.
+    The target has the name of the published relation at that position (R8.1), or the name in `renamed`.
+    Relations that the publications do not publish, whose target is not among `targets` (R7.12), or that are
+    not in their catalog have no route.
 
     Raises:
         PublicationRefused: where PostgreSQL refuses to decode for these publications.
     """
     by_name: dict[QualifiedName, list[_PublishedVersion]] = {}
-    for way in _ways(defined, publications):
-        name = renamed.get(way.published.table.id, way.published.table.name)
-        by_name.setdefault(name, []).append(way)
-    by_target = {name: ways for name, ways in by_name.items() if name in targets}
+    for version in _published_versions(versions, publications):
+        name = renamed.get(version.published.table.id, version.published.table.name)
+        by_name.setdefault(name, []).append(version)
+    by_target = {name: published for name, published in by_name.items() if name in targets}
     tables = tuple(
         _subscribed_table(index, name, by_target[name], targets[name])
         for index, name in enumerate(sorted(by_target))
     )
-    arrivals = [(way, table) for table in tables for way in by_target[table.name]]
+    planned = [(table, version) for table in tables for version in by_target[table.name]]
     routes = tuple(
-        Route(number, way.relation, way.catalog_version, way.published, table, frozenset(_sent_columns(way)))
-        for number, (way, table) in enumerate(arrivals)
+        Route(route_id, relation, catalog_version, published, table, frozenset(columns))
+        for route_id, (table, (relation, catalog_version, published, columns)) in enumerate(planned)
     )
-    elsewhere = tuple(
-        Unrouted(name, way.relation, way.catalog_version, way.published.actions, tuple(_sent_columns(way)))
+    unsubscribed = tuple(
+        Unrouted(name, relation, catalog_version, published.actions, columns)
         for name in sorted(by_name.keys() - by_target.keys())
-        for way in by_name[name]
+        for relation, catalog_version, published, columns in by_name[name]
     )
-    return Routes(tables, routes, elsewhere)
+    return Routes(tables, routes, unsubscribed)
 
 
-def _ways(defined: Iterable[VersionedRelation], publications: Sequence[str]) -> Iterator[_PublishedVersion]:
-    for relation, number, catalog in defined:
+def _published_versions(
+    versions: Iterable[VersionedRelation], publications: Sequence[str]
+) -> Iterator[_PublishedVersion]:
+    for relation, catalog_version, catalog in versions:
         if relation.id not in catalog.tables:
             continue
         published = resolve(catalog, publications, relation.id)
         if published is not None:
-            yield _PublishedVersion(relation, number, published)
+            columns = tuple(_sent_columns(relation, published))
+            yield _PublishedVersion(relation, catalog_version, published, columns)
 
 
-def _sent_columns(way: _PublishedVersion) -> Iterator[str]:
+def _sent_columns(relation: Relation, published: PublishedRelation) -> Iterator[str]:
     """The published columns that this relation version has, in the published relation's order.
 
-    A column that was dropped since is not in the catalog any more. Without a column list it was sent all the
-    same, as the definitions of that time said (R9.10).
+    A column dropped since is no longer in the catalog. Without a column list it was sent nevertheless, as the
+    definitions of that time say (R9.10).
     """
-    present = way.relation.column_names
-    yield from (column for column in way.published.columns if column in present)
-    known = way.published.table.columns
-    live = {column.name for column in known if column.generated is Generated.NO}
-    if live <= set(way.published.columns):
-        yield from (column for column in present if column not in {each.name for each in known})
+    present = relation.column_names
+    yield from (column for column in published.columns if column in present)
+    cataloged = published.table.columns
+    live = {column.name for column in cataloged if column.generated is Generated.NO}
+    if live <= set(published.columns):
+        names = {column.name for column in cataloged}
+        yield from (column for column in present if column not in names)
 
 
 def _subscribed_table(
-    index: int, name: QualifiedName, ways: Sequence[_PublishedVersion], target: Target
+    index: int, name: QualifiedName, versions: Sequence[_PublishedVersion], target: Target
 ) -> SubscribedTable:
     sent: dict[str, None] = {}
-    for way in reversed(ways):
-        sent.update(dict.fromkeys(_sent_columns(way)))
+    for version in reversed(versions):
+        sent.update(dict.fromkeys(version.columns))
     columns = tuple(sent)
-    searching = [(way.relation, way.published.table) for way in ways if _SEARCHING & way.published.actions]
-    found = row_identity(target.identity, columns, searching, is_partitioned=target.is_partitioned)
+    searching = [
+        (version.relation, version.published.table)
+        for version in versions
+        if _SEARCHING & version.published.actions
+    ]
+    identity = row_identity(target.identity, columns, searching, is_partitioned=target.is_partitioned)
     return SubscribedTable(
         index=index,
         name=name,
         columns=columns,
-        identity=found.columns,
-        is_keyed=found.is_keyed,
+        identity=identity.columns,
+        is_keyed=identity.is_keyed,
         applied_lsn=target.applied_lsn,
-        is_per_leaf=found.is_per_leaf,
-        is_by_leaf=not found.is_keyed and bool(target.leaves.with_key(columns)),
+        is_per_leaf=identity.is_per_leaf,
+        is_by_leaf=not identity.is_keyed and bool(target.leaves.with_key(columns)),
     )
 
 

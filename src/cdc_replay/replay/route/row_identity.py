@@ -1,10 +1,10 @@
-"""By which columns a published row is found on the subscriber.
+"""The columns by which a published row is found on the subscriber.
 
-Native asks the target's index, and needs its columns among those that the *published* relation flags as key
-(R8.6, R8.7). But what an old tuple holds is the affair of the leaf's replica identity (R1.6, R1.7), and a
-partitioned target is searched in the one partition that the old tuple leads to (R8.12). Where root and leaf,
-or publisher and subscriber, are not alike, native refuses, or looks in vain and goes on (R8.11). The log is
-in leaf identity, and SQL looks into all partitions, so here:
+Native replication uses the target's index, whose columns must be key columns of the *published* relation
+(R8.6, R8.7). But the content of an old tuple depends on the leaf's replica identity (R1.6, R1.7), and a
+partitioned target is searched in the one partition that the old tuple leads to (R8.12). If root and leaf, or
+publisher and subscriber, differ, native replication refuses the change, or finds no row and continues
+(R8.11). The log has the leaf's identity, and SQL searches all partitions, so here:
 
 | the leaves send of an old row                | rows are found by                                        |
 |----------------------------------------------|----------------------------------------------------------|
@@ -12,10 +12,10 @@ in leaf identity, and SQL looks into all partitions, so here:
 | one key, another than the target's, and      | that key: among the leaf's own rows it is unique, and so |
 | either side is partitioned                   | `is_per_leaf`                                            |
 | all, and the target has no key               | the whole row (R8.10)                                    |
-| anything else                                | nothing: an UPDATE or DELETE is refused, as native does  |
+| anything else                                | nothing: an UPDATE or DELETE is refused, as natively     |
 
-Two leaves can have equal keys if the partition key is no part of them. Changes are told apart by their leaf;
-on the subscriber a key that two rows have is a conflict, never a guess.
+Two leaves can have equal keys if the partition key is not part of them. Their changes are distinguished by
+leaf; on the subscriber a key that two rows have is a conflict, never a guess.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import TypeAlias
 from cdc_replay.model.publication import Table
 from cdc_replay.model.relation import Relation, ReplicaIdentity
 
-Way: TypeAlias = tuple[Relation, Table]
+LeafVersion: TypeAlias = tuple[Relation, Table]
 """A leaf's relation version, and the table as which it is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """What `SubscribedTable` says of how rows are found."""
+    """The fields of `SubscribedTable` that say how rows are found."""
 
     columns: tuple[str, ...]
     is_keyed: bool
@@ -41,24 +41,28 @@ class RowIdentity:
 
 
 def key_of(relation: Relation) -> tuple[str, ...]:
-    """The columns that an old tuple of this version has for certain (R1.5)."""
+    """The columns that an old tuple of this version always has (R1.5)."""
     return tuple(column.name for column in relation.columns if column.is_key)
 
 
 def row_identity(
-    target_key: tuple[str, ...], columns: tuple[str, ...], ways: Sequence[Way], *, is_partitioned: bool
+    target_key: tuple[str, ...],
+    columns: tuple[str, ...],
+    leaves: Sequence[LeafVersion],
+    *,
+    is_partitioned: bool,
 ) -> RowIdentity:
     """How the rows of a target are found whose published columns are `columns`.
 
-    `ways` are those of UPDATEs and DELETEs; `is_partitioned` says it of the target.
+    `leaves` are those whose UPDATEs or DELETEs are published; `is_partitioned` is about the target.
     """
-    keys = {key_of(relation) for relation, _ in ways if not _is_full(relation)}
+    keys = {key_of(relation) for relation, _ in leaves if not _is_full(relation)}
     has_target_key = bool(target_key) and set(target_key) <= set(columns)
     if has_target_key and all(set(target_key) <= set(key) for key in keys):
         return RowIdentity(target_key, is_keyed=True)
-    has_partitions = is_partitioned or any(table.id != relation.id for relation, table in ways)
+    has_partitions = is_partitioned or any(table.id != relation.id for relation, table in leaves)
     sends_one_key = len({frozenset(key) for key in keys}) == 1 and not any(
-        _is_full(relation) for relation, _ in ways
+        _is_full(relation) for relation, _ in leaves
     )
     if has_partitions and sends_one_key and (key := min(keys)) and set(key) <= set(columns):
         return RowIdentity(key, is_keyed=True, is_per_leaf=True)

@@ -1,9 +1,8 @@
-"""The old and new rows of a batch of changes, and the lists that are made of them.
+"""The old and new rows of a batch of changes, and projections of them.
 
-All values of a batch lie in one array: first those of the new rows, then those of the old ones, at last the
-leaves' oids, one per route. A list that
-is to be made is a list of places in it, so that reordering columns, leaving some out and filling unsent
-values from the old row are arithmetic, and the values are copied once, by Arrow.
+All values of a batch are in one array: those of the new rows, those of the old ones, then the leaves' oids,
+one per route. A projection is a list of indexes into it: reordering columns, omitting some and filling unsent
+values from the old row are arithmetic, and Arrow copies the values once.
 
     row         0             1                     2
     new         a b c         d -                   (none)      kinds  ttt  tu
@@ -47,12 +46,11 @@ LEAF: Final = -2
 
 @dataclass(frozen=True, slots=True)
 class ColumnProjection:
-    """Per route, which of the leaf's columns a list holds, in order.
+    """Per route, the columns of a projection, in order.
 
     Each is a position in the leaf's tuple; `MISSING` where this relation version does not have the column;
-    `LEAF` for the leaf's oid in place of a column.
-
-    Route `i` has `positions[starts[i]:starts[i] + widths[i]]`; `is_whole[i]` where that is the leaf's tuple.
+    `LEAF` for the leaf's oid. Route `i` has `positions[starts[i]:starts[i] + widths[i]]`; `is_whole[i]` where
+    that is the leaf's tuple.
     """
 
     starts: Int64s
@@ -62,19 +60,19 @@ class ColumnProjection:
 
     @property
     def has_leaf(self) -> bool:
-        """Whether a list has a leaf's oid."""
+        """Whether a route's columns include a leaf's oid."""
         return bool((self.positions == LEAF).any())
 
     @classmethod
-    def of(cls, layouts: Sequence[tuple[Positions, int]]) -> Self:
-        """Positions (None: `MISSING`) and width of the leaf's tuple, by number of the route."""
-        widths = np.array([len(wanted) for wanted, _ in layouts], dtype=np.int64)
-        flat = [MISSING if position is None else position for wanted, _ in layouts for position in wanted]
+    def from_positions(cls, layouts: Sequence[tuple[Positions, int]]) -> Self:
+        """Of positions (None: `MISSING`) and the width of the leaf's tuple, by route id."""
+        widths = np.array([len(columns) for columns, _ in layouts], dtype=np.int64)
+        flat = [MISSING if position is None else position for columns, _ in layouts for position in columns]
         return cls(
             starts=np.concatenate([[0], np.cumsum(widths)])[:-1].astype(np.int64),
             widths=widths,
             positions=np.array(flat, dtype=np.int64),
-            is_whole=np.array([wanted == tuple(range(width)) for wanted, width in layouts], dtype=np.bool_),
+            is_whole=np.array([columns == tuple(range(width)) for columns, width in layouts], dtype=np.bool_),
         )
 
 
@@ -82,7 +80,7 @@ class ColumnProjection:
 class Tuples:
     """The old and new rows of a batch of CHANGES.
 
-    `new_at` and `old_at` are the places of each row's first value in `values`, and of its kind in `kinds`.
+    `new_at` and `old_at` are the indexes of each row's first value in `values`, and of its kind in `kinds`.
     """
 
     values: pa.StringArray
@@ -94,10 +92,10 @@ class Tuples:
     has_unsent: bool
     """Whether any new row has a value that was not sent."""
     leaves_at: int
-    """The place of the first route's leaf in `values`, where there are any."""
+    """The index of the first route's leaf in `values`, if it has leaves."""
 
     @classmethod
-    def of(cls, changes: pa.RecordBatch) -> Self:
+    def from_changes(cls, changes: pa.RecordBatch) -> Self:
         """Of a batch with the columns `old`, `old_kinds`, `new`, `new_kinds`."""
         new, old = changes["new"], changes["old"]
         new_values, old_values = new.flatten(), old.flatten()
@@ -115,85 +113,90 @@ class Tuples:
         )
 
     def with_leaves(self, leaves: Sequence[str]) -> Tuples:
-        """The same, with the leaves' oids by route."""
+        """The same rows, with the leaves' oids by route."""
         return dataclasses.replace(
             self, values=pa.concat_arrays([self.values, pa.array(leaves, pa.string())])
         )
 
     def new_rows(
-        self, rows: Int64s, routes: Int64s, layout: ColumnProjection, *, wanted: Bools, fill: Bools
+        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, included: Bools, fill: Bools
     ) -> ProjectedRows:
-        """The new rows of `rows` where they are `wanted`, each in the layout of its route.
+        """The new rows of `rows` where they are `included`, each projected as its route says.
 
-        Where `fill` says so, unsent values are those of the old row (R4.4): the kind of a value that it had
-        is `t` then; one that neither row has stays `u`.
+        Where `fill`, unsent values are taken from the old row (R4.4): the kind of a value that the old row
+        has becomes `t`; that of a value that neither row has stays `u`.
         """
-        picked = ProjectedRows.of(self, self.new_at[rows], routes, layout, wanted & self.has_new[rows])
+        starts = self.new_at[rows]
+        projected = ProjectedRows.project(self, starts, routes, projection, included & self.has_new[rows])
         if not self.has_unsent:
-            return picked
-        is_filled = (fill & self.has_old[rows])[picked.rows] & (picked.kinds == _UNSENT)
-        from_old = (self.old_at - self.new_at)[rows][picked.rows]
-        places = np.where(is_filled, picked.places + from_old, picked.places)
-        is_text = is_filled & (self.kinds[np.where(is_filled, places, 0)] == _TEXT)
-        return dataclasses.replace(
-            picked, places=places, kinds=np.where(is_text, np.uint8(_TEXT), picked.kinds)
-        )
+            return projected
+        is_filled = (fill & self.has_old[rows])[projected.rows] & (projected.kinds == _UNSENT)
+        from_old = (self.old_at - self.new_at)[rows][projected.rows]
+        indexes = np.where(is_filled, projected.indexes + from_old, projected.indexes)
+        is_text = is_filled & (self.kinds[np.where(is_filled, indexes, 0)] == _TEXT)
+        kinds = np.where(is_text, np.uint8(_TEXT), projected.kinds)
+        return dataclasses.replace(projected, indexes=indexes, kinds=kinds)
 
     def rows_before(
-        self, rows: Int64s, routes: Int64s, layout: ColumnProjection, *, wanted: Bools
+        self, rows: Int64s, routes: Int64s, projection: ColumnProjection, *, included: Bools
     ) -> ProjectedRows:
         """What a change finds its row by: the old row, the new one where no old row was sent (R1.6)."""
         starts = np.where(self.has_old, self.old_at, self.new_at)[rows]
-        return ProjectedRows.of(self, starts, routes, layout, wanted & (self.has_old | self.has_new)[rows])
+        return ProjectedRows.project(
+            self, starts, routes, projection, included & (self.has_old | self.has_new)[rows]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectedRows:
-    """Lists that were picked: list `i` is elements `offsets[i]` to `offsets[i + 1]`, NULL unless `wanted[i]`.
+    """Lists of values: list `i` is elements `offsets[i]` to `offsets[i + 1]`, NULL unless `included[i]`.
 
-    Per element, `rows` is the number of its list, `places` where its value is, below 0 if it has none.
+    Per element, `rows` is the position of its list, `indexes` that of its value in `values`, below 0 for
+    none.
     """
 
     values: pa.StringArray
-    wanted: Bools
+    included: Bools
     offsets: Int32s
     rows: Int64s
-    places: Int64s
+    indexes: Int64s
     kinds: Bytes
 
     @classmethod
-    def of(
-        cls, tuples: Tuples, starts: Int64s, routes: Int64s, layout: ColumnProjection, wanted: Bools
+    def project(
+        cls, tuples: Tuples, starts: Int64s, routes: Int64s, projection: ColumnProjection, included: Bools
     ) -> Self:
-        """The columns of `layout` from the tuples that start at `starts`."""
-        widths = np.where(wanted, layout.widths[routes], 0)
+        """The columns of `projection` from the tuples that start at `starts`."""
+        widths = np.where(included, projection.widths[routes], 0)
         offsets = offsets_from_lengths(widths)
         rows = np.repeat(np.arange(len(routes)), widths)
         within = np.arange(len(rows)) - offsets[:-1][rows]
-        positions = layout.positions[layout.starts[routes][rows] + within]
+        positions = projection.positions[projection.starts[routes][rows] + within]
         is_column = positions >= 0
-        places = np.where(is_column, starts[rows] + positions, positions)
+        indexes = np.where(is_column, starts[rows] + positions, positions)
         kinds = np.full(len(rows), _NOT_SENT, dtype=np.uint8)
-        kinds[is_column] = tuples.kinds[places[is_column]]
-        places = np.where(positions == LEAF, tuples.leaves_at + routes[rows], places)
-        return cls(tuples.values, wanted, offsets, rows, places, kinds)
+        kinds[is_column] = tuples.kinds[indexes[is_column]]
+        indexes = np.where(positions == LEAF, tuples.leaves_at + routes[rows], indexes)
+        return cls(tuples.values, included, offsets, rows, indexes, kinds)
 
     @property
     def lists(self) -> pa.ListArray:
         """The values."""
-        values = self.values.take(pa.array(self.places, mask=self.places < 0))
-        return text_lists(self.offsets, values, self.wanted)
+        values = self.values.take(pa.array(self.indexes, mask=self.indexes < 0))
+        return text_lists(self.offsets, values, self.included)
 
     def columns(self, width: int) -> list[pa.StringArray]:
-        """The values as columns, where the lists that are wanted have so many; NULL for the others."""
-        places = np.full((len(self.wanted), width), MISSING)
-        places[self.wanted] = self.places.reshape(int(self.wanted.sum()), width)
-        return [self.values.take(pa.array(each, mask=each < 0)) for each in np.ascontiguousarray(places.T)]
+        """The values as `width` columns, for included lists of that length; NULL for the others."""
+        indexes = np.full((len(self.included), width), MISSING)
+        indexes[self.included] = self.indexes.reshape(int(self.included.sum()), width)
+        return [
+            self.values.take(pa.array(column, mask=column < 0)) for column in np.ascontiguousarray(indexes.T)
+        ]
 
     @property
     def kind_texts(self) -> pa.StringArray:
         """Their kinds."""
-        return string_array(self.offsets, self.kinds, self.wanted)
+        return string_array(self.offsets, self.kinds, self.included)
 
 
 def _lengths(lists: pa.ListArray) -> Int64s:

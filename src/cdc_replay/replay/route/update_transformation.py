@@ -8,16 +8,16 @@
 | yes            | yes            | UPDATE              | the old row and the new one, as sent  |
 
 An UPDATE without an old tuple has not changed its key, and a filter of an UPDATE reads key columns only
-(R5.6), so the new row's answer holds for both (R4.3). The INSERT or DELETE is sent even where the publication
-does not publish that action; only the filter for UPDATE is asked (R4.1).
+(R5.6), so the new row's answer holds for both (R4.3). The INSERT or DELETE is sent even if the publication
+does not publish that action; only the filter for UPDATE is evaluated (R4.1).
 
-A value of such an INSERT that neither tuple has stays `u`: native stores NULL for it (R4.6). What it is comes
-with the changes that are routed a second time (`fill`), and `apply` inserts no row without it.
+A value of such an INSERT that neither tuple has stays `u`: native replication stores NULL for it (R4.6). The
+changes are routed a second time with the value (`replay.toast`), and `apply` inserts no row without it.
 
-Old tuples are what the leaf's own replica identity makes them: the log is in leaf identity. Where that of the
-published root is another, native's letter K or O says one thing and its content another (R1.7), and under a
-root that is FULL native looks for rows by values that its leaves did not send (R8.11). Here a whole
-old row fills every value, whatever the root's letter, and a key is used as a key.
+Old tuples depend on the leaf's own replica identity, which the log has. If that of the published root
+differs, the native letter K or O contradicts the content (R1.7), and under a FULL root native replication
+searches rows by values that the leaves did not send (R8.11). Here a whole old row fills every value, whatever
+the root's letter, and a key is used as a key.
 """
 
 from __future__ import annotations

@@ -93,11 +93,11 @@ def of(twin: Twin, table: str, *, native: bool = False) -> list[tuple[Any, ...]]
     return side.rows(f"select (t).id, * from {table} as t order by t::text")
 
 
-def rows(found: list[tuple[Any, ...]], width: int = 3) -> list[tuple[Any, ...]]:
-    return [row[1 : width + 1] for row in found]
+def rows(result: list[tuple[Any, ...]], width: int = 3) -> list[tuple[Any, ...]]:
+    return [row[1 : width + 1] for row in result]
 
 
-def test_rows_are_found_by_what_the_partitions_send(twin: Twin) -> None:
+def test_rows_are_found_by_the_key_that_partitions_send(twin: Twin) -> None:
     """R8.6, R8.7, R8.11, R8.12, R2.12, R2.15, R1.7, R11.3."""
     twin.publisher.run(";".join([PUBLISHER, *map(ROWS.format, TREE_TABLES)]))
     twin.publisher.run(";".join(SLICED_ROWS.format(name) for name in ("sliced", "strict")))
@@ -140,7 +140,7 @@ TWINS = """
 """
 
 
-def test_equal_keys_of_two_partitions_are_two_rows_and_never_guessed(twin: Twin) -> None:
+def test_equal_keys_of_two_partitions_are_two_rows(twin: Twin) -> None:
     """R8.12: nothing that the publisher sends of the old row says which of the two it is."""
     twin.publisher.run(TWINS)
     twin.subscribe("s", "p", tables="create table t (id int, region text, v text)", native=False)
@@ -169,7 +169,7 @@ def test_equal_keys_of_two_partitions_are_two_rows_and_never_guessed(twin: Twin)
     assert ours.rows("table t order by t::text") == [(1, "n", "c"), *expected[1:]]
 
 
-def test_an_old_row_that_leads_nowhere_is_refused_with_table_column_and_rule(twin: Twin) -> None:
+def test_old_row_without_a_usable_key_is_refused_with_table_column_and_rule(twin: Twin) -> None:
     """R8.7: one partition sends the subscriber's key, the other sends another one."""
     twin.publisher.run("""
         create table t (id int, region text, v text not null, primary key (id, region))

@@ -30,7 +30,7 @@ ROWS = "insert into g select from generate_series(1, 10)"
 
 @pytest.mark.parametrize("source", [GENERATED, VIRTUAL], ids=["stored", "virtual"])
 @pytest.mark.parametrize("where", ["", "where (true)"], ids=["whole", "filtered"])
-def test_all_generated_columns_are_copied_and_replayed_as_natively(
+def test_tables_of_generated_columns_are_copied_and_replayed_as_natively(
     twin: Twin, source: str, where: str
 ) -> None:
     """R6.9, R7.3: the copy brings values where the target has plain columns, the stream brings none."""
@@ -97,8 +97,8 @@ def test_staged_rows_have_the_generated_values(twin: Twin) -> None:
     assert twin.pairs["s"].ours.rows("select count(*), min(a), max(b) from g") == [(1000, 7, "xy")]
 
 
-def test_a_table_without_columns_is_copied_and_replayed(twin: Twin) -> None:
-    """Its rows are told apart by nothing: as many go as the publisher deletes."""
+def test_table_without_columns_is_copied_and_replayed(twin: Twin) -> None:
+    """Nothing distinguishes its rows: as many are deleted as on the publisher."""
     table = "create table g ()"
     twin.publisher.run(
         f"{table}; alter table g replica identity full; {ROWS}; create publication p for table g"
@@ -126,12 +126,16 @@ def test_reconcile_counts_rows_without_published_columns(twin: Twin, source: str
     twin.sync_ours()
     ours = twin.pairs["s"].ours
     ours.run("update g set mine = 2; delete from g where number > 7")
-    told = refresh(twin.config, "s", reconcile=True, dry_run=True)
+    dry_run = refresh(twin.config, "s", reconcile=True, dry_run=True)
     done = refresh(twin.config, "s", reconcile=True)
-    assert [(each.inserted, each.updated, each.deleted) for each in (told, done)] == [(3, 0, 0)] * 2
+    assert [(counts.inserted, counts.updated, counts.deleted) for counts in (dry_run, done)] == [
+        (3, 0, 0)
+    ] * 2
     assert ours.rows("select mine, count(*) from g group by 1 order by 1") == [(1, 3), (2, 7)]
     ours.run("insert into g default values")
-    told = refresh(twin.config, "s", reconcile=True, dry_run=True)
+    dry_run = refresh(twin.config, "s", reconcile=True, dry_run=True)
     done = refresh(twin.config, "s", reconcile=True)
-    assert [(each.inserted, each.updated, each.deleted) for each in (told, done)] == [(0, 0, 1)] * 2
+    assert [(counts.inserted, counts.updated, counts.deleted) for counts in (dry_run, done)] == [
+        (0, 0, 1)
+    ] * 2
     assert ours.rows("select count(*) from g") == [(10,)]

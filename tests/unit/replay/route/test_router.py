@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import functions as F
 
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName, ReplicaIdentity
 from cdc_replay.model.subscription import OriginPolicy
+from cdc_replay.replay.route.filter_evaluation import FilterEvaluator
 from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
-from cdc_replay.replay.route.spark_case import per_route
 from cdc_replay.replay.route.spark_router import Routed, route
 from fixtures.catalogs import catalog, listed, publication, table
 from unit.replay.route.changes import UNSENT, Changes, by_seq, filtered, greater, relation
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -62,11 +61,11 @@ ROW_FORM = ("kind", "transformed", "search_key", "new_key", "values", "kinds")
 
 
 def planned(**keys: str) -> Routes:
-    identities = {f"t{number}": "id" for number in (1, 2, 3, 4, 5, 7)} | keys
+    identities = {f"t{oid}": "id" for oid in (1, 2, 3, 4, 5, 7)} | keys
     targets = {
         QualifiedName("s", name): Target(tuple(key.split()), Lsn(100)) for name, key in identities.items()
     }
-    names = [each.name for each in PUBLICATIONS]
+    names = [published.name for published in PUBLICATIONS]
     return plan_routes(
         [VersionedRelation(each, 0, CATALOG) for each in (R1, R2, R3, R4, R5, R6_OLD, R6, R7)], names, targets
     )
@@ -78,7 +77,7 @@ def routed(
     routes: Routes | None = None,
     origin: OriginPolicy = OriginPolicy.ANY,
 ) -> Routed:
-    # Every filter here is one that Spark answers: no server is asked.
+    # Every filter here is one that Arrow answers: no server is asked.
     return route(changes.frame(spark), routes or planned(), origin=origin, publisher_dsn="")
 
 
@@ -92,7 +91,7 @@ def key(value: str) -> list[str | None]:
     return [value, None, None]
 
 
-def test_an_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> None:
+def test_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) -> None:
     """R4.2-R4.4, R4.7: the filter is id > 10, and id is the key: 5 and 6 do not pass, 20 and 30 do."""
     changes, expected = Changes(), Expected()
     changes.update(R1, ["6", "1", "x"], old=key("5"))
@@ -107,12 +106,12 @@ def test_an_update_becomes_what_its_old_and_new_rows_say(spark: SparkSession) ->
     seq = changes.update(R1, ["20", None, UNSENT])
     expected[seq] = ("U", False, ["20"], ["20"], ["20", None, None], "tnu")
 
-    found = routed(spark, changes)
-    assert by_seq(found.changes.collect(), *ROW_FORM) == expected
-    assert found.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
+    result = routed(spark, changes)
+    assert by_seq(result.changes.collect(), *ROW_FORM) == expected
+    assert result.counts.get == {"filtered_out": 2, "updates_to_insert": 1, "updates_to_delete": 1}
 
 
-def test_an_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
+def test_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSession) -> None:
     """R4.4, R4.6, R1.6; s.t2 has REPLICA IDENTITY FULL and the filter a > 10."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", UNSENT], old=["1", "1", "big"])
@@ -130,7 +129,7 @@ def test_an_unsent_value_comes_from_the_old_row_if_it_has_one(spark: SparkSessio
     assert seen(spark, changes) == expected
 
 
-def test_a_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> None:
+def test_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -> None:
     """R3.1, on both sides of an UPDATE."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R2, ["1", "20", None], old=["1", None, None])
@@ -142,7 +141,7 @@ def test_a_row_for_which_the_filter_is_null_does_not_pass(spark: SparkSession) -
     assert seen(spark, changes) == expected
 
 
-def test_an_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: SparkSession) -> None:
+def test_update_is_sent_if_updates_are_published_whatever_it_becomes(spark: SparkSession) -> None:
     """R4.1: s.t3 is published with publish = 'update', s.t4 with publish = 'insert'."""
     changes, expected = Changes(), Expected()
     seq = changes.update(R3, ["20", "1", "x"], old=key("2"))
@@ -167,7 +166,7 @@ def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> Non
     changes.delete(R1, ["10", None, None])
     changes.delete(R1, None)
     # The leaf's (c, b, a, id) are the root's (id, a, b): a is 20, then 10.
-    columns = next(each.columns for each in planned().tables if each.name.name == "t5")
+    columns = next(target.columns for target in planned().tables if target.name.name == "t5")
 
     def by_name(**values: str | None) -> list[str | None]:
         return [values[name] for name in columns]
@@ -188,7 +187,7 @@ def test_inserts_and_deletes_are_filtered_and_mapped(spark: SparkSession) -> Non
     assert seen(spark, changes) == expected
 
 
-def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: SparkSession) -> None:
+def test_applied_and_unrouted_changes_are_skipped(spark: SparkSession) -> None:
     """R7.9: a change at or before the target's applied LSN (100) is in its copy already."""
     changes = Changes()
     changes.insert(R4, ["1", None, None], commit_lsn=100)
@@ -199,7 +198,7 @@ def test_what_a_target_has_already_and_what_has_no_route_is_left_out(spark: Spar
     assert seen(spark, changes).keys() == {after}
 
 
-def test_a_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
+def test_truncate_reaches_a_relation_that_is_its_own_published_relation(spark: SparkSession) -> None:
     """R2.13, R3.12: filters do not matter; s.t3 and s.t4 are published for other actions, s.t6 as s.t5."""
     changes = Changes()
     expected = [changes.truncate(each) for each in (R1, R2, R5, R7)]
@@ -209,7 +208,7 @@ def test_a_truncate_reaches_a_relation_that_is_its_own_published_relation(spark:
     assert seen(spark, changes) == dict.fromkeys(expected, ("T", False, None, None, None, None))
 
 
-def test_with_origin_none_a_change_with_an_origin_is_left_out(spark: SparkSession) -> None:
+def test_change_with_an_origin_is_skipped_under_origin_none(spark: SparkSession) -> None:
     """R8.19: its transaction's, or its own, whose name is not known (R8.20)."""
     changes = Changes()
     local = changes.insert(R4, ["1", None, None])
@@ -220,7 +219,7 @@ def test_with_origin_none_a_change_with_an_origin_is_left_out(spark: SparkSessio
     assert seen(spark, changes, origin=OriginPolicy.ANY).keys() == {local, *remote}
 
 
-def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) -> None:
+def test_only_changes_that_must_find_a_row_are_refused(spark: SparkSession) -> None:
     """R8.6, R8.7: the publisher sends the key (id), the target's key is (id, a): inserts do not mind."""
     routes = planned(t1="id a")
     changes = Changes()
@@ -233,20 +232,23 @@ def test_only_a_change_that_has_to_find_a_row_is_refused(spark: SparkSession) ->
         seen(spark, changes, routes=routes)
 
 
-def test_routes_with_the_same_answer_share_one_branch(spark: SparkSession) -> None:
-    """A hundred partitions cost one expression per distinct form, not a hundred."""
-    built: list[int] = []
+def test_partitions_with_equal_columns_share_one_compiled_filter() -> None:
+    """A hundred partitions cost one filter per column order, not a hundred."""
+    root = table(5, "s.t5", is_partitioned=True)
+    leaves = [table(oid, f"s.t{oid}", "id a b" if oid % 2 else "b a id", parent=5) for oid in range(100, 200)]
+    published = publication("root", filtered(root, greater(root, "a", 10)), via_root=True)
+    versions = [
+        VersionedRelation(
+            relation(leaf.id, "id a b" if leaf.id % 2 else "b a id"),
+            0,
+            catalog(root, *leaves, publications=[published]),
+        )
+        for leaf in leaves
+    ]
+    target = Target(("id",), Lsn(100))
+    routes = plan_routes(versions, ["root"], {QualifiedName("s", "t5"): target}).routes
 
-    def build(item: int) -> Column:
-        built.append(item)
-        return F.lit(item % 3)
+    evaluator = FilterEvaluator.from_routes(routes)
 
-    expression = per_route(range(99), number=lambda item: item, key=lambda item: item % 3, build=build)
-    frame: DataFrame = (
-        spark.range(101).withColumnRenamed("id", "place").select("place", expression.alias("r"))
-    )
-
-    assert built == [0, 1, 2]
-    assert [row["r"] for row in frame.collect()] == [*(item % 3 for item in range(99)), None, None]
-    nothing = per_route([], number=lambda item: item, key=lambda item: item, build=F.lit)
-    assert frame.select(nothing.isNull().alias("r")).first() == (True,)
+    assert len(routes) == 100
+    assert (len(evaluator.arrow_checks), evaluator.server_checks) == (2, ())

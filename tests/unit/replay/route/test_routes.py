@@ -32,24 +32,30 @@ def planned(*catalogs: PublisherCatalog, of: Relation = SENT, key: str = "id") -
 
 def defined(relations: Sequence[Relation], *catalogs: PublisherCatalog) -> list[VersionedRelation]:
     """Changes of all these relation versions under all of these catalogs, which are numbered from 0."""
-    return [VersionedRelation(each, number, one) for each in relations for number, one in enumerate(catalogs)]
+    return [
+        VersionedRelation(relation_version, catalog_version, publisher_catalog)
+        for relation_version in relations
+        for catalog_version, publisher_catalog in enumerate(catalogs)
+    ]
 
 
-def ways(routes: Routes) -> list[tuple[int, int, str]]:
+def route_keys(routes: Routes) -> list[tuple[int, int, str]]:
     """(relation version, catalog version, target) of every route."""
-    return [(each.relation.version, each.catalog_version, str(each.target.name)) for each in routes.routes]
+    return [
+        (route.relation.version, route.catalog_version, str(route.target.name)) for route in routes.routes
+    ]
 
 
-def test_a_table_has_a_route_only_under_catalogs_that_know_it_and_publish_it() -> None:
+def test_table_has_a_route_only_under_catalogs_that_publish_it() -> None:
     """R9.10: the definition in force at the change counts, not a later one or an earlier one."""
     unknown = catalog(publications=[BOTH])
     unpublished = catalog(T1, publications=[publication("p")])
     published = catalog(T1, publications=[BOTH])
 
-    assert ways(planned(unknown, unpublished, published, unpublished)) == [(1, 2, "s.t1")]
+    assert route_keys(planned(unknown, unpublished, published, unpublished)) == [(1, 2, "s.t1")]
 
 
-def test_only_what_changes_are_defined_by_can_be_refused() -> None:
+def test_only_catalogs_of_changes_can_be_refused() -> None:
     """R6.4, R9.10: between two commands publications may disagree, as long as no change is in between."""
     publications = [publication("p", listed(1, columns="id")), publication("q", listed(1))]
     between = catalog(T1, publications=publications)
@@ -58,14 +64,14 @@ def test_only_what_changes_are_defined_by_can_be_refused() -> None:
 
     routes = plan_routes([VersionedRelation(SENT, 1, after)], names, targets(t1="id"))
 
-    assert ways(routes) == [(1, 1, "s.t1")]
+    assert route_keys(routes) == [(1, 1, "s.t1")]
     with pytest.raises(PublicationRefused):
         plan_routes(
             [VersionedRelation(SENT, 0, between), VersionedRelation(SENT, 1, after)], names, targets(t1="id")
         )
 
 
-def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:
+def test_table_that_is_published_but_not_subscribed_has_no_route() -> None:
     """R7.12: a table that entered the publication later is ignored until a refresh."""
     routes = plan_routes(
         defined([relation(1, "id a b"), relation(2, "id a b")], catalog(T1, T2, publications=[BOTH])),
@@ -73,8 +79,8 @@ def test_a_table_that_is_published_but_not_subscribed_has_no_route() -> None:
         targets(t2="id"),
     )
 
-    assert ways(routes) == [(2, 0, "s.t2")]
-    assert [(each.index, str(each.name)) for each in routes.tables] == [(0, "s.t2")]
+    assert route_keys(routes) == [(2, 0, "s.t2")]
+    assert [(subscribed.index, str(subscribed.name)) for subscribed in routes.tables] == [(0, "s.t2")]
 
 
 def test_versions_of_a_relation_share_a_target_that_has_all_their_columns() -> None:
@@ -82,7 +88,7 @@ def test_versions_of_a_relation_share_a_target_that_has_all_their_columns() -> N
     versions = [relation(1, "id a", version=10), relation(1, "id a b", version=11)]
     routes = plan_routes(defined(versions, catalog(T1, publications=[BOTH])), ["p"], targets(t1="id"))
 
-    assert ways(routes) == [(10, 0, "s.t1"), (11, 0, "s.t1")]
+    assert route_keys(routes) == [(10, 0, "s.t1"), (11, 0, "s.t1")]
     (target,) = routes.tables
     assert sorted(target.columns) == ["a", "b", "id"]
     assert (target.identity, target.is_keyed, target.applied_lsn) == (("id",), True, Lsn(7))
@@ -97,7 +103,7 @@ def test_partitions_lead_to_their_published_root_and_its_column_list() -> None:
     catalogs = catalog(root, *leaves, publications=[via_root])
     routes = plan_routes(defined(relations, catalogs), ["p"], targets(t1="id"))
 
-    assert ways(routes) == [(2, 0, "s.t1"), (3, 0, "s.t1")]
+    assert route_keys(routes) == [(2, 0, "s.t1"), (3, 0, "s.t1")]
     assert routes.tables[0].columns == ("id", "b")
 
 
@@ -109,8 +115,8 @@ def test_column_lists_that_differ_are_refused_as_postgresql_refuses_them() -> No
 
 
 def the_route(routes: Routes) -> Route:
-    (found,) = routes.routes
-    return found
+    (route,) = routes.routes
+    return route
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def the_route(routes: Routes) -> Route:
         (ReplicaIdentity.NOTHING, "", "", "neither a usable key nor"),
     ],
 )
-def test_an_update_is_refused_where_its_row_cannot_be_found(
+def test_update_is_refused_if_its_row_cannot_be_found(
     identity: ReplicaIdentity, relation_key: str, target_key: str, refusal: str | None
 ) -> None:
     """R8.6, R8.7."""
@@ -145,7 +151,7 @@ def test_an_update_is_refused_where_its_row_cannot_be_found(
         assert re.search(refusal, found or "")
 
 
-def test_a_key_that_is_not_published_makes_the_whole_row_the_identity() -> None:
+def test_unpublished_key_makes_the_whole_row_the_identity() -> None:
     """R8.6: the list omits the target's key, so nothing but a full comparison is left."""
     insert_only = publication("p", listed(1, columns="a b"), publish="insert")
     routes = planned(catalog(T1, publications=[insert_only]))

@@ -1,11 +1,11 @@
-"""By which columns rows are found, however leaves and target are keyed (R8.6, R8.7, R8.12)."""
+"""By which columns rows are identity, however leaves and target are keyed (R8.6, R8.7, R8.12)."""
 
 from __future__ import annotations
 
 import pytest
 
 from cdc_replay.model.relation import ReplicaIdentity
-from cdc_replay.replay.route.row_identity import RowIdentity, Way, key_of, row_identity
+from cdc_replay.replay.route.row_identity import LeafVersion, RowIdentity, key_of, row_identity
 from fixtures.catalogs import table
 from unit.replay.route.changes import relation
 
@@ -15,11 +15,11 @@ FULL = "full"
 ALL = ("id", "a", "b")
 
 
-def way(key: str, *, leaf: int = 2, via_root: bool = True) -> Way:
+def leaf_version(key: str, *, oid: int = 2, via_root: bool = True) -> LeafVersion:
     """Of a leaf that sends this key of an old row, or all of it."""
     identity = ReplicaIdentity.FULL if key == FULL else ReplicaIdentity.DEFAULT
-    sent = relation(leaf, "id a b", key="" if key == FULL else key, identity=identity)
-    return sent, ROOT if via_root else LEAVES[leaf]
+    sent = relation(oid, "id a b", key="" if key == FULL else key, identity=identity)
+    return sent, ROOT if via_root else LEAVES[oid]
 
 
 BY_ALL = RowIdentity(ALL, is_keyed=False)
@@ -56,29 +56,33 @@ def by_leaf(*columns: str) -> RowIdentity:
         ((), [], BY_ALL),
     ],
 )
-def test_rows_of_partitions(target: tuple[str, ...], keys: list[str], expected: RowIdentity) -> None:
+def test_rows_of_partitions_are_found_by_the_key_that_is_sent(
+    target: tuple[str, ...], keys: list[str], expected: RowIdentity
+) -> None:
     """R8.11, R8.12, R1.7."""
-    ways = [way(key, leaf=leaf) for leaf, key in zip((2, 3), keys, strict=False)]
+    leaves = [leaf_version(key, oid=oid) for oid, key in zip((2, 3), keys, strict=False)]
 
-    found = row_identity(target, ALL, ways, is_partitioned=False)
+    identity = row_identity(target, ALL, leaves, is_partitioned=False)
 
-    assert (found.is_keyed, found.is_per_leaf) == (expected.is_keyed, expected.is_per_leaf)
-    assert sorted(found.columns) == sorted(expected.columns)
+    assert (identity.is_keyed, identity.is_per_leaf) == (expected.is_keyed, expected.is_per_leaf)
+    assert sorted(identity.columns) == sorted(expected.columns)
 
 
 @pytest.mark.parametrize(
     ("is_partitioned", "expected"), [(True, by_leaf("id")), (False, by_target("id", "a"))]
 )
-def test_without_partitions_the_target_decides_as_natively(
-    is_partitioned: bool, expected: RowIdentity
-) -> None:
+def test_plain_target_alone_decides_without_partitions(is_partitioned: bool, expected: RowIdentity) -> None:
     """R8.7: a plain target whose key is not sent refuses; a partitioned one is searched by what is sent."""
-    found = row_identity(("id", "a"), ALL, [way("id", via_root=False)], is_partitioned=is_partitioned)
+    identity = row_identity(
+        ("id", "a"), ALL, [leaf_version("id", via_root=False)], is_partitioned=is_partitioned
+    )
 
-    assert found == expected
+    assert identity == expected
 
 
-def test_a_key_that_the_subscription_does_not_publish_finds_nothing() -> None:
+def test_unpublished_key_finds_no_rows() -> None:
     """R6.6: the column list of an insert-only publication may omit it."""
-    assert row_identity((), ("a", "b"), [way("id")], is_partitioned=True) == RowIdentity(("a", "b"), False)
-    assert key_of(way("id a")[0]) == ("id", "a")
+    assert row_identity((), ("a", "b"), [leaf_version("id")], is_partitioned=True) == RowIdentity(
+        ("a", "b"), False
+    )
+    assert key_of(leaf_version("id a")[0]) == ("id", "a")

@@ -38,13 +38,13 @@ def listed(picked: ProjectedRows) -> list[tuple[list[str | None] | None, str | N
     return list(zip(picked.lists.to_pylist(), picked.kind_texts.to_pylist(), strict=True))
 
 
-def test_columns_are_found_by_name_and_one_that_the_relation_lacks_is_missing() -> None:
+def test_columns_are_projected_by_name_and_missing_ones_marked() -> None:
     """R2.12: a partition has its columns in another order than its root, and lacks one that is new."""
-    wanted = positions(LEAF_TABLE, ["id", "a", None, "later"])
-    assert wanted == (3, 2, None, None)
-    layout = ColumnProjection.of([(wanted, 4), ((0, 1, 2, 3), 4)])
+    included = positions(LEAF_TABLE, ["id", "a", None, "later"])
+    assert included == (3, 2, None, None)
+    layout = ColumnProjection.from_positions([(included, 4), ((0, 1, 2, 3), 4)])
 
-    picked = Tuples.of(CHANGES).new_rows(ROWS, ROUTES, layout, wanted=ALL, fill=~ALL)
+    picked = Tuples.from_changes(CHANGES).new_rows(ROWS, ROUTES, layout, included=ALL, fill=~ALL)
 
     assert layout.is_whole.tolist() == [False, True]
     assert listed(picked) == [
@@ -54,30 +54,32 @@ def test_columns_are_found_by_name_and_one_that_the_relation_lacks_is_missing() 
     ]
 
 
-def test_a_value_that_was_not_sent_is_that_of_the_old_row_where_it_is_asked_for() -> None:
+def test_unsent_values_are_filled_from_the_old_row_on_request() -> None:
     """R4.4: NULL stays NULL, only what was not sent is filled."""
-    layout = ColumnProjection.of([((0, 1, 2, 3), 4), ((1, 2), 4)])
+    layout = ColumnProjection.from_positions([((0, 1, 2, 3), 4), ((1, 2), 4)])
 
-    picked = Tuples.of(CHANGES).new_rows(ROWS, ROUTES, layout, wanted=ALL, fill=ALL)
+    picked = Tuples.from_changes(CHANGES).new_rows(ROWS, ROUTES, layout, included=ALL, fill=ALL)
 
     assert listed(picked)[1] == (["long", None], "tn")
 
 
-def test_a_row_is_found_by_its_old_tuple_else_by_its_new_one() -> None:
+def test_row_is_found_by_its_old_tuple_else_by_its_new_one() -> None:
     """R1.6."""
-    layout = ColumnProjection.of([((3,), 4), ((3, 2), 4)])
+    layout = ColumnProjection.from_positions([((3,), 4), ((3, 2), 4)])
 
-    picked = Tuples.of(CHANGES).rows_before(ROWS, ROUTES, layout, wanted=np.array([True, True, False]))
+    picked = Tuples.from_changes(CHANGES).rows_before(
+        ROWS, ROUTES, layout, included=np.array([True, True, False])
+    )
 
     assert picked.lists.to_pylist() == [["1"], ["2", "a0"], None]
 
 
-def test_a_leaf_is_named_beside_its_key() -> None:
+def test_leaf_oid_follows_the_key() -> None:
     """Rows of two leaves may have equal keys: the leaf of the row's route is part of it."""
-    layout = ColumnProjection.of([((3, LEAF), 4), ((3, LEAF), 4)])
+    layout = ColumnProjection.from_positions([((3, LEAF), 4), ((3, LEAF), 4)])
 
-    tuples = Tuples.of(CHANGES).with_leaves(["6", "7"])
-    picked = tuples.rows_before(ROWS, ROUTES, layout, wanted=ALL)
+    tuples = Tuples.from_changes(CHANGES).with_leaves(["6", "7"])
+    picked = tuples.rows_before(ROWS, ROUTES, layout, included=ALL)
 
     assert layout.has_leaf
     assert picked.lists.to_pylist() == [["1", "6"], ["2", "7"], ["3", "6"]]
