@@ -90,14 +90,14 @@ def citations(files: Iterable[Path], known: Iterable[str]) -> Citations:
     Raises:
         UnknownRule: if one cites a rule that is not `known`.
     """
-    numbers = set(known)
+    rules = set(known)
     citing: defaultdict[str, dict[Path, Weight]] = defaultdict(dict)
     for file in sorted(files):
         text = file.read_text(encoding="utf-8")
         header = _header(file, text)
-        cited, explained = _cited(text, numbers), _cited(header, numbers)
-        titled = _cited(header.partition("\n")[0], numbers)
-        if unknown := cited.keys() - numbers:
+        cited, explained = _cited(text, rules), _cited(header, rules)
+        titled = _cited(header.partition("\n")[0], rules)
+        if unknown := cited.keys() - rules:
             raise UnknownRule(f"{file.relative_to(ROOT)} cites {', '.join(sorted(unknown))}")
         for rule, count in cited.items():
             citing[rule][file] = (int(rule in explained) + int(rule in titled), count, -len(cited))
@@ -118,7 +118,7 @@ def _cited(text: str, known: set[str]) -> Counter[str]:
             continue
         cited[f"R{last_section}.{last}"] += 1
         if section == last_section:
-            within = (f"R{section}.{number}" for number in range(int(first), int(last)))
+            within = (f"R{section}.{rule}" for rule in range(int(first), int(last)))
             cited.update({rule: 0 for rule in within if rule in known})
     return cited
 

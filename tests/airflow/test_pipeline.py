@@ -101,6 +101,7 @@ def test_an_event_that_somebody_made_by_hand_hides_no_changes(
     assert client.asset_events("cdc-replay://change-log/shop")[-1] not in (extra, {})
 
 
+@pytest.mark.slow
 def test_a_killed_spark_driver_is_started_again_and_does_no_harm(pipeline: Pipeline) -> None:
     client = pipeline.client
     known = pipeline.settle("replay__shop")
@@ -147,6 +148,7 @@ def no_validation(pipeline: Pipeline) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_validation")
+@pytest.mark.slow
 def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
     pipeline: Pipeline, subscriber_cluster: Cluster
 ) -> None:
@@ -181,6 +183,7 @@ def test_changes_missed_by_an_unavailable_subscriber_are_replayed_later(
 
 
 @pytest.mark.usefixtures("no_validation")
+@pytest.mark.slow
 def test_changes_captured_while_replay_is_paused_are_replayed_later(
     pipeline: Pipeline, publisher_cluster: Cluster
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_misspelt_param_fails_the_run_before_anything_is_written(pipeline: Pip
     assert 'AirflowFailException: unknown Params ["dry-run"]' in pipeline.client.log(run, "backfill")
 
 
+@pytest.mark.slow
 def test_jobs_run_on_separate_executor_processes(pipeline: Pipeline) -> None:
     """Group far has the Spark connection `local-cluster`: nothing may share the driver's process."""
     client = pipeline.client

@@ -90,8 +90,6 @@ STEPS = [
 SILENCE = "line swallows"
 ORDINARY = {
     ("snapshot.after_export", "server restarted"),
-    ("reconcile.after_digests", "backend killed"),
-    ("validate.after_fence", "server restarted"),
     ("fill.after_fence", "backends terminated"),
     ("reconcile.after_digests", SILENCE),
 }

@@ -86,6 +86,7 @@ def test_two_workers_copy_and_replay_what_native_replication_does(
     assert all(tasks.values()), tasks
 
 
+@pytest.mark.slow
 def test_a_killed_executor_is_replaced_and_its_part_is_staged_again_not_twice(
     twin: Twin, spark_cluster: SparkCluster
 ) -> None:

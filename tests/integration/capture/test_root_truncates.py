@@ -215,7 +215,7 @@ def test_truncated_root_does_not_restore_dropped_columns(publisher: Database, se
     }
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rolled_back_truncates_are_dropped(streaming: bool, publisher: Database, set_up: SetUp) -> None:
     """R9.2, R9.5: the root peek is never streamed; both peeks drop rolled-back changes."""
     publisher.run(f"{ROOT}; alter database {publisher.name} set logical_decoding_work_mem = '64kB'")

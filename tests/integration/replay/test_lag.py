@@ -196,7 +196,7 @@ def test_lag_is_never_negative(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> N
     subscribe(twin, "s")
     twin.publish("insert into t values (1, 1)")
     capture(twin.config, "pub")
-    monkeypatch.setattr("cdc_replay.commands.status.time.time", lambda: 0.0)
+    monkeypatch.setattr("cdc_replay.replay.subscription_status.time.time", lambda: 0.0)
     assert read_status(twin).lag_seconds == 0
     assert read_status(twin).behind_since is not None
 

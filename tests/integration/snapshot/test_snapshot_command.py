@@ -43,6 +43,7 @@ def started(copy: ResumedCopy, failpoint: str, *arguments: str) -> subprocess.Po
     )
 
 
+@pytest.mark.slow
 def test_snapshot_killed_at_every_step_is_resumed_and_exact(copy: ResumedCopy) -> None:
     copy.publisher.run(f"{TABLE}; {FILLED}; create publication p for table t where (id % 5 < 4)")
     copy.subscriber.run(TABLE)

@@ -295,6 +295,7 @@ def test_lost_value_parks_before_its_transaction(twin: Twin) -> None:
         resume(twin.config, "skip", accept_null=True)
 
 
+@pytest.mark.slow
 def test_table_alone_parks_before_the_transaction(twin: Twin) -> None:
     prepare(twin)
     for name in ("skip", "accept"):
@@ -319,6 +320,7 @@ def test_table_alone_parks_before_the_transaction(twin: Twin) -> None:
     assert isinstance(twin.states("accept")["t"], Ready)
 
 
+@pytest.mark.slow
 def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None:
     """Row 21 enters, its value is changed later, and the subscriber refuses a row between the two."""
     prepare(twin)
@@ -342,6 +344,7 @@ def test_refused_change_in_the_extension_parks_before_itself(twin: Twin) -> None
     assert ours(twin, QUERY) == [(21, "X", "n")]
 
 
+@pytest.mark.slow
 def test_unchanged_toast_native_stores_null(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
     """Values that can be found are found; lost ones are NULL, and refused if the column is NOT NULL."""
     prepare(twin)

@@ -422,6 +422,7 @@ def test_row_whose_identity_changes_meanwhile_is_not_guessed(twin: Twin) -> None
     assert ours(twin, "s", "table t") == []
 
 
+@pytest.mark.slow
 def test_several_subscriptions_share_the_fence(twin: Twin) -> None:
     """One call, one decode: filters, policies and column lists of their own; a row that stands."""
     subscribed(twin)
@@ -547,6 +548,7 @@ def test_validation_that_replays_reads_at_its_own_fence(twin: Twin) -> None:
     assert ours(twin, "s", "table t") == [(20, 0, "a")]
 
 
+@pytest.mark.slow
 def test_backfill_finds_unsent_values(twin: Twin) -> None:
     subscribed(twin, native=False)
     begin = twin.position()
