@@ -28,38 +28,6 @@ RETIRED: Final = frozenset(
 FOREIGN: Final = frozenset({"item"})
 """Attributes of other libraries: `numpy.ndarray.item`."""
 
-DONE: Final = (
-    "dags",
-    "demo",
-    "jobs",
-    "plugins",
-    "src/cdc_replay/__init__.py",
-    "src/cdc_replay/airflow",
-    "src/cdc_replay/capture/publisher_status.py",
-    "src/cdc_replay/changelog/retention.py",
-    "src/cdc_replay/cli.py",
-    "src/cdc_replay/commands",
-    "src/cdc_replay/config.py",
-    "src/cdc_replay/config_file.py",
-    "src/cdc_replay/errors.py",
-    "src/cdc_replay/failpoints.py",
-    "src/cdc_replay/jobs",
-    "src/cdc_replay/model/log_requirement.py",
-    "src/cdc_replay/model/status.py",
-    "src/cdc_replay/postgres/environment_connection.py",
-    "src/cdc_replay/private_files.py",
-    "src/cdc_replay/publication/explain.py",
-    "src/cdc_replay/replay/resume.py",
-    "src/cdc_replay/replay/subscription_status.py",
-    "src/cdc_replay/snapshot/sync.py",
-    "src/cdc_replay/subscriber/log_requirement.py",
-    "src/cdc_replay/terminal.py",
-    "src/cdc_replay/termination.py",
-    "src/cdc_replay/validate/result.py",
-    "tools",
-)
-"""Files and folders that are free of retired words; once all are, these are `SOURCES`."""
-
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Every identifier of a syntax tree with its line: all texts in its nodes that are no constants."""
@@ -90,19 +58,14 @@ def modules(path: str) -> list[Path]:
     return sorted(location.rglob("*.py")) if location.is_dir() else [location]
 
 
-@pytest.mark.parametrize("path", DONE)
-def test_finished_room_has_no_retired_identifier(path: str) -> None:
+@pytest.mark.parametrize("path", SOURCES)
+def test_sources_have_no_retired_identifier(path: str) -> None:
     files = modules(path)
     assert files
     uses = [
         f"{file.relative_to(ROOT)}:{use}" for file in files for use in retired_words(file.read_text("utf-8"))
     ]
     assert uses == []
-
-
-def test_finished_rooms_are_sources() -> None:
-    assert {path.split("/")[0] for path in DONE} <= set(SOURCES)
-    assert list(DONE) == sorted(set(DONE))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ class MessageRange(NamedTuple):
 
 def _version_counts(runs: Sequence[MessageRange]) -> Iterator[tuple[RelationVersions, int]]:
     for _, same in itertools.groupby(runs, key=lambda run: id(run.relations)):
-        together = list(same)
-        yield together[0].relations, sum(run.stop - run.start for run in together)
+        consecutive = list(same)
+        yield consecutive[0].relations, sum(run.stop - run.start for run in consecutive)
 
 
 @dataclass(frozen=True, slots=True)

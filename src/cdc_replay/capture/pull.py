@@ -196,9 +196,9 @@ class _Puller:
         limit = self._source.max_changes_per_pull
         target = min(target, self._pull_limit())
         self._catalogs.refresh()
-        while (tally := self._pull_with_fallback(target, limit)) is None:
+        while (counts := self._pull_with_fallback(target, limit)) is None:
             limit *= 2
-        return tally
+        return counts
 
     def _pull_limit(self) -> Lsn:
         """The furthest end of one pull, so that replay can start while the next pull reads.
@@ -263,13 +263,13 @@ class _Puller:
         )
         failpoint("capture.after_advance")
         _warn_of_rejected(source.publisher, messages)
-        tally = assembler.tally + root_counts
+        counts = assembler.counts + root_counts
         logger.info(
             "captured %s (%s, %s]: %d transactions, %d messages, %d bytes, %.2f s",
-            self._source.publisher, after, end, tally.transactions, tally.messages, tally.bytes,
+            self._source.publisher, after, end, counts.transactions, counts.messages, counts.bytes,
             time.monotonic() - began,
         )  # fmt: skip
-        return tally
+        return counts
 
     def _read_local_changes(self, target: Lsn, limit: int) -> LocalChanges | None:
         """The next changes that `origin = none` sends, if some subscription needs them (R8.20).

@@ -115,7 +115,7 @@ class TransactionAssembler:
         """The event triggers' messages of committed transactions."""
         self.described_relations: set[RelationId] = set()
         """The relations that committed transactions changed or that were described in them."""
-        self.tally = CaptureCounts()
+        self.counts = CaptureCounts()
         self._after = after
         self._prepared = prepared
         self._local = local
@@ -387,9 +387,9 @@ class TransactionAssembler:
         for batch in batches:
             # A message outside of any transaction has no commit time and does not count as one (R9.13).
             first = pc.and_(pc.equal(batch["seq"], 0), pc.is_valid(batch["commit_time"]))
-            self.tally.transactions += first.true_count
-            self.tally.messages += batch.num_rows
-            self.tally.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
+            self.counts.transactions += first.true_count
+            self.counts.messages += batch.num_rows
+            self.counts.bytes += pc.sum(pc.binary_length(batch["message"])).as_py() or 0
             self.catalog_messages += catalog_messages(batch)
             yield batch
 

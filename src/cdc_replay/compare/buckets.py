@@ -169,8 +169,8 @@ def compare_digests(
     publisher: Iterator[BucketDigest], subscriber: Iterator[BucketDigest]
 ) -> Iterator[tuple[int, int]]:
     """Ids of the buckets that differ, each with the larger row count; input and output in order of id."""
-    together = heapq.merge(publisher, subscriber, key=lambda digest: digest.bucket_id)
-    for bucket_id, group in itertools.groupby(together, key=lambda digest: digest.bucket_id):
+    both_sides = heapq.merge(publisher, subscriber, key=lambda digest: digest.bucket_id)
+    for bucket_id, group in itertools.groupby(both_sides, key=lambda digest: digest.bucket_id):
         digests: Sequence[BucketDigest] = list(group)
         if len(digests) == 1 or (digests[0].rows, digests[0].sums) != (digests[1].rows, digests[1].sums):
             yield bucket_id, max(digest.rows for digest in digests)

@@ -95,7 +95,7 @@ class BucketComparison:
 
 
 @dataclass(slots=True)
-class Tally:
+class DifferenceCounts:
     """Differences: all are counted, the first `limit` keys of each kind are kept."""
 
     limit: int
@@ -146,7 +146,7 @@ class Comparison:
     buckets: tuple[BucketComparison, ...]
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    differences: Tally
+    differences: DifferenceCounts
     duplicates: Duplicates | None
     outside: OutsideFilter | None
 
@@ -273,25 +273,28 @@ def _compare_buckets(publisher: TableSide, subscriber: TableSide) -> tuple[Bucke
 
 def _list_differences(
     publisher: TableSide, subscriber: TableSide, buckets: Sequence[BucketComparison], listed_keys: int
-) -> Tally:
-    tally = Tally(listed_keys)
+) -> DifferenceCounts:
+    counted = DifferenceCounts(listed_keys)
     unequal = [bucket for bucket in buckets if not bucket.is_equal]
     listed = _within_bounds(unequal)
-    tally.exact = len(listed) == len(unequal)
+    counted.exact = len(listed) == len(unequal)
     if listed:
         logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
         publisher_rows = digest.rows_of_buckets(publisher, listed)
         subscriber_rows = digest.rows_of_buckets(subscriber, listed)
-        compare_rows(tally, publisher.key, publisher_rows, subscriber_rows)
-    return tally
+        compare_rows(counted, publisher.key, publisher_rows, subscriber_rows)
+    return counted
 
 
 def compare_rows(
-    tally: Tally, key: tuple[str, ...], publisher: Iterable[HashedRow], subscriber: Iterable[HashedRow]
+    counted: DifferenceCounts,
+    key: tuple[str, ...],
+    publisher: Iterable[HashedRow],
+    subscriber: Iterable[HashedRow],
 ) -> None:
     """Count the differences between the rows of both sides, which are in the order of their hashes."""
     for publisher_rows, subscriber_rows in _by_key(publisher, subscriber):
-        _compare_key(tally, key, publisher_rows, subscriber_rows)
+        _compare_key(counted, key, publisher_rows, subscriber_rows)
 
 
 def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:
@@ -320,7 +323,10 @@ def _by_key(
 
 
 def _compare_key(
-    tally: Tally, key: tuple[str, ...], publisher: Sequence[HashedRow], subscriber: Sequence[HashedRow]
+    counted: DifferenceCounts,
+    key: tuple[str, ...],
+    publisher: Sequence[HashedRow],
+    subscriber: Sequence[HashedRow],
 ) -> None:
     """Count the differences of one key: surplus rows of the two sides are paired as far as possible."""
     missing = _surplus(publisher, subscriber)
@@ -332,10 +338,10 @@ def _compare_key(
     different = min(missing, unexpected + outside)
     # A row with other values is one difference, whether or not these pass the filter.
     paired_outside = min(different, outside)
-    tally.add(DifferenceKind.DIFFERENT, different, shown)
-    tally.add(DifferenceKind.MISSING, missing - different, shown)
-    tally.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, shown)
-    tally.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), shown)
+    counted.add(DifferenceKind.DIFFERENT, different, shown)
+    counted.add(DifferenceKind.MISSING, missing - different, shown)
+    counted.add(DifferenceKind.OUTSIDE_FILTER, outside - paired_outside, shown)
+    counted.add(DifferenceKind.UNEXPECTED, unexpected - (different - paired_outside), shown)
 
 
 def _surplus(rows: Iterable[HashedRow], others: Iterable[HashedRow]) -> int:

@@ -116,10 +116,10 @@ def _columns_read(expression: Expression, table: Table) -> tuple[TableColumn, ..
     attnums = attnums_read(expression)
     columns = tuple(column for column in table.columns if column.attnum in attnums)
     if missing := sorted(attnums - {column.attnum for column in columns}):
-        numbers = ", ".join(str(number) for number in missing)
+        listed = ", ".join(str(attnum) for attnum in missing)
         raise InvalidFilter(
             f'row filter of table "{table.name}" reads columns that the table does not have',
-            detail=f"Attribute numbers without a column: {numbers}.",
+            detail=f"Attribute numbers without a column: {listed}.",
             hint="Run `cdc-replay refresh` so that the publisher's catalog is read again.",
             rule="R5.3",
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cdc_replay.filters.names import Names
-from cdc_replay.filters.node_text import Item, Node, result_type
+from cdc_replay.filters.node_text import FieldValue, Node, result_type
 
 _DECIDING: Final[Mapping[str, tuple[str, ...]]] = {
     "VAR": ("varcollid",),
@@ -51,7 +51,7 @@ def mean_the_same(stored: Node, rebuilt: Node, attnums: Mapping[int, int], names
         attnums: the published table's attribute number for each of the other table's.
         names: the types of both.
     """
-    pending: list[tuple[Item | None, Item | None]] = [(stored, rebuilt)]
+    pending: list[tuple[FieldValue | None, FieldValue | None]] = [(stored, rebuilt)]
     while pending:
         match pending.pop():
             case (Node() as left, Node() as right):
@@ -90,7 +90,7 @@ def _is_same_column(stored: Node, rebuilt: Node, attnums: Mapping[int, int]) -> 
     return attnums.get(rebuilt.integer("varattno")) == stored.integer("varattno")
 
 
-def _fields(left: Node, right: Node) -> Iterator[tuple[Item | None, Item | None]]:
+def _fields(left: Node, right: Node) -> Iterator[tuple[FieldValue | None, FieldValue | None]]:
     for name in _DECIDING[left.name]:
         # A field that only one version has does not decide.
         if name in left.fields and name in right.fields:

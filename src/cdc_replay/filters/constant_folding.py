@@ -108,8 +108,8 @@ def _call(function: int, arguments: tuple[Expression, ...]) -> Expression:
 
 
 def _fit(bits: int) -> Fold:
-    def fold(number: int) -> int | None:
-        return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None
+    def fold(literal: int) -> int | None:
+        return literal if -(1 << bits - 1) <= literal < 1 << bits - 1 else None
 
     return fold
 
@@ -118,17 +118,17 @@ def _same(value: Value) -> Value:
     return value
 
 
-def _float8(number: int | str) -> float | None:
+def _float8(literal: int | str) -> float | None:
     """The nearest double; overflow and underflow are errors in PostgreSQL."""
-    value = float(number)
-    is_lost = (math.isinf(value) and "Inf" not in str(number)) or (value == 0 and Decimal(number) != 0)
+    value = float(literal)
+    is_lost = (math.isinf(value) and "Inf" not in str(literal)) or (value == 0 and Decimal(literal) != 0)
     return None if is_lost else value
 
 
-def _float4(number: int | str) -> float | None:
+def _float4(literal: int | str) -> float | None:
     """The nearest float, if the number is exactly a double: else it would be rounded twice."""
-    double = _float8(number)
-    if double is None or not math.isfinite(double) or Decimal(double) != Decimal(number):
+    double = _float8(literal)
+    if double is None or not math.isfinite(double) or Decimal(double) != Decimal(literal):
         return None
     try:
         (value,) = struct.unpack("<f", struct.pack("<f", double))
@@ -142,12 +142,12 @@ _SCALE_BITS: Final = 11
 _WIDE_CONTEXT: Final = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP)
 
 
-def _numeric(number: str, typmod: int) -> str | None:
+def _numeric(literal: str, typmod: int) -> str | None:
     """The number rounded to the scale of numeric(precision, scale), half away from zero."""
     precision, scale = (typmod - _TYPMOD_OFFSET) >> 16 & 0xFFFF, (typmod - _TYPMOD_OFFSET) & 0x7FF
     scale = (scale ^ 1 << _SCALE_BITS - 1) - (1 << _SCALE_BITS - 1)
-    value = Decimal(number)
-    if typmod < _TYPMOD_OFFSET or not value.is_finite() or len(number) > precision + 500:
+    value = Decimal(literal)
+    if typmod < _TYPMOD_OFFSET or not value.is_finite() or len(literal) > precision + 500:
         return None
     rounded = value.quantize(Decimal(1).scaleb(-scale), context=_WIDE_CONTEXT)
     if abs(rounded) >= Decimal(10) ** (precision - scale):

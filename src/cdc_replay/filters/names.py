@@ -23,7 +23,7 @@ from typing import Final, Self, TypeAlias
 
 from psycopg import sql
 
-from cdc_replay.filters.node_text import Item, Node, text_datum
+from cdc_replay.filters.node_text import FieldValue, Node, text_datum
 from cdc_replay.postgres.connection import Connection
 
 BUILT_IN: Final = 16_384
@@ -234,7 +234,7 @@ def _collect_oids(trees: Iterable[Node]) -> dict[str, set[int]]:
     return oids
 
 
-def _oids(values: Iterable[Item]) -> Iterator[int]:
+def _oids(values: Iterable[FieldValue]) -> Iterator[int]:
     """The oids of a field, which has one, or a list of them."""
     for value in values:
         for word in value if isinstance(value, list) else [value]:

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from cdc_replay.errors import InvalidFilter
 
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
-_NUMBER: Final = re.compile(r"-?[0-9]{1,10}")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,10}")
 
 NULL: Final = "<>"
 """Written for a missing value."""
@@ -34,9 +34,9 @@ class Node:
     """A node as written; a field has the values between its name and the next name."""
 
     name: str
-    fields: dict[str, list[Item]] = field(default_factory=dict)
+    fields: dict[str, list[FieldValue]] = field(default_factory=dict)
 
-    def single(self, name: str) -> Item:
+    def single(self, name: str) -> FieldValue:
         """The only value of a field.
 
         Raises:
@@ -50,7 +50,7 @@ class Node:
     def integer(self, name: str) -> int:
         """A field that holds an integer, an oid or an enumerator."""
         token = self.token(name)
-        if not _NUMBER.fullmatch(token):
+        if not _INTEGER.fullmatch(token):
             raise malformed_tree(f"field {name} of node {self.name} is not a number")
         return int(token)
 
@@ -72,7 +72,7 @@ class Node:
             raise malformed_tree(f"field {name} of node {self.name} is not a node")
         return value
 
-    def items(self, name: str) -> list[Item]:
+    def items(self, name: str) -> list[FieldValue]:
         """A field that holds a list; `<>` is the empty one."""
         value = self.single(name)
         if value == NULL:
@@ -88,14 +88,14 @@ class Node:
     def oids(self, name: str) -> tuple[int, ...]:
         """A field that holds a list of oids: `(o 96 521)`."""
         match self.single(name):
-            case ["o", *words] if all(isinstance(word, str) and _NUMBER.fullmatch(word) for word in words):
+            case ["o", *words] if all(isinstance(word, str) and _INTEGER.fullmatch(word) for word in words):
                 return tuple(int(word) for word in words if isinstance(word, str))
             case _:
                 raise malformed_tree(f"field {name} of node {self.name} is not a list of oids")
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it, in no order; without recursion."""
-        pending: list[Item] = [self]
+        pending: list[FieldValue] = [self]
         while pending:
             entry = pending.pop()
             if isinstance(entry, Node):
@@ -105,7 +105,7 @@ class Node:
                 pending.extend(entry)
 
 
-Item: TypeAlias = "str | Node | list[Item]"
+FieldValue: TypeAlias = "str | Node | list[FieldValue]"
 
 
 def read_node(text: str) -> Node:
@@ -124,9 +124,9 @@ class _Reader:
     """Builds a node from words; `_open` are the nodes and lists that are not closed yet, outermost first."""
 
     def __init__(self) -> None:
-        self._top: list[Item] = []
-        self._open: list[Node | list[Item]] = []
-        self._values: list[list[Item]] = [self._top]
+        self._top: list[FieldValue] = []
+        self._open: list[Node | list[FieldValue]] = []
+        self._values: list[list[FieldValue]] = [self._top]
         self._expect_name = False
 
     def take(self, word: str) -> None:
@@ -162,7 +162,7 @@ class _Reader:
         self._values.append([])
 
     def _open_list(self) -> None:
-        items: list[Item] = []
+        items: list[FieldValue] = []
         self._values[-1].append(items)
         self._open.append(items)
         self._values.append(items)

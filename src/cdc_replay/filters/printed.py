@@ -26,7 +26,7 @@ from cdc_replay.errors import InvalidFilter
 from cdc_replay.filters.expression import Truth
 from cdc_replay.filters.literals import Literals
 from cdc_replay.filters.names import SAME_EVERYWHERE, Names, NotPrintableError
-from cdc_replay.filters.node_text import NULL, UNKNOWN, Item, Node, read_node, unescape
+from cdc_replay.filters.node_text import NULL, UNKNOWN, FieldValue, Node, read_node, unescape
 from cdc_replay.filters.parts import Part, join_nodes
 from cdc_replay.filters.printed_xml import xml_parts
 from cdc_replay.model.publication import RowFilter, Table, TableColumn
@@ -71,8 +71,8 @@ def print_for_subscriber(
         names = names.with_collations_of(Names.read(publisher, trees))
     return any_of(
         [
-            print_expression(tree, each.sql, table.columns, names)
-            for tree, each in zip(trees, filters, strict=True)
+            print_expression(tree, row_filter.sql, table.columns, names)
+            for tree, row_filter in zip(trees, filters, strict=True)
         ]
     )
 
@@ -358,5 +358,5 @@ def _two(node: Node) -> tuple[Node, Node]:
     return arguments[0], arguments[1]
 
 
-def _bound(item: Item) -> list[Part]:
-    return [item] if isinstance(item, Node) else []
+def _bound(value: FieldValue) -> list[Part]:
+    return [value] if isinstance(value, Node) else []

@@ -12,7 +12,7 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from cdc_replay.filters.names import Names, NotPrintableError
-from cdc_replay.filters.node_text import Item, Node, unescape
+from cdc_replay.filters.node_text import FieldValue, Node, unescape
 from cdc_replay.filters.parts import Part, join_nodes
 
 
@@ -134,8 +134,8 @@ def _first_octet(constant: Node) -> str:
     return "".join(map(str, constant.fields.get("constvalue", [])[2:3]))
 
 
-def _name(item: Item) -> sql.Identifier:
-    if not isinstance(item, str):
+def _name(value: FieldValue) -> sql.Identifier:
+    if not isinstance(value, str):
         raise NotPrintableError("an XML value has no name")
-    name = unescape(item.removeprefix('"').removesuffix('"'))
+    name = unescape(value.removeprefix('"').removesuffix('"'))
     return sql.Identifier(re.sub(r"_x([0-9A-F]{4,5})_", lambda code: chr(int(code[1], 16)), name))

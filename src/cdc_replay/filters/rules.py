@@ -174,26 +174,26 @@ def _remainder(dividend: Datum, divisor: Datum) -> Datum:
     return pc.if_else(pc.and_(differ, pc.not_equal(remainder, 0)), pc.subtract(remainder, divisor), remainder)
 
 
-def _negate(number: Datum) -> Datum:
-    return pc.subtract(pa.scalar(0, pa.int64()), number)
+def _negate(operand: Datum) -> Datum:
+    return pc.subtract(pa.scalar(0, pa.int64()), operand)
 
 
-def _to_numeric(number: Datum) -> Datum:
-    return sortable_forms.form_numerics(number.cast(pa.string()))
+def _to_numeric(operand: Datum) -> Datum:
+    return sortable_forms.form_numerics(operand.cast(pa.string()))
 
 
-def _to_float8(number: Datum) -> Datum:
+def _to_float8(operand: Datum) -> Datum:
     # A safe cast refuses to round.
-    return sortable_forms.form_doubles(pc.cast(number, pa.float64(), safe=False))
+    return sortable_forms.form_doubles(pc.cast(operand, pa.float64(), safe=False))
 
 
-def _to_float4(number: Datum) -> Datum:
-    rounded = pc.cast(number, pa.float32(), safe=False)
+def _to_float4(operand: Datum) -> Datum:
+    rounded = pc.cast(operand, pa.float32(), safe=False)
     return sortable_forms.form_doubles(pc.cast(rounded, pa.float64()))
 
 
-def _to_unsigned(number: Datum) -> Datum:
-    return pc.bit_wise_and(number, pa.scalar(0xFFFFFFFF, pa.int64()))
+def _to_unsigned(operand: Datum) -> Datum:
+    return pc.bit_wise_and(operand, pa.scalar(0xFFFFFFFF, pa.int64()))
 
 
 def _starts_with(text: Datum, prefix: pa.Scalar) -> Datum:

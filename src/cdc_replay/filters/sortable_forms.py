@@ -63,14 +63,14 @@ class Form:
 # ---- numbers
 
 
-def form_doubles(numbers: Datum) -> Datum:
+def form_doubles(doubles: Datum) -> Datum:
     """Doubles in the form that sorts."""
-    if isinstance(numbers, pa.Scalar):
-        return form_doubles(pa.array([numbers.as_py()], pa.float64()))[0]
-    bits = pc.add(numbers, 0.0).view(pa.int64())  # -0.0 + 0.0 is 0.0
+    if isinstance(doubles, pa.Scalar):
+        return form_doubles(pa.array([doubles.as_py()], pa.float64()))[0]
+    bits = pc.add(doubles, 0.0).view(pa.int64())  # -0.0 + 0.0 is 0.0
     # Below zero the bits after the sign grow with the magnitude.
     form = pc.if_else(pc.less(bits, 0), pc.bit_wise_xor(bits, _MAX_INT64), bits)
-    return pc.if_else(pc.is_nan(numbers), _MAX_INT64, form)
+    return pc.if_else(pc.is_nan(doubles), _MAX_INT64, form)
 
 
 def form_numerics(texts: Datum) -> Datum:

@@ -103,9 +103,9 @@ class LogReader:
 
         Rows are in no particular order; (`commit_lsn`, `seq`) orders them.
         """
-        return self.numbers(spark).mapInArrow(self.changes, CHANGES.ddl)
+        return self.task_ids(spark).mapInArrow(self.changes, CHANGES.ddl)
 
-    def numbers(self, spark: SparkSession) -> DataFrame:
+    def task_ids(self, spark: SparkSession) -> DataFrame:
         """One row and partition per task, with the task's number in column `id`."""
         return spark.range(0, len(self.tasks), numPartitions=max(1, len(self.tasks)))
 

@@ -173,10 +173,10 @@ class Pipeline:
         self, change_log: ChangeLog, plans: Sequence[WindowPlan], publisher: PublisherAccess
     ) -> None:
         sessions = zip(plans, self._map_concurrently(self._open_apply_session, plans), strict=True)
-        opened = [(plan, *session) for plan, session in sessions if session is not None]
-        planned_sessions = [(plan, session) for plan, session, _ in opened]
+        open_sessions = [(plan, *session) for plan, session in sessions if session is not None]
+        planned_sessions = [(plan, session) for plan, session, _ in open_sessions]
         staged = stage_windows(change_log, planned_sessions, publisher.source.dsn)
-        for plan, session, resources in opened:
+        for plan, session, resources in open_sessions:
             self._await_merge(plan.name)
             if self.has_failed(plan.name):
                 resources.close()

@@ -141,7 +141,7 @@ class WindowJob:
         )
         map_task = _MapTask(self.reader, index, mappers, self.publisher_dsn)
         reducers = tuple((group_round.rules, group_round.group.stagers) for group_round in rounds)
-        pieces = self.reader.numbers(self.session).mapInArrow(map_task.run, PIECES_DDL)
+        pieces = self.reader.task_ids(self.session).mapInArrow(map_task.run, PIECES_DDL)
         subscriptions = sum(len(group_round.group.stagers) for group_round in rounds)
         tasks = len(rounds) * self._tasks_per_group(parts, len(rounds), subscriptions)
         task = F.expr(f"cast(part as bigint) * {tasks} div {parts * len(rounds)}").cast("int")

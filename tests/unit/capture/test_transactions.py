@@ -105,7 +105,7 @@ def test_streamed_transaction_without_rows_is_not_counted(prepared: PreparedTran
     with TransactionAssembler(ZERO, prepared) as assembler:
         assert list(assembler.feed(raw([*streamed(8), stream_commit(8, 20)]))) == []
         assert assembler.end_lsn == Lsn(20)
-        assert assembler.tally.transactions == 0
+        assert assembler.counts.transactions == 0
 
 
 def test_stream_abort_of_parallel_streaming_is_accepted(prepared: PreparedTransactions) -> None:
@@ -164,7 +164,7 @@ def test_foreign_logical_messages_are_dropped(prepared: PreparedTransactions) ->
     messages = [outside, *streamed(8, inside), outside, begin(20), inside, commit(20), stream_commit(8, 40)]
     with open_assembler(prepared) as assembler:
         assert [row for rows in assembler.feed(raw(messages)) for row in rows.to_pylist()] == []
-        assert (assembler.tally.transactions, assembler.end_lsn) == (0, Lsn(40))
+        assert (assembler.counts.transactions, assembler.end_lsn) == (0, Lsn(40))
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

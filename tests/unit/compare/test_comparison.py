@@ -8,7 +8,7 @@ from hashlib import md5
 
 import pytest
 
-from cdc_replay.compare.comparison import Tally, compare_rows
+from cdc_replay.compare.comparison import DifferenceCounts, compare_rows
 from cdc_replay.compare.difference import DifferenceKind
 from cdc_replay.compare.digest import HashedRow
 
@@ -35,9 +35,9 @@ def hashed(rows: list[tuple[str, str]], *, outside: str = "") -> list[HashedRow]
 def differences(
     here: list[tuple[str, str]], there: list[tuple[str, str]], *, outside: str = ""
 ) -> dict[DifferenceKind, int]:
-    tally = Tally(limit=5)
-    compare_rows(tally, ("id",), hashed(here), hashed(there, outside=outside))
-    return {kind: count for kind, count in tally.counts.items() if count}
+    counted = DifferenceCounts(limit=5)
+    compare_rows(counted, ("id",), hashed(here), hashed(there, outside=outside))
+    return {kind: count for kind, count in counted.counts.items() if count}
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_counts_agree_with_multisets() -> None:
 
 
 def test_tally_counts_all_and_keeps_the_first_of_each_kind() -> None:
-    tally = Tally(limit=2)
+    counted = DifferenceCounts(limit=2)
     for number in range(5):
-        tally.add(MISSING, 1, f"id={number}")
-    tally.add(UNEXPECTED, 3, "id=9")
+        counted.add(MISSING, 1, f"id={number}")
+    counted.add(UNEXPECTED, 3, "id=9")
 
-    assert tally.counts[MISSING] == 5
-    assert tally.counts[UNEXPECTED] == 3
-    assert [difference.key for difference in tally.first] == ["id=0", "id=1", "id=9"]
+    assert counted.counts[MISSING] == 5
+    assert counted.counts[UNEXPECTED] == 3
+    assert [difference.key for difference in counted.first] == ["id=0", "id=1", "id=9"]

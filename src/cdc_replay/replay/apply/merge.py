@@ -92,12 +92,12 @@ def merge(
         psycopg.Error: if the target refuses a row.
     """
     statements = statements_for(connection, session, target, staged)
-    settled = settle_contingent(connection, session, statements, policy, refold)
+    settlement = settle_contingent(connection, session, statements, policy, refold)
     # Rows of two leaves may have equal keys: they do not conflict, and none is overwritten.
     effective = policy if staged.table.has_own_key else ConflictPolicy.ERROR
-    statements = replace(statements, staged=settled.staged)
-    merging = _Merge(connection, session, settled.staged, effective, statements)
-    merging.add_conflict_keys(settled.missing_keys)
+    statements = replace(statements, staged=settlement.staged)
+    merging = _Merge(connection, session, settlement.staged, effective, statements)
+    merging.add_conflict_keys(settlement.missing_keys)
     merging.run()
     if session.runs_as_owner:
         connection.execute(sql.SQL("drop view {}").format(staged.table.view))

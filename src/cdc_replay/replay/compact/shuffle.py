@@ -234,7 +234,7 @@ def _linked_hashes(facts: WindowFacts) -> tuple[Int64s, Int64s]:
     key_hashes = _key_hashes(np.array(targets, np.int64), pa.array(keys, pa.list_(pa.string())))
     first: dict[int, int] = {}
     common = np.array(
-        [first.setdefault(group, int(number)) for group, number in zip(groups, key_hashes, strict=True)]
+        [first.setdefault(group, int(key_hash)) for group, key_hash in zip(groups, key_hashes, strict=True)]
     )
     order = np.argsort(key_hashes)
     return key_hashes[order], common[order]
