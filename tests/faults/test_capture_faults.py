@@ -287,7 +287,7 @@ def test_a_full_disk_stops_the_capture_and_leaves_the_log_as_it_was(
     message = disturbed.start(file_bytes=file_bytes).error()
     assert message.startswith(f'ChangeLogNotWritable: change log "{log}')
     assert "File too large" in message
-    assert "HINT: Make room" in message
+    assert "HINT: Free space" in message
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()
@@ -322,7 +322,7 @@ def test_a_folder_that_is_not_writable_stops_the_capture_and_leaves_the_log_as_i
             folder.chmod(0o755)
     assert message.startswith(f'ChangeLogNotWritable: change log "{log}')
     assert "Permission denied" in message
-    assert "HINT: Make room, or make the folder writable" in message
+    assert "HINT: Free space, or make the folder writable" in message
     assert disturbed.captured.log.end_lsn == end
     assert files(log) == before
     disturbed.check()

@@ -269,7 +269,7 @@ def test_two_logs_of_one_slot_refuse_each_other(synced: Twin) -> None:
     capture(theirs, "pub")
     with pytest.raises(SlotLost, match="another deployment with the same slot") as lost:
         capture(synced.config, "pub")
-    assert "choose another one" in str(lost.value)
+    assert "choose another slot if this one is" in str(lost.value)
     assert capture(theirs, "pub").pulls == 0
 
 

@@ -551,7 +551,7 @@ def test_ddl_that_event_triggers_missed_is_detected_and_named(
     twin.publisher.run("insert into t values (1, 11)")
     with caplog.at_level(logging.WARNING):
         assert ours(twin) == [(1,)]
-    assert 'not told of all changes: publication "p", publication "q"; ' in caplog.text
+    assert 'did not report all changes: publication "p", publication "q"; ' in caplog.text
     caplog.clear()
     twin.publisher.run("insert into t values (2, 11), (3, 101)")
     with caplog.at_level(logging.WARNING):

@@ -53,7 +53,7 @@ def test_role_without_ownership_is_warned_that_statement_triggers_fire(
         assert subscriber.rows("select * from t order by id") == EXPECTED
         assert subscriber.rows("table fired") != []
         [warning] = [record.getMessage() for record in caplog.records if record.name == triggers.__name__]
-        assert warning.startswith("table public.t: triggers for each statement fire, other than in a native")
+        assert warning.startswith("table public.t: statement-level triggers fire, unlike in a native worker")
         assert "must be owner of table t" in warning
     finally:
         subscriber.run(f"drop owned by {role} cascade; drop role {role}")
