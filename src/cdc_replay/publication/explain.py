@@ -18,7 +18,7 @@ class ExplainedTable:
     Leaves with other actions or filters are a row of their own (R2.8).
 
     `insert`, `update` and `delete` are the effective filters as SQL, `-` for no filter, None if the action is
-    not published. `evaluated_by` names Spark or PostgreSQL per filter, and why PostgreSQL.
+    not published. `evaluated_by` names Arrow or PostgreSQL per filter, and why PostgreSQL.
     """
 
     table: str
@@ -76,7 +76,7 @@ def _evaluated_by(row_filter: RowFilter, table: Table) -> str:
     compiled = compile_filter(row_filter, table)
     if isinstance(compiled, ServerFilter):
         return f"{row_filter.sql}: PostgreSQL, because {compiled.because}"
-    return f"{row_filter.sql}: Spark"
+    return f"{row_filter.sql}: Arrow"
 
 
 def _identity(leaf: Table) -> str:

@@ -260,7 +260,7 @@ def test_a_side_table_without_its_last_commits_exits_with_1_and_is_named(
         if int(commit.stem) > 0:
             commit.unlink()
 
-    named = [f'"{cli.change_log / table}"', "HINT: `cdc-replay verify-log`"]
+    named = [f'"{cli.change_log / table}"', "HINT: Run `cdc-replay verify-log`"]
     cli.fails(1, "replay", "s", says=[says, *named])
     cli.fails(1, "verify-log", "pub", says=["HINT"])
     assert cli.subscriber.rows("table t") == []
