@@ -175,7 +175,7 @@ READERS: dict[str, tuple[Callable[[Twin], None], str, Callable[[Twin], object]]]
     ),
     "fill": (
         entered,
-        "cdc_replay.replay.toast.resolve.FenceReader",
+        "cdc_replay.replay.toast.resolve.PublisherRowReader",
         lambda twin: replay(twin.config, ["s"]),
     ),
 }
