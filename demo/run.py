@@ -370,7 +370,7 @@ def main() -> int:
             run_pipeline(demo, period)
             consistent = print_report(demo)
             console.print(f"{time.monotonic() - began:.0f} s in all; files in {FOLDER}")
-            if arguments.copy_stats:
+            if arguments.keep:
                 console.print(f"Airflow: {demo.airflow.url}  user {USER}, password {demo.airflow.password}")
                 console.print("Press Ctrl-C to stop everything.")
                 signal.pause()
