@@ -204,6 +204,11 @@ def test_replay_that_is_ended_is_applied_exactly_once(
         # Asked to end, a thread that is about to commit may do so.
         assert (sum(result.applied.values()) == 0) is (failpoint == "replay.after_commit")
     check_equal(synced, synced.pairs["s"].ours)
+    # What a killed run staged is dropped by the next one that applies something.
+    synced.publish("update t set a = 13 where id = 100")
+    capture(synced.config, "pub")
+    replay(synced.config, ["s"])
+    check_equal(synced, synced.pairs["s"].ours)
     assert synced.pairs["s"].ours.rows("select from pg_class where relname ~ '^stage'") == []
 
 
