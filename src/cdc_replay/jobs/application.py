@@ -7,14 +7,19 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 from cdc_replay.model.results import Result
 from cdc_replay.private_files import set_private_umask
 from cdc_replay.spark.exit_codes import errors_as_exit_codes
 from cdc_replay.termination import end_on_sigterm, end_with_parent
 
+AnyResult = TypeVar("AnyResult", bound=Result)
 
-def run(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], tuple[Result, ...]]) -> None:
+
+def run(
+    parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], tuple[AnyResult, ...]]
+) -> tuple[AnyResult, ...]:
     """Run a command with the arguments of this process; print one line of JSON for each result.
 
     Raises:
@@ -27,5 +32,7 @@ def run(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace],
     logging.getLogger("cdc_replay").setLevel(logging.INFO)
     parser.add_argument("--config")
     with errors_as_exit_codes():
-        for result in command(parser.parse_args()):
+        results = command(parser.parse_args())
+        for result in results:
             sys.stdout.write(f"{json.dumps(result.to_dict())}\n")
+    return results

@@ -23,14 +23,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Apply the change log to subscriptions of one publisher")
     parser.add_argument("subscriptions", nargs="+")
     parser.add_argument("--to-lsn", type=Lsn.parse)
-    results: tuple[ReplayResult, ...] = ()
 
     def command(arguments: argparse.Namespace) -> tuple[ReplayResult, ...]:
-        nonlocal results
-        results = replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn)
-        return results
+        return replay(load_config(arguments.config), arguments.subscriptions, to_lsn=arguments.to_lsn)
 
-    run(parser, command)
+    results = run(parser, command)
     if any(result.retry is Retry.LATER for result in results):
         sys.exit(ExitCode.LATER)
 
