@@ -17,6 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 import pytest
 import yaml
@@ -26,7 +27,7 @@ from embedded.java import spark_environment
 from fixtures.airflow import ROOT
 from fixtures.postgres import Database
 
-PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "src", sources / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     wheels = tmp_path_factory.mktemp("wheels")
     process = subprocess.run(
-        [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, sources],
+        [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, sources],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
@@ -79,7 +80,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
         if requirement.marker is None or requirement.marker.evaluate():
             link(requirement.name, environment.site_packages)
     subprocess.run(
-        [*PIP, "--python", environment.folder, "install", "--no-deps", "--no-index", wheel], check=True
+        [*PIP, "--python", environment.folder, "install", "--quiet", "--no-deps", "--no-index", wheel],
+        check=True,
     )
     return environment
 
@@ -117,15 +119,7 @@ def test_changelog_has_the_version() -> None:
 
 
 def test_everything_needed_is_there_and_nothing_else(installed: Environment) -> None:
-    check = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        installed.folder,
-        "check",
-    ]
+    check = (*PIP, "--python", str(installed.folder), "check")
     process = subprocess.run(check, env=without_python(), capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout
     present = installed.run(
