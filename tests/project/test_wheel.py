@@ -142,6 +142,7 @@ for module in pkgutil.walk_packages(cdc_replay.__path__, "cdc_replay."):
     assert "cdc_replay.commands.sync" in installed.run("python", "-W", "error", "-c", program).splitlines()
 
 
+@pytest.mark.slow
 def test_one_database_is_replicated_into_another(
     installed: Environment, publisher: Database, subscriber: Database
 ) -> None:
