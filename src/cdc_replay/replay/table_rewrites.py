@@ -14,9 +14,8 @@ killed, the tables stay marked.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_replay.catalog.ddl_change import REWRITE_PREFIX, parse_rewrite
@@ -33,8 +32,6 @@ from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
-logger = logging.getLogger(__name__)
-
 PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
 """Prefix of the reason with which an earlier version parked a table before a rewrite, unmarked."""
 
@@ -43,16 +40,13 @@ PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the tran
 class TableRewrites:
     """The tables that a window rewrites, each with the LSNs of the commits that did it, in order.
 
-    `catalogs` are those in force anywhere in the window.
+    `catalogs` are those in force anywhere in the window. `invalid` are sentences about messages that only
+    look like those of the event trigger: every role may emit messages with their prefix.
     """
 
-    commits: Mapping[RelationId, tuple[Lsn, ...]]
-    catalogs: tuple[PublisherCatalog, ...]
-
-    @property
-    def last(self) -> Mapping[RelationId, Lsn]:
-        """The last commit that rewrote each table."""
-        return {relation: ends[-1] for relation, ends in self.commits.items()}
+    commits: Mapping[RelationId, tuple[Lsn, ...]] = field(default_factory=dict)
+    catalogs: tuple[PublisherCatalog, ...] = ()
+    invalid: tuple[str, ...] = ()
 
     def published(
         self, publications: Sequence[str], renamed: Mapping[RelationId, QualifiedName] | None = None
@@ -70,24 +64,20 @@ class TableRewrites:
         return commits_by_name
 
 
-NONE: Final = TableRewrites({}, ())
-
-
 def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> TableRewrites:
     """The rewrites of `window`; reads the log only if its summary has logical messages."""
     if summary.logical is None:
-        return NONE
+        return TableRewrites()
     commits: dict[RelationId, tuple[Lsn, ...]] = {}
+    invalid: list[str] = []
     for message in change_log.logical_messages(summary.logical, REWRITE_PREFIX):
         try:
             for relation in parse_rewrite(message.content):
                 commits[relation] = (*commits.get(relation, ()), message.commit_lsn)
         except InvalidMessage as error:
-            # Every role may emit messages with this prefix.
-            logger.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
-    if not commits:
-        return NONE
-    return TableRewrites(commits, tuple(catalog_history(change_log).within(window).values()))
+            invalid.append(f"{error.message}: its transaction committed at {message.commit_lsn}")
+    catalogs = tuple(catalog_history(change_log).within(window).values()) if commits else ()
+    return TableRewrites(commits, catalogs, tuple(invalid))
 
 
 def _published(
