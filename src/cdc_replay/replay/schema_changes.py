@@ -48,12 +48,12 @@ def schema_limits(
             yield Limit(EndReason.UNFOLDABLE, Search(since, versions))
 
 
-def already_applied(limits: Iterable[Limit], found: Mapping[Search, Lsn]) -> frozenset[int]:
+def already_applied(limits: Iterable[Limit], search_ends: Mapping[Search, Lsn]) -> frozenset[int]:
     """The relation versions that do not fit their tables, whose changes the tables have already."""
     versions: set[int] = set()
     for limit in limits:
         search = limit.search
-        if limit.reason is EndReason.MISSING_COLUMN and found[search] == search.window.upto:
+        if limit.reason is EndReason.MISSING_COLUMN and search_ends[search] == search.window.upto:
             versions |= search.versions
     return frozenset(versions)
 

@@ -29,6 +29,7 @@ from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import resolve
 from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.table_notice import TableNotice
 from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
 
@@ -107,31 +108,18 @@ def first_rewrites(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RewrittenTable:
-    """A table whose values have not been compared since the rewrite that committed at `lsn`."""
-
-    table: QualifiedName
-    subscription: str
-    lsn: Lsn
-
-    @property
-    def notice(self) -> str:
-        """One sentence, with the remedy."""
-        return (
-            f"its rows on the publisher were rewritten by the transaction that committed at {self.lsn}, which"
-            f" sends no changes, and its values have not been compared since; `cdc-replay sync"
-            f" {self.subscription}` or `cdc-replay snapshot {self.subscription}` updates the rows that differ"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.notice} (R11.9)"
-
-
-def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, RewrittenTable]:
+def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, TableNotice]:
     """The subscription's tables whose values have not been compared since a rewrite, by name."""
-    marked = subscription_tables.rewritten_tables(connection, subscription).items()
-    return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
+    return {
+        table: TableNotice(
+            table,
+            f"its rows on the publisher were rewritten by the transaction that committed at {lsn}, which"
+            " sends no changes, and its values have not been compared since; `cdc-replay sync"
+            f" {subscription}` or `cdc-replay snapshot {subscription}` updates the rows that differ",
+            "R11.9",
+        )
+        for table, lsn in subscription_tables.rewritten_tables(connection, subscription).items()
+    }
 
 
 def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:

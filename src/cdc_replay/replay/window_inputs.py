@@ -63,7 +63,7 @@ class WindowInputs:
     """All that the plan of a window depends on; planning asks `session` nothing.
 
     `ended_by` is the end up to which the log was read, and why. `renamed` are the publisher's tables that
-    reach a table of another name. `others` and `found` are answers to `Unread`.
+    reach a table of another name. `others` and `search_ends` are answers to `Unread`.
     """
 
     session: SubscriptionSession
@@ -72,7 +72,7 @@ class WindowInputs:
     content: WindowContent
     renamed: Mapping[RelationId, QualifiedName]
     others: Mapping[QualifiedName, TargetTable | None] = field(default_factory=dict)
-    found: Mapping[Search, Lsn] = field(default_factory=dict)
+    search_ends: Mapping[Search, Lsn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,12 @@ def read_inputs(
 
 def read_unread(change_log: ChangeLog, inputs: WindowInputs, unread: Unread) -> WindowInputs:
     """The inputs with the answers."""
-    found = {search: _search(change_log, search) for search in unread.searches}
     targets = read_target_tables(inputs.session.connection, unread.tables) if unread.tables else {}
     others = {name: targets.get(name) for name in unread.tables}
-    return dataclasses.replace(inputs, others={**inputs.others, **others}, found={**inputs.found, **found})
+    search_ends = {search: _search(change_log, search) for search in unread.searches}
+    return dataclasses.replace(
+        inputs, others={**inputs.others, **others}, search_ends={**inputs.search_ends, **search_ends}
+    )
 
 
 def _search(change_log: ChangeLog, search: Search) -> Lsn:
@@ -121,8 +123,7 @@ def _read_tables(session: SubscriptionSession, upto: Lsn) -> TableSurvey:
     dropped = {table.relation: lsn for table, lsn in ready.items() if table.name is None and lsn < upto}
     positions = [*lagging.values(), *dropped.values()]
     upto = upto if positions else min(ready.values(), default=upto)
-    run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(lagging), run_as_owner=run_as_owner)
+    targets = session.read_targets(lagging)
     survey = TableSurvey(known, targets, lagging, dropped, Window(min(positions, default=upto), upto))
     if any(name not in targets or targets[name].oid != survey.relations[name] for name in lagging):
         return _read_tables(session, upto)  # a table was renamed or dropped between the two reads

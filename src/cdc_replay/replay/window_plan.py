@@ -45,12 +45,11 @@ class WindowPlan:
 
     session: SubscriptionSession
     window: Window
-    tables_to_advance: tuple[QualifiedName, ...]
-    """A table that was copied since is ahead of the window, and not among them."""
+    advanced: tuple[int, ...]
+    """Oids of the tables that the window advances, also of dropped ones: a table that was copied since is
+    ahead."""
     relations: Mapping[QualifiedName, int]
     """Oids of the subscription's tables."""
-    dropped: tuple[int, ...]
-    """Oids of tables that the window advances, and that were dropped on the subscriber."""
     routes: Routes
     messages: int
     transactions: int
@@ -72,11 +71,6 @@ class WindowPlan:
     def name(self) -> str:
         """The subscription's name."""
         return self.session.subscription.name
-
-    @property
-    def advanced(self) -> tuple[int, ...]:
-        """The oids of all tables that end at the window's end."""
-        return (*(self.relations[name] for name in self.tables_to_advance), *self.dropped)
 
     @property
     def is_partial(self) -> bool:
@@ -161,9 +155,8 @@ def plan(inputs: WindowInputs) -> WindowPlan | WindowEnd | Unread:
     return WindowPlan(
         session=inputs.session,
         window=window,
-        tables_to_advance=tuple(tables.lagging),
+        advanced=(*(tables.relations[name] for name in tables.lagging), *tables.dropped),
         relations=tables.relations,
-        dropped=tuple(tables.dropped),
         routes=routes,
         messages=inputs.content.summary.messages,
         transactions=inputs.content.summary.transactions,
@@ -193,10 +186,10 @@ def _route(inputs: WindowInputs) -> _Routing | Unread:
     routes = _plan_routes(inputs)
     limits = tuple(schema_limits(tables.window, routes, tables.targets))
     names = frozenset(unrouted.name for unrouted in routes.unsubscribed).difference(tables.relations)
-    unread = Unread(_not_found(inputs, limits), names.difference(inputs.others))
+    unread = Unread(_unanswered(inputs, limits), names.difference(inputs.others))
     if unread != Unread():
         return unread
-    if versions := already_applied(limits, inputs.found):
+    if versions := already_applied(limits, inputs.search_ends):
         routes = _plan_routes(inputs, versions)
     unrouted = [relation for relation in routes.unsubscribed if relation.name in names]
     others = {
@@ -207,7 +200,7 @@ def _route(inputs: WindowInputs) -> _Routing | Unread:
     unfit = find_unfit(unrouted, others)
     if unfit:
         limits = (*limits, unsubscribed_limit(tables.window, unfit))
-    if searches := _not_found(inputs, limits):
+    if searches := _unanswered(inputs, limits):
         return Unread(searches)
     return _Routing(routes, limits, others, {relation.name: relation.columns for relation in unfit})
 
@@ -221,8 +214,8 @@ def _plan_routes(inputs: WindowInputs, already_applied: Collection[int] = ()) ->
     return plan_routes(defined, inputs.session.subscription.publications, wanted, inputs.renamed)
 
 
-def _not_found(inputs: WindowInputs, limits: Iterable[Limit]) -> frozenset[Search]:
-    return frozenset(limit.search for limit in limits).difference(inputs.found)
+def _unanswered(inputs: WindowInputs, limits: Iterable[Limit]) -> frozenset[Search]:
+    return frozenset(limit.search for limit in limits).difference(inputs.search_ends)
 
 
 def _earliest_end(inputs: WindowInputs, routing: _Routing) -> WindowEnd | None:
@@ -247,7 +240,7 @@ def _earliest_end(inputs: WindowInputs, routing: _Routing) -> WindowEnd | None:
 
 def _ends(inputs: WindowInputs, limits: Iterable[Limit]) -> Iterator[WindowEnd]:
     for reason, search in ((limit.reason, limit.search) for limit in limits):
-        end = inputs.found[search]
+        end = inputs.search_ends[search]
         # Of changes that cannot be folded together, one kind is the first.
         is_first_kind = reason is EndReason.UNFOLDABLE and end == search.window.after
         if end < inputs.tables.window.upto and not is_first_kind:

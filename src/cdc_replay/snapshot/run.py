@@ -24,13 +24,13 @@ from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.slot_continuity import check_header
 from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.compare.reconcile import ReconciledTable, ReconcileRequest, reconcile_tables
+from cdc_replay.compare.reconcile import ReconcileRequest, reconcile_tables
 from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import SnapshotResult, TableCopied
+from cdc_replay.model.results import SnapshotResult, TableCopied, TableReconciled
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
@@ -54,7 +54,6 @@ from cdc_replay.subscriber.session import (
     snapshot_lock,
 )
 from cdc_replay.subscriber.target_checks import check_targets
-from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -294,12 +293,12 @@ def _reconcile_parked(
     """Reconcile tables that lack only a lost TOAST value (R4.6): little is moved."""
     name, lsn = session.subscription.name, exported.consistent_point
 
-    def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
+    def record(connection: Connection, _: Sequence[TableReconciled]) -> None:
         record_copy_definitions(connection, name, lsn, tables)
 
     request = ReconcileRequest(session.subscription, exported, session.dsn, tables)
-    for table in reconcile_tables(request, record):
-        yield CopiedTable(table.name, table.rows, table.bytes, table.seconds, lsn)
+    for synced, table in zip(tables, reconcile_tables(request, record), strict=True):
+        yield CopiedTable(synced.table.name, table.rows_read, table.bytes, table.seconds, lsn)
 
 
 def _request(
@@ -350,8 +349,7 @@ def _check_published_tables(session: SubscriptionSession, catalog: PublisherCata
     publications = session.subscription.publications
     check_publications(catalog, publications)
     synced = {table.table.name: table for table in synced_tables(catalog, publications)}
-    run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(synced), run_as_owner=run_as_owner)
+    targets = session.read_targets(synced)
     # Without a copy only the tables must exist: a missing column is reported at the first change (R8.1).
     is_copied = session.subscription.copy_data
     check_targets({name: table.columns if is_copied else () for name, table in synced.items()}, targets)

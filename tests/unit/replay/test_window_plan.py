@@ -127,7 +127,7 @@ class World:
         return dataclasses.replace(
             inputs,
             others={**inputs.others, **{name: present.get(name) for name in unread.tables}},
-            found={**inputs.found, **{search: self._find(search) for search in unread.searches}},
+            search_ends={**inputs.search_ends, **{search: self._find(search) for search in unread.searches}},
         )
 
     def _find(self, search: Search) -> Lsn:

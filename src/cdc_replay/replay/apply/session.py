@@ -47,9 +47,10 @@ from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_
 from cdc_replay.replay.apply.staging import StagedTable, stage_frame
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
-from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, target_reference
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
+from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import disable_statement_triggers
 
