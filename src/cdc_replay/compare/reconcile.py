@@ -89,9 +89,7 @@ BeforeCommit: TypeAlias = Callable[[Connection, Sequence[TableReconciled]], None
 """Called inside the transaction, to record the result."""
 
 
-def reconcile_tables(
-    request: ReconcileRequest, before_commit: BeforeCommit | None = None
-) -> tuple[TableReconciled, ...]:
+def reconcile_tables(request: ReconcileRequest, before_commit: BeforeCommit) -> tuple[TableReconciled, ...]:
     """Make all tables equal what the snapshot publishes, and `Ready` at its LSN, in one transaction.
 
     The caller holds the subscription's lock, keeps the snapshot exported until this returns, and has checked
@@ -116,8 +114,7 @@ def reconcile_tables(
                 check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
                     reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
-            if before_commit is not None:
-                before_commit(subscriber, reconciled)
+            before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
     return reconciled

@@ -25,7 +25,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.replay.route.routes import Route, Routes
-from cdc_replay.replay.window_end import EndReason, Limit, Search
+from cdc_replay.replay.window_end import EndReason, Limit
 from cdc_replay.subscriber.target_tables import TargetTable
 
 
@@ -43,18 +43,17 @@ def schema_limits(
         since = Window(max(table_routes[0].target.applied_lsn, window.after), window.upto)
         unfit = frozenset(route.relation.version for route in table_routes if _lacks_columns(route, targets))
         if unfit:
-            yield Limit(EndReason.MISSING_COLUMN, Search(since, unfit))
+            yield Limit(EndReason.MISSING_COLUMN, since, unfit)
         for versions in _foldable_versions(table_routes):
-            yield Limit(EndReason.UNFOLDABLE, Search(since, versions))
+            yield Limit(EndReason.UNFOLDABLE, since, versions)
 
 
-def already_applied(limits: Iterable[Limit], search_ends: Mapping[Search, Lsn]) -> frozenset[int]:
+def already_applied(limits: Iterable[Limit], ends: Mapping[Limit, Lsn]) -> frozenset[int]:
     """The relation versions that do not fit their tables, whose changes the tables have already."""
     versions: set[int] = set()
     for limit in limits:
-        search = limit.search
-        if limit.reason is EndReason.MISSING_COLUMN and search_ends[search] == search.window.upto:
-            versions |= search.versions
+        if limit.reason is EndReason.MISSING_COLUMN and ends[limit] == limit.window.upto:
+            versions |= limit.versions
     return frozenset(versions)
 
 

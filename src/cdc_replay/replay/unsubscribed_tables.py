@@ -33,7 +33,7 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Unrouted
-from cdc_replay.replay.window_end import EndReason, Limit, Search
+from cdc_replay.replay.window_end import EndReason, Limit
 from cdc_replay.subscriber.owners import ActingRole, Rights
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_checks import check_targets
@@ -89,7 +89,7 @@ def find_unfit(
 def unsubscribed_limit(window: Window, unfit: Sequence[Unrouted]) -> Limit:
     """The changes at which a native worker stops."""
     sent = SentChanges(frozenset(_row_changes(unfit)), frozenset(_truncated(unfit)))
-    return Limit(EndReason.UNSUBSCRIBED, Search(window, sent=sent))
+    return Limit(EndReason.UNSUBSCRIBED, window, sent=sent)
 
 
 def _could_take(unrouted: Unrouted, targets: Mapping[QualifiedName, TargetTable]) -> bool:

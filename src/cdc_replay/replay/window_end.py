@@ -44,20 +44,13 @@ class WindowEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """A question to the log: up to which LSN does `window` have none of these changes?
+class Limit:
+    """Changes before which a window ends: those of `versions` of relations, or `sent`.
 
-    The changes are those of `versions` of relations, or else `sent`.
+    The log answers up to which LSN `window` has none of them.
     """
 
+    reason: EndReason
     window: Window
     versions: frozenset[int] = frozenset()
     sent: SentChanges | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Changes before which a window ends, if it has them."""
-
-    reason: EndReason
-    search: Search

@@ -18,7 +18,7 @@ from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import VersionedRelation
 from cdc_replay.replay.table_rewrites import TableRewrites
 from cdc_replay.replay.unsubscribed_tables import tables_renamed_alike
-from cdc_replay.replay.window_end import Search, WindowEnd
+from cdc_replay.replay.window_end import Limit, WindowEnd
 from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
@@ -63,7 +63,7 @@ class WindowInputs:
     """All that the plan of a window depends on; planning asks `session` nothing.
 
     `ended_by` is the end up to which the log was read, and why. `renamed` are the publisher's tables that
-    reach a table of another name. `others` and `search_ends` are answers to `Unread`.
+    reach a table of another name. `others` and `ends` are answers to `Unread`.
     """
 
     session: SubscriptionSession
@@ -72,14 +72,14 @@ class WindowInputs:
     content: WindowContent
     renamed: Mapping[RelationId, QualifiedName]
     others: Mapping[QualifiedName, TargetTable | None] = field(default_factory=dict)
-    search_ends: Mapping[Search, Lsn] = field(default_factory=dict)
+    ends: Mapping[Limit, Lsn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What a plan depends on besides: changes to search for, and tables that are not subscribed to."""
+    """What a plan depends on besides: where limits are, and tables that are not subscribed to."""
 
-    searches: frozenset[Search] = frozenset()
+    limits: frozenset[Limit] = frozenset()
     tables: frozenset[QualifiedName] = frozenset()
 
 
@@ -103,17 +103,15 @@ def read_unread(change_log: ChangeLog, inputs: WindowInputs, unread: Unread) -> 
     """The inputs with the answers."""
     targets = read_target_tables(inputs.session.connection, unread.tables) if unread.tables else {}
     others = {name: targets.get(name) for name in unread.tables}
-    search_ends = {search: _search(change_log, search) for search in unread.searches}
-    return dataclasses.replace(
-        inputs, others={**inputs.others, **others}, search_ends={**inputs.search_ends, **search_ends}
-    )
+    ends = {limit: _find_end(change_log, limit) for limit in unread.limits}
+    return dataclasses.replace(inputs, others={**inputs.others, **others}, ends={**inputs.ends, **ends})
 
 
-def _search(change_log: ChangeLog, search: Search) -> Lsn:
-    if search.sent is None:
-        return change_log.last_lsn_without(search.window, search.versions)
+def _find_end(change_log: ChangeLog, limit: Limit) -> Lsn:
+    if limit.sent is None:
+        return change_log.last_lsn_without(limit.window, limit.versions)
     catalogs = CatalogVersions.from_positions(catalog_history(change_log).positions)
-    return change_log.end_before(search.window, search.sent, catalogs)
+    return change_log.end_before(limit.window, limit.sent, catalogs)
 
 
 def _read_tables(session: SubscriptionSession, upto: Lsn) -> TableSurvey:

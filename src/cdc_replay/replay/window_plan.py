@@ -22,7 +22,7 @@ from cdc_replay.replay.route.routes import Routes, Target, plan_routes
 from cdc_replay.replay.schema_changes import already_applied, schema_limits
 from cdc_replay.replay.table_rewrites import first_rewrites, rewrites_in
 from cdc_replay.replay.unsubscribed_tables import find_unfit, unsubscribed_limit, without_rights
-from cdc_replay.replay.window_end import EndReason, Limit, Search, WindowEnd
+from cdc_replay.replay.window_end import EndReason, Limit, WindowEnd
 from cdc_replay.replay.window_inputs import (
     ReadContent,
     Unread,
@@ -186,10 +186,10 @@ def _route(inputs: WindowInputs) -> _Routing | Unread:
     routes = _plan_routes(inputs)
     limits = tuple(schema_limits(tables.window, routes, tables.targets))
     names = frozenset(unrouted.name for unrouted in routes.unsubscribed).difference(tables.relations)
-    unread = Unread(_unanswered(inputs, limits), names.difference(inputs.others))
+    unread = Unread(frozenset(limits).difference(inputs.ends), names.difference(inputs.others))
     if unread != Unread():
         return unread
-    if versions := already_applied(limits, inputs.search_ends):
+    if versions := already_applied(limits, inputs.ends):
         routes = _plan_routes(inputs, versions)
     unrouted = [relation for relation in routes.unsubscribed if relation.name in names]
     others = {
@@ -200,8 +200,8 @@ def _route(inputs: WindowInputs) -> _Routing | Unread:
     unfit = find_unfit(unrouted, others)
     if unfit:
         limits = (*limits, unsubscribed_limit(tables.window, unfit))
-    if searches := _unanswered(inputs, limits):
-        return Unread(searches)
+    if unread_limits := frozenset(limits).difference(inputs.ends):
+        return Unread(unread_limits)
     return _Routing(routes, limits, others, {relation.name: relation.columns for relation in unfit})
 
 
@@ -212,10 +212,6 @@ def _plan_routes(inputs: WindowInputs, already_applied: Collection[int] = ()) ->
     )
     wanted = {name: Target.from_table(tables.targets.get(name), lsn) for name, lsn in tables.lagging.items()}
     return plan_routes(defined, inputs.session.subscription.publications, wanted, inputs.renamed)
-
-
-def _unanswered(inputs: WindowInputs, limits: Iterable[Limit]) -> frozenset[Search]:
-    return frozenset(limit.search for limit in limits).difference(inputs.search_ends)
 
 
 def _earliest_end(inputs: WindowInputs, routing: _Routing) -> WindowEnd | None:
@@ -239,9 +235,9 @@ def _earliest_end(inputs: WindowInputs, routing: _Routing) -> WindowEnd | None:
 
 
 def _ends(inputs: WindowInputs, limits: Iterable[Limit]) -> Iterator[WindowEnd]:
-    for reason, search in ((limit.reason, limit.search) for limit in limits):
-        end = inputs.search_ends[search]
+    for limit in limits:
+        end = inputs.ends[limit]
         # Of changes that cannot be folded together, one kind is the first.
-        is_first_kind = reason is EndReason.UNFOLDABLE and end == search.window.after
+        is_first_kind = limit.reason is EndReason.UNFOLDABLE and end == limit.window.after
         if end < inputs.tables.window.upto and not is_first_kind:
-            yield WindowEnd(end, reason)
+            yield WindowEnd(end, limit.reason)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,16 +141,9 @@ def describe_staging(connection: Connection, name: str, chunk: StagedChunk) -> N
 
 def staged_chunks(connection: Connection, subscription: str) -> dict[str, StagedChunk]:
     """The complete chunks of the subscription's tables, by the name of their staging table."""
-    return dict(_staged_chunks(connection, subscription))
-
-
-def _staged_chunks(connection: Connection, subscription: str) -> Iterator[tuple[str, StagedChunk]]:
-    for name, comment, size in connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall():
-        if comment is None:
-            continue
-        chunk = StagedChunk.from_comment(comment)
-        if size > 0 or chunk.rows == 0:
-            yield name, chunk
+    staged = connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall()
+    chunks = ((name, StagedChunk.from_comment(comment), size) for name, comment, size in staged if comment)
+    return {name: chunk for name, chunk, size in chunks if size > 0 or chunk.rows == 0}
 
 
 @dataclass(frozen=True, slots=True)

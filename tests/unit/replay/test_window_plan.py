@@ -19,7 +19,7 @@ from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.route.routes import VersionedRelation
 from cdc_replay.replay.table_rewrites import TableRewrites
-from cdc_replay.replay.window_end import EndReason, Search, WindowEnd
+from cdc_replay.replay.window_end import EndReason, Limit, WindowEnd
 from cdc_replay.replay.window_inputs import TableSurvey, Unread, WindowContent, WindowInputs
 from cdc_replay.replay.window_plan import WindowPlan, plan
 from cdc_replay.subscriber.owners import ActingRole, Rights
@@ -127,18 +127,18 @@ class World:
         return dataclasses.replace(
             inputs,
             others={**inputs.others, **{name: present.get(name) for name in unread.tables}},
-            search_ends={**inputs.search_ends, **{search: self._find(search) for search in unread.searches}},
+            ends={**inputs.ends, **{limit: self._find(limit) for limit in unread.limits}},
         )
 
-    def _find(self, search: Search) -> Lsn:
-        versions = search.versions
-        if search.sent is not None:
-            versions = frozenset(version for version, _, _ in search.sent.kinds)
-        seen = [(Lsn(lsn), sent.version) for lsn, sent in self.changes if Lsn(lsn) in search.window]
+    def _find(self, limit: Limit) -> Lsn:
+        versions = limit.versions
+        if limit.sent is not None:
+            versions = frozenset(version for version, _, _ in limit.sent.kinds)
+        seen = [(Lsn(lsn), sent.version) for lsn, sent in self.changes if Lsn(lsn) in limit.window]
         first = min((lsn for lsn, version in seen if version in versions), default=None)
         if first is None:
-            return search.window.upto
-        return max((lsn for lsn, _ in seen if lsn < first), default=search.window.after)
+            return limit.window.upto
+        return max((lsn for lsn, _ in seen if lsn < first), default=limit.window.after)
 
 
 NARROW = {target(91, "t", "id a"): 0}

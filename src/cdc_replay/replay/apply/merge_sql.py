@@ -12,7 +12,7 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
-from cdc_replay.postgres.identifiers import commas
+from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.replay.apply.pair_sql import PairStatements
 from cdc_replay.replay.apply.target_sql import all_of, qualified, texts
 from cdc_replay.subscriber.staged_columns import column_definition
@@ -131,11 +131,7 @@ class Statements(PairStatements):
         stage = self.staged.table
         if not stage.is_keyed:
             return sql.SQL("analyze {}").format(stage.identifier)
-        positions = (
-            *(f"b{index}" for index in range(len(stage.keys))),
-            *(f"v{n}" for n in stage.key_positions),
-        )
-        columns = commas(sql.Identifier(name) for name in ("attempt", "kind", *positions))
+        columns = names(("attempt", "kind", *self._base_names, *(f"v{n}" for n in stage.key_positions)))
         return sql.SQL("analyze {} ({})").format(stage.identifier, columns)
 
     def max_key(self) -> sql.Composed:
@@ -157,7 +153,7 @@ class Statements(PairStatements):
         which some rows were updated before, yields 0.5 at least.
         """
         percent = min(100.0, 100.0 * rows / self.staged.count(kind))
-        key = self._as_in_index(f"b{index}" for index in range(len(self.staged.table.keys)))
+        key = self._as_in_index(self._base_names)
         return self._fill(
             _PHYSICAL_ORDER, percent=sql.Literal(percent), staged_rows=self.staged_rows(kind), key=commas(key)
         )

@@ -223,7 +223,7 @@ class PairStatements(TargetSql):
 
     def ambiguous_rows(self, limit: int) -> sql.Composed:
         """(total, key…) of staged UPDATEs and DELETEs that match several rows, `limit` of them."""
-        columns = commas(qualified("staged", f"b{index}") for index in range(len(self.staged.table.keys)))
+        columns = commas(qualified("staged", name) for name in self._base_names)
         staged_rows = self.staged_rows(NetKind.UPDATE, NetKind.DELETE)
         return self._fill(_AMBIGUOUS, columns=columns, staged_rows=staged_rows, limit=sql.Literal(limit))
 

@@ -58,16 +58,14 @@ class TargetSql:
         """`target` is the row that `staged` changes."""
         if not self.staged.table.is_keyed:
             return sql.SQL(_PAIR_MATCH).format()
-        return self._same_key(
-            qualified("staged", f"b{index}") for index in range(len(self.staged.table.keys))
-        )
+        return self._same_key(qualified("staged", name) for name in self._base_names)
 
     @property
     def _base_key(self) -> sql.Composed:
         """The base key of `staged` as shown in conflicts; NULL in a table without a key."""
         if not self.staged.table.is_keyed:
             return sql.SQL("array[null]::text[]").format()
-        return texts(f"b{index}" for index in range(len(self.staged.table.keys)))
+        return texts(self._base_names)
 
     @property
     def _base_names(self) -> list[str]:
