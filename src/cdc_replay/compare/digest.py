@@ -23,7 +23,7 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.postgres.connection import translated_errors
-from cdc_replay.postgres.identifiers import names
+from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.subscriber.as_owner import TargetSession
 
 LONGEST_KEY: Final = 200
@@ -124,7 +124,7 @@ class TableSide:
         values = (
             sql.SQL("left(format('%s', {}), {})").format(sql.Identifier(name), longest) for name in self.key
         )
-        return sql.SQL(", ").join(values)
+        return commas(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import MergeResult, merge
@@ -226,7 +227,7 @@ class ApplySession:
                 ):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
-                            sql.SQL(", ").join(map(target_reference, targets)),
+                            commas(map(target_reference, targets)),
                             sql.SQL(" restart identity" if restart else ""),
                         )
                     )

@@ -137,7 +137,7 @@ def drop_staging(
         if except_run is None or not name.startswith(staging_prefix(subscription) + except_run)
     ]
     if names:
-        tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
+        tables = commas(sql.Identifier(SCHEMA, name) for name in names)
         connection.execute(sql.SQL("drop table if exists {}").format(tables))
 
 
