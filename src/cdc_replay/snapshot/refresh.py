@@ -49,15 +49,13 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import definition_drifts, record_copy_definitions
 from cdc_replay.replay.rewritten_values import compare_marked_tables
-from cdc_replay.snapshot.run import (
+from cdc_replay.snapshot.published_tables import (
     PublishedTables,
-    SnapshotOptions,
-    bind_subscription,
     check_captured,
     read_published_tables,
     read_published_tables_now,
-    snapshot_session,
 )
+from cdc_replay.snapshot.run import SnapshotOptions, bind_subscription, snapshot_session
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked

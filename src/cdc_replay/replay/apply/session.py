@@ -153,15 +153,7 @@ class ApplySession:
             logger.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
         logger.info(
             "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
-            *(
-                self.request.subscription.name,
-                self.request.upto,
-                applied.insert,
-                applied.update,
-                applied.delete,
-                applied.truncate,
-                applied.seconds,
-            ),
+            *(self.request.subscription.name, self.request.upto, *applied.counts.values(), applied.seconds),
         )
         return applied
 
