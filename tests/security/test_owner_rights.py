@@ -16,7 +16,7 @@ from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
 from cdc_replay.subscriber.as_owner import act_on
 from cdc_replay.subscriber.owners import Rights
-from cdc_replay.subscriber.staged_columns import check_types
+from cdc_replay.subscriber.staged_columns import StagedColumns
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from fixtures.postgres import Database
 from security.stranger import Stranger
@@ -194,7 +194,9 @@ def test_type_with_a_reused_name_gets_no_values(owner: Stranger, worker: Connect
     with worker.transaction():
         worker.execute("create temporary table staged (v own.e)")
         with pytest.raises(TargetMismatch):
-            check_types(worker, sql.Identifier("pg_temp", "staged"), T)
+            StagedColumns(T, (), owner_is_untrusted=True).check_types(
+                worker, sql.Identifier("pg_temp", "staged")
+            )
 
 
 def test_code_that_has_run_cannot_put_more_into_another_table(owner: Stranger, worker: Connection) -> None:

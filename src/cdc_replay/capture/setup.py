@@ -144,20 +144,6 @@ def setup_publisher(request: SetupRequest, *, dry_run: bool = False) -> SetupOut
     return SetupOutcome(statements, warnings, slot_created, log_created, from_lsn, has_triggers)
 
 
-def refresh_capture_publications(request: SetupRequest, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Make the capture publications mirror the subscribed ones; returns the statements.
-
-    Raises:
-        PublicationMissing: if a subscribed publication does not exist.
-        MissingPrivilege: if the role may not change them.
-    """
-    with connect(request.dsn, purpose=f"setup {request.publisher}") as connection:
-        check_ownership(connection, EVENT_TRIGGERS)
-        catalog = read_catalog(connection, texts=False)
-        _check_publications(catalog, request.publications)
-        return _refresh_publications(connection, catalog, request, dry_run=dry_run)
-
-
 def teardown_publisher(request: SetupRequest, *, remove_log: bool = False) -> tuple[str, ...]:
     """Remove what `setup_publisher` created; returns what was removed. The log stays unless `remove_log`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -131,31 +131,42 @@ def last_lsn_without(groups: Iterable[RowGroup], window: Window, versions: Set[i
     none before it, `window.upto` if there is no such change.
     """
     version_set = pa.array(sorted(versions), pa.int64())
+
+    def find(_: RowGroup, table: pa.Table) -> list[int]:
+        matches = table.filter(pc.is_in(table["relation_version"], value_set=version_set))["commit_lsn"]
+        return [pc.min(matches).as_py()] if len(matches) else []
+
+    return _last_lsn_before(groups, window, ("commit_lsn", "relation_version"), find)
+
+
+def _last_lsn_before(
+    groups: Iterable[RowGroup],
+    window: Window,
+    columns: tuple[str, ...],
+    find: Callable[[RowGroup, pa.Table], Collection[int]],
+) -> Lsn:
+    """The end of the transaction before the first commit LSN that `find` returns for a row group."""
     last: list[int] = []
     for group in groups:
-        table = read_columns(group, ("commit_lsn", "relation_version"), window)
+        table = read_columns(group, columns, window)
         commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
-        matches = table.filter(pc.is_in(table["relation_version"], value_set=version_set))["commit_lsn"]
-        if len(matches):
-            return _last_before(pc.min(matches).as_py(), commits, window)
+        if matches := find(group, table):
+            first = min(matches)
+            return Lsn(max((commit for commit in commits if commit < first), default=window.after.value))
         # The last transaction may continue in the next row group.
         last = sorted(commits)[-2:]
     return window.upto
-
-
-def _last_before(commit_lsn: int, commits: Iterable[int], window: Window) -> Lsn:
-    return Lsn(max((commit for commit in commits if commit < commit_lsn), default=window.after.value))
 
 
 @dataclass(frozen=True, slots=True)
 class SentChanges:
     """Changes to look for in the log.
 
-    `kinds` are kinds of row changes by relation version and catalog index, `truncated` are pairs of relation
-    and catalog index.
+    `kinds` are (relation version, catalog index, kind) of row changes, `truncated` are pairs of relation and
+    catalog index.
     """
 
-    kinds: Mapping[tuple[int, int], frozenset[str]]
+    kinds: frozenset[tuple[int, int, str]]
     truncated: frozenset[tuple[RelationId, int]]
 
 
@@ -163,28 +174,23 @@ def end_before(
     groups: Iterable[RowGroup], window: Window, sent: SentChanges, catalogs: CatalogVersions
 ) -> Lsn:
     """As `last_lsn_without`, for these changes."""
-    last: list[int] = []
-    for group in groups:
-        table = read_columns(group, ("commit_lsn", "lsn", "kind", "relation_version"), window)
-        commits = {*last, *pc.unique(table["commit_lsn"]).to_pylist()}
-        matches = [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
-        if matches:
-            return _last_before(min(matches), commits, window)
-        # The last transaction may continue in the next row group.
-        last = sorted(commits)[-2:]
-    return window.upto
+
+    def find(group: RowGroup, table: pa.Table) -> list[int]:
+        return [*_sent_rows(table, sent, catalogs), *_sent_truncates(group, window, sent, catalogs)]
+
+    return _last_lsn_before(groups, window, ("commit_lsn", "lsn", "kind", "relation_version"), find)
 
 
 def _sent_rows(table: pa.Table, sent: SentChanges, catalogs: CatalogVersions) -> Iterator[int]:
     """The commit LSNs of matching row changes."""
-    versions = pa.array(sorted({version for version, _ in sent.kinds}), pa.int64())
+    versions = pa.array(sorted({version for version, _, _ in sent.kinds}), pa.int64())
     rows = table.filter(pc.is_in(table["relation_version"], value_set=versions))
     if not len(rows):
         return
     indexes = catalogs.indexes(rows["commit_lsn"].to_numpy(), rows["lsn"].to_numpy()).tolist()
     columns = (rows[name].to_pylist() for name in ("commit_lsn", "relation_version", "kind"))
     for commit_lsn, version, kind, index in zip(*columns, indexes, strict=True):
-        if kind in sent.kinds.get((version, index), ()):
+        if (version, index, kind) in sent.kinds:
             yield commit_lsn
 
 

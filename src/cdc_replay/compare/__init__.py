@@ -2,11 +2,12 @@
 
     publisher, under an exported snapshot           subscriber
     ------------------------------------------------------------------------------------------
-    digests of 4096 buckets of the key's hash  ──▶  the same of its table      (`buckets`)
+    digests of 4096 buckets of the key's hash  ──▶  the same of its table      (`table_pair`, `buckets`)
     unequal buckets, split repeatedly          ──▶  the same                   until few rows are in each
     the rows of those buckets, by COPY         ──▶  temporary tables           (`staging`)
                                                     begin, lock the tables
-                                                      compare row by row, delete, update, insert (`merge`)
+                                                      compare row by row         (`row_comparison`)
+                                                      delete, update, insert     (`merge`)
                                                       every table `Ready(consistent point)`
                                                     commit
 

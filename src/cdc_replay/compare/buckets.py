@@ -1,13 +1,14 @@
-"""Find the rows that can differ, by digests alone.
+"""Compare the two sides of a table by digests of buckets of its rows, computed by each server.
 
-The first bits of its key's hash decide a row's bucket. Both servers sum the row hashes of each bucket, first
-of 2^12 buckets. Buckets with unequal sums are split by more bits, until one of these holds:
+The first bits of its key's hash decide a row's bucket. Both servers sum the row hashes of each bucket, so a
+digest depends on neither order nor plan. The two lists arrive in order and are merged as they arrive.
+
+To find the rows that can differ (`unequal_buckets`), buckets with unequal sums are split by more bits, until
+one of these holds:
 
 - a bucket has so few rows that further digests would cost about as much as its rows;
 - there are too many unequal buckets to name them in a query;
 - splitting does not reduce the rows: nearly everything differs.
-
-Both lists arrive in order and are merged as they arrive, so only the ids of unequal buckets are in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import heapq
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from psycopg import sql
 
 from cdc_replay.compare.digest import TableSide, hash_of
+from cdc_replay.postgres.identifiers import names
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ MOST_BUCKETS: Final = 1 << 19
 DIGESTS: Final = """
     select {bucket} as bucket,
            count(*) as rows,
+           count(*) filter (where outside) as outside,
            sum(('x' || left(row_hash, 16))::bit(64)::bigint) as high,
            sum(('x' || right(row_hash, 16))::bit(64)::bigint) as low
     from ({hashed}) as hashed
@@ -92,11 +95,40 @@ class UnequalBuckets:
 
 @dataclass(frozen=True, slots=True)
 class BucketDigest:
-    """Row count of a bucket, and the sums of the row hashes as sent by the server."""
+    """Rows of a bucket, those outside the filter, and the two sums of row hashes as the server sends them."""
 
     bucket_id: int
     rows: int
+    outside_filter: int
     sums: bytes
+
+    @property
+    def text(self) -> str:
+        """The sums for people."""
+        return self.sums.decode("ascii").strip().replace("\t", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketComparison:
+    """One bucket of both sides."""
+
+    publisher: BucketDigest
+    subscriber: BucketDigest
+
+    @property
+    def bucket_id(self) -> int:
+        """The bucket's id."""
+        return self.publisher.bucket_id
+
+    @property
+    def rows(self) -> int:
+        """The rows of the side that has more."""
+        return max(self.publisher.rows, self.subscriber.rows)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides have the same rows in it."""
+        return (self.publisher.rows, self.publisher.sums) == (self.subscriber.rows, self.subscriber.sums)
 
 
 def bucket_of(key_hash: sql.Composable, bits: int) -> sql.Composed:
@@ -125,52 +157,68 @@ def _compare_level(
         nonlocal size
         size += length
 
-    with contextlib.ExitStack() as stack:
-        # Both queries start before a row of either is read, so the servers work in parallel.
-        publisher_digests = stack.enter_context(_read_digests(publisher, within, bits, count))
-        subscriber_digests = stack.enter_context(_read_digests(subscriber, within, bits, count))
-        unequal = list(compare_digests(publisher_digests, subscriber_digests))
+    if within is not None:
+        publisher, subscriber = _restrict(publisher, within), _restrict(subscriber, within)
+    with compare_buckets(publisher, subscriber, bits, count) as buckets:
+        unequal = [(bucket.bucket_id, bucket.rows) for bucket in buckets if not bucket.is_equal]
     logger.debug("%d buckets differ by %d bits, %d bytes of digests", len(unequal), bits, size)
     ids = tuple(bucket_id for bucket_id, _ in unequal)
     return UnequalBuckets(Buckets(bits, ids), sum(rows for _, rows in unequal), size)
 
 
 @contextlib.contextmanager
+def compare_buckets(
+    publisher: TableSide, subscriber: TableSide, bits: int, count: Callable[[int], None] = lambda _: None
+) -> Iterator[Iterator[BucketComparison]]:
+    """All buckets that have rows, by id; `count` is called with the size of each digest.
+
+    Both queries start before a row of either is read, so the servers work in parallel.
+    """
+    with (
+        _read_digests(publisher, bits, count) as publisher_digests,
+        _read_digests(subscriber, bits, count) as subscriber_digests,
+    ):
+        yield compare_digests(publisher_digests, subscriber_digests)
+
+
+@contextlib.contextmanager
 def _read_digests(
-    side: TableSide, within: Buckets | None, bits: int, count: Callable[[int], None]
+    side: TableSide, bits: int, count: Callable[[int], None]
 ) -> Iterator[Iterator[BucketDigest]]:
-    rows = side if within is None else _restrict(side, within)
     bucket = bucket_of(sql.Identifier("hashed", "key_hash"), bits)
-    statement = sql.SQL(DIGESTS).format(bucket=bucket, hashed=rows.hashed())
+    statement = sql.SQL(DIGESTS).format(bucket=bucket, hashed=side.hashed())
     with contextlib.ExitStack() as stack:
         with side.read_errors():
-            out = stack.enter_context(side.reader.copy(statement))
+            out = stack.enter_context(side.session.copy(statement))
 
         def read() -> Iterator[BucketDigest]:
-            for line in out:
-                count(len(line))
-                bucket_id, rows, sums = bytes(line).split(b"\t", 2)
-                yield BucketDigest(int(bucket_id), int(rows), sums)
+            with side.read_errors():
+                for line in out:
+                    count(len(line))
+                    bucket_id, rows, outside, sums = bytes(line).split(b"\t", 3)
+                    yield BucketDigest(int(bucket_id), int(rows), int(outside), sums)
 
         yield read()
 
 
 def _restrict(side: TableSide, within: Buckets) -> TableSide:
     """The side's rows of some buckets; of other rows only the key is hashed."""
-    key = sql.SQL(", ").join(map(sql.Identifier, side.key or side.columns))
-    columns = sql.SQL(", ").join(map(sql.Identifier, side.columns))
     rows = sql.SQL("select {} from ({}) as rows where {}").format(
-        columns, side.rows, within.condition(hash_of(key))
+        names(side.columns), side.rows, within.condition(hash_of(names(side.hashed_key)))
     )
     return dataclasses.replace(side, rows=rows)
 
 
 def compare_digests(
     publisher: Iterator[BucketDigest], subscriber: Iterator[BucketDigest]
-) -> Iterator[tuple[int, int]]:
-    """Ids of the buckets that differ, each with the larger row count; input and output in order of id."""
-    both_sides = heapq.merge(publisher, subscriber, key=lambda digest: digest.bucket_id)
-    for bucket_id, group in itertools.groupby(both_sides, key=lambda digest: digest.bucket_id):
-        digests: Sequence[BucketDigest] = list(group)
-        if len(digests) == 1 or (digests[0].rows, digests[0].sums) != (digests[1].rows, digests[1].sums):
-            yield bucket_id, max(digest.rows for digest in digests)
+) -> Iterator[BucketComparison]:
+    """The buckets of both sides; input and output in order of id."""
+    tagged = heapq.merge(
+        ((digest.bucket_id, 0, digest) for digest in publisher),
+        ((digest.bucket_id, 1, digest) for digest in subscriber),
+        key=lambda entry: entry[0],
+    )
+    for bucket_id, group in itertools.groupby(tagged, key=lambda entry: entry[0]):
+        empty = BucketDigest(bucket_id, 0, 0, b"0\t0\n")
+        sides = {0: empty, 1: empty} | {side: digest for _, side, digest in group}
+        yield BucketComparison(sides[0], sides[1])

@@ -1,9 +1,9 @@
 """Compare one table of the two sides of a fence.
 
-    digests of all buckets, both servers in parallel
-      equal    → the content is equal unequal  → the rows of those buckets from both servers, in the order of
-      their hashes, are merged: a row that
-                 occurs only on one side, or more often, is a difference
+    digests of all buckets, by both servers in parallel
+      equal      the content is equal
+      unequal    the rows of those buckets from both servers, in the order of their hashes, are merged: a row
+                 that occurs only on one side, or more often, is a difference
 
 The merge holds one key at a time. All differences are counted, and the first keys of each kind are kept.
 Above `MOST_LISTED_ROWS` the remaining unequal buckets are not listed, and the counts are lower bounds.
@@ -17,33 +17,35 @@ differ.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
-from cdc_replay.compare import digest
+from cdc_replay.compare.buckets import BucketComparison, Buckets, compare_buckets
 from cdc_replay.compare.difference import Difference, DifferenceKind
-from cdc_replay.compare.digest import NO_ROWS, BucketDigest, HashedRow, TableSide
+from cdc_replay.compare.digest import HashedRow, TableSide, duplicate_keys, list_rows, rows_outside_filter
 from cdc_replay.compare.fence import ComparisonFence
+from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.errors import MissingPrivilege, PublisherNotReady
 from cdc_replay.failpoints import failpoint
-from cdc_replay.filters.printed import print_filters
 from cdc_replay.postgres.connection import translated_errors
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables
 from cdc_replay.publication.resolve import SyncedTable
-from cdc_replay.subscriber.apply_connection import database_time_zone
 from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.target_checks import missing_columns
 from cdc_replay.subscriber.target_tables import TargetTable
 
 logger = logging.getLogger(__name__)
+
+BUCKET_BITS: Final = 8
+BUCKETS: Final = 1 << BUCKET_BITS
+"""Buckets per table: the resolution of differences before rows are listed."""
 
 MOST_LISTED_ROWS: Final = 5_000_000
 """About the maximum of rows of one side that are read to list differences."""
@@ -78,20 +80,6 @@ class ValidatedTable:
     full: bool
     note: str = ""
     notice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketComparison:
-    """One bucket of both sides."""
-
-    bucket_id: int
-    publisher: BucketDigest
-    subscriber: BucketDigest
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both sides have the same rows in it."""
-        return (self.publisher.rows, self.publisher.digest) == (self.subscriber.rows, self.subscriber.digest)
 
 
 @dataclass(slots=True)
@@ -215,59 +203,20 @@ def _compare(
 ) -> Comparison:
     synced = validated.table
     lock_planned_tables(fence.publisher, [PlannedTable.from_catalog(synced.table)])
-    key = digest.common_key(synced.table, target, synced.columns)
-    columns = key if key and not validated.full else synced.columns
-    publisher, subscriber = _sides(fence, synced, target, key, columns)
-    subscriber, unknown = _with_filter(dataclasses.replace(subscriber, session=session), fence, synced)
-    buckets = _compare_buckets(publisher, subscriber)
+    pair = TablePair.from_tables(
+        synced, target, fence.publisher, fence.subscriber, session, only_key=not validated.full
+    )
+    publisher, subscriber = pair.publisher(fence.publisher), pair.subscriber(session)
+    with compare_buckets(publisher, subscriber, BUCKET_BITS) as compared:
+        buckets = tuple(compared)
     failpoint("validate.after_digests")
     return Comparison(
         buckets=buckets,
-        key=key,
-        columns=columns,
+        key=pair.key,
+        columns=pair.columns,
         differences=_list_differences(publisher, subscriber, buckets, listed_keys),
-        duplicates=_duplicates(subscriber, listed_keys) if key else None,
-        outside=_outside(validated, subscriber, buckets, unknown, listed_keys),
-    )
-
-
-def _sides(
-    fence: ComparisonFence,
-    synced: SyncedTable,
-    target: TargetTable,
-    key: tuple[str, ...],
-    columns: tuple[str, ...],
-) -> tuple[TableSide, TableSide]:
-    converted = digest.conversions(synced.table, target, columns, database_time_zone(fence.subscriber))
-    passes = print_filters(fence.publisher, synced.table, synced.filters)
-    publisher_query = digest.publisher_rows(synced.table, columns, passes, converted)
-    # The filter may read published columns that are not compared.
-    subscriber_query = digest.subscriber_rows(
-        target.name, synced.columns, is_partitioned=target.is_partitioned
-    )
-    of_publisher, of_subscriber = digest.side_names(synced.table.name)
-    publisher = TableSide(fence.publisher, publisher_query, key, columns, table=of_publisher)
-    return publisher, TableSide(fence.subscriber, subscriber_query, key, columns, table=of_subscriber)
-
-
-def _with_filter(
-    subscriber: TableSide, fence: ComparisonFence, synced: SyncedTable
-) -> tuple[TableSide, str | None]:
-    """The side with the condition for rows outside the filter, or why its server cannot evaluate it."""
-    outside, unknown = digest.subscriber_filter_condition(subscriber, fence.publisher, synced)
-    return dataclasses.replace(subscriber, outside=outside), unknown
-
-
-def _compare_buckets(publisher: TableSide, subscriber: TableSide) -> tuple[BucketComparison, ...]:
-    with ThreadPoolExecutor(1) as executor:
-        future = executor.submit(digest.bucket_digests, publisher)
-        subscriber_digests = digest.bucket_digests(subscriber)
-        publisher_digests = future.result()
-    return tuple(
-        BucketComparison(
-            bucket_id, publisher_digests.get(bucket_id, NO_ROWS), subscriber_digests.get(bucket_id, NO_ROWS)
-        )
-        for bucket_id in sorted(publisher_digests.keys() | subscriber_digests.keys())
+        duplicates=_duplicates(subscriber, listed_keys) if pair.key else None,
+        outside=_outside(pair, subscriber, buckets, listed_keys),
     )
 
 
@@ -279,9 +228,9 @@ def _list_differences(
     listed = _within_bounds(unequal)
     counted.exact = len(listed) == len(unequal)
     if listed:
-        logger.info("listing the rows of %d unequal buckets of %d", len(listed), digest.BUCKETS)
-        publisher_rows = digest.rows_of_buckets(publisher, listed)
-        subscriber_rows = digest.rows_of_buckets(subscriber, listed)
+        logger.info("listing the rows of %d unequal buckets of %d", len(listed), BUCKETS)
+        within = Buckets(BUCKET_BITS, tuple(listed)).condition(sql.Identifier("hashed", "key_hash"))
+        publisher_rows, subscriber_rows = list_rows(publisher, within), list_rows(subscriber, within)
         compare_rows(counted, publisher.key, publisher_rows, subscriber_rows)
     return counted
 
@@ -298,7 +247,7 @@ def compare_rows(
 
 
 def _within_bounds(unequal: Sequence[BucketComparison]) -> list[int]:
-    read = itertools.accumulate(max(bucket.publisher.rows, bucket.subscriber.rows) for bucket in unequal)
+    read = itertools.accumulate(bucket.rows for bucket in unequal)
     return [
         bucket.bucket_id
         for position, (bucket, rows) in enumerate(zip(unequal, read, strict=True))
@@ -357,19 +306,15 @@ def show_key(key: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _duplicates(subscriber: TableSide, listed_keys: int) -> Duplicates:
-    count, first = digest.duplicate_keys(subscriber, listed_keys)
+    count, first = duplicate_keys(subscriber, listed_keys)
     return Duplicates(count, tuple(show_key(subscriber.key, shown) for shown in first))
 
 
 def _outside(
-    validated: ValidatedTable,
-    subscriber: TableSide,
-    buckets: Sequence[BucketComparison],
-    unknown: str | None,
-    listed_keys: int,
+    pair: TablePair, subscriber: TableSide, buckets: Sequence[BucketComparison], listed_keys: int
 ) -> OutsideFilter | None:
-    if validated.table.filters is None:
+    if pair.synced.filters is None:
         return None
     count = sum(bucket.subscriber.outside_filter for bucket in buckets)
-    first = digest.rows_outside_filter(subscriber, listed_keys) if count else []
-    return OutsideFilter(count, tuple(show_key(subscriber.key, shown) for shown in first), unknown)
+    first = rows_outside_filter(subscriber, listed_keys) if count else []
+    return OutsideFilter(count, tuple(show_key(subscriber.key, shown) for shown in first), pair.unknown)

@@ -24,13 +24,15 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.compare.buckets import UnequalBuckets, unequal_buckets
-from cdc_replay.compare.digest import TableSide
-from cdc_replay.compare.merge import Merged, MergedValues, Preview, merge, merge_values, preview
-from cdc_replay.compare.staging import StagedRows, TablePair, comparison_errors, stage, stage_unpublished_keys
+from cdc_replay.compare.merge import Merged, MergedValues, merge, merge_values
+from cdc_replay.compare.preview import preview
+from cdc_replay.compare.staging import StagedRows, comparison_errors, stage, stage_unpublished_keys
+from cdc_replay.compare.table_pair import TablePair
 from cdc_replay.errors import SubscriberLocked
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
+from cdc_replay.model.results import TableReconciled
 from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
@@ -42,10 +44,11 @@ from cdc_replay.subscriber.apply_connection import (
     pinned_text_formats,
     set_lock_timeout,
 )
-from cdc_replay.subscriber.as_owner import TargetSessions, act_on, target_reference
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets
+from cdc_replay.subscriber.target_statements import lock_out_writers
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import disable_statement_triggers
 
@@ -82,31 +85,11 @@ class ReconcileRequest:
         return self.snapshot.consistent_point
 
 
-@dataclass(frozen=True, slots=True)
-class ReconciledTable:
-    """Changes of a table of the subscriber; with `preview`, those that would be made.
-
-    `rows` were read from the publisher because they could differ; `bytes` are these rows in COPY's text
-    format, and the digests of both sides.
-    """
-
-    name: QualifiedName
-    insert: int
-    update: int
-    delete: int
-    rows: int
-    bytes: int
-    seconds: float
-    preview: Preview | None = None
-
-
-BeforeCommit: TypeAlias = Callable[[Connection, Sequence[ReconciledTable]], None]
+BeforeCommit: TypeAlias = Callable[[Connection, Sequence[TableReconciled]], None]
 """Called inside the transaction, to record the result."""
 
 
-def reconcile_tables(
-    request: ReconcileRequest, before_commit: BeforeCommit | None = None
-) -> tuple[ReconciledTable, ...]:
+def reconcile_tables(request: ReconcileRequest, before_commit: BeforeCommit) -> tuple[TableReconciled, ...]:
     """Make all tables equal what the snapshot publishes, and `Ready` at its LSN, in one transaction.
 
     The caller holds the subscription's lock, keeps the snapshot exported until this returns, and has checked
@@ -131,14 +114,13 @@ def reconcile_tables(
                 check_names(subscriber, {target.name: target.oid for target in targets})
                 with disable_statement_triggers(subscriber, sessions, targets):
                     reconciled = tuple(_merge(request, subscriber, sessions, pair) for pair in pairs)
-            if before_commit is not None:
-                before_commit(subscriber, reconciled)
+            before_commit(subscriber, reconciled)
             failpoint("reconcile.before_commit")
     failpoint("reconcile.after_commit")
     return reconciled
 
 
-def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
+def preview_tables(request: ReconcileRequest) -> tuple[TableReconciled, ...]:
     """Compare as `reconcile_tables` does, and change nothing: no row, no state, no sequence, no lock.
 
     Raises:
@@ -150,17 +132,26 @@ def preview_tables(request: ReconcileRequest) -> tuple[ReconciledTable, ...]:
         return tuple(_preview(subscriber, pair) for pair in pairs)
 
 
-def _preview(connection: Connection, pair: _ComparedPair) -> ReconciledTable:
+def _preview(connection: Connection, pair: _ComparedPair) -> TableReconciled:
     started = time.monotonic()
-    previewed, staged = preview(connection, pair.staged), pair.staged
-    counts = (previewed.insert.rows, previewed.update.rows, previewed.delete.rows)
-    seconds = pair.seconds + time.monotonic() - started
-    return ReconciledTable(staged.pair.name, *counts, staged.rows, pair.bytes, seconds, previewed)
+    insert, update, delete = preview(connection, pair.staged)
+    return TableReconciled(
+        str(pair.staged.pair.name),
+        inserted=insert.rows,
+        updated=update.rows,
+        deleted=delete.rows,
+        rows_read=pair.staged.rows,
+        bytes=pair.bytes,
+        seconds=pair.seconds + time.monotonic() - started,
+        deleted_keys=delete.keys,
+        updated_keys=update.keys,
+        inserted_keys=insert.keys,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """The compared values of one table; `rows` and `bytes` as in `ReconciledTable`."""
+    """The compared values of one table; `rows` and `bytes` were read as for a `TableReconciled`."""
 
     name: QualifiedName
     values: MergedValues
@@ -256,7 +247,7 @@ def _compare_and_stage(
             session = sessions.session_for(target)
             pair = TablePair.from_tables(synced, target, publisher, subscriber, session)
             pair = dataclasses.replace(pair, claimed=request.claims.get(synced.table.name))
-            pair, unequal = _find_unequal_buckets(pair, publisher, pair.subscriber(subscriber, session))
+            pair, unequal = _find_unequal_buckets(pair, publisher, subscriber, session)
         failpoint("reconcile.after_digests")
         staged = stage(pair, index, unequal.buckets, publisher, subscriber)
         compared.append(_ComparedPair(staged, unequal.bytes + staged.bytes, time.monotonic() - started))
@@ -269,46 +260,39 @@ def _compare_and_stage(
 
 
 def _find_unequal_buckets(
-    pair: TablePair, publisher: Connection, subscriber: TableSide
+    pair: TablePair, publisher: Connection, subscriber: Connection, session: TargetSession
 ) -> tuple[TablePair, UnequalBuckets]:
     """The buckets that differ. If the filter fails on a row of the subscriber, it is not evaluated there."""
     if pair.outside is not None:
         # Savepoints: the imported snapshot must survive a failed statement.
-        with (
-            contextlib.suppress(psycopg.DataError),
-            publisher.transaction(),
-            subscriber.connection.transaction(),
-        ):
-            return pair, unequal_buckets(pair.publisher(publisher), subscriber)
+        with contextlib.suppress(psycopg.DataError), publisher.transaction(), subscriber.transaction():
+            return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(session).inside())
         pair = dataclasses.replace(pair, outside=None)
-        subscriber = pair.subscriber(subscriber.connection, subscriber.reader)
-    return pair, unequal_buckets(pair.publisher(publisher), subscriber)
+    return pair, unequal_buckets(pair.publisher(publisher), pair.subscriber(session))
 
 
 def _lock(sessions: TargetSessions, targets: Sequence[TargetTable]) -> None:
     """Lock out other writers until the commit: rows are located by ctid. Readers are not blocked."""
     for target in sorted(targets, key=lambda table: table.name):
-        lock = sql.SQL("lock table {} in share row exclusive mode").format(target_reference(target))
-        sessions.session_for(target).execute(lock)
+        sessions.session_for(target).execute(lock_out_writers(target))
 
 
 def _merge(
     request: ReconcileRequest, connection: Connection, sessions: TargetSessions, pair: _ComparedPair
-) -> ReconciledTable:
+) -> TableReconciled:
     started = time.monotonic()
     name = pair.staged.pair.name
     merged: Merged = merge(connection, sessions.session_for(pair.staged.pair.target), pair.staged)
     set_table_state(connection, request.subscription, name, Ready(request.lsn))
     seconds = pair.seconds + time.monotonic() - started
-    table = ReconciledTable(
-        name, merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
-    )
     logger.info(
         "subscription %s: %s merged: %d inserts, %d updates, %d deletes, %.2f s",
-        *(request.subscription, name, table.insert, table.update, table.delete, table.seconds),
+        *(request.subscription, name, merged.insert, merged.update, merged.delete, seconds),
     )
     failpoint("reconcile.mid_merge")
-    return table
+    return TableReconciled(
+        str(name), merged.insert, merged.update, merged.delete, pair.staged.rows, pair.bytes, seconds
+    )
 
 
 @contextlib.contextmanager

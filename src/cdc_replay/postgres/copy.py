@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -28,6 +28,7 @@ from cdc_replay.errors import (
 )
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, translated_errors
+from cdc_replay.postgres.identifiers import column_list
 from cdc_replay.postgres.planned_tables import publisher_read_errors
 
 BLOCK_BYTES: Final = 128 * 1024
@@ -85,13 +86,6 @@ class CopyTarget:
         """The `copy … from stdin` that receives the rows."""
         options = sql.SQL(" with (freeze)" if self.is_new else "")
         return sql.SQL("copy {}{} from stdin{}").format(self.relation, column_list(self.columns), options)
-
-
-def column_list(columns: Sequence[str]) -> sql.Composable:
-    """The names in parentheses; empty for a table without columns, for which the grammar has no list."""
-    if not columns:
-        return sql.SQL("")
-    return sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns)))
 
 
 @dataclass(frozen=True, slots=True)

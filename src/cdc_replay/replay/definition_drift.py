@@ -24,6 +24,7 @@ from cdc_replay.model.subscription import Subscription
 from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import SyncedTable, synced_tables
+from cdc_replay.replay.table_notice import TableNotice
 from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.copy_definitions import (
     CopyDefinition,
@@ -31,30 +32,6 @@ from cdc_replay.subscriber.copy_definitions import (
     read_copy_definitions,
     record_copy_definition,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionDrift:
-    """A table that may hold rows outside the present filter, or lack rows inside it.
-
-    `lsn` is the position of its copy.
-    """
-
-    table: QualifiedName
-    subscription: str
-    lsn: Lsn
-
-    @property
-    def notice(self) -> str:
-        """One sentence, with the remedy."""
-        return (
-            "its row filter or columns have changed since its rows were copied"
-            f" at {self.lsn}: rows outside the new definition may remain, and rows inside it may be missing;"
-            f" `cdc-replay refresh {self.subscription} --reconcile` deletes and inserts them"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.notice} (R9.12)"
 
 
 def definition_of(table: SyncedTable) -> Definition:
@@ -80,8 +57,10 @@ def definition_drifts(
     subscription: Subscription,
     change_log: str,
     present: PublisherCatalog | None = None,
-) -> dict[QualifiedName, DefinitionDrift]:
+) -> dict[QualifiedName, TableNotice]:
     """The ready tables whose definition has changed at any time since their rows were copied, by name.
+
+    They may hold rows outside the present filter, or lack rows inside it.
 
     `present` is the publisher's present catalog, if the caller has it; else the log's last one counts.
 
@@ -104,7 +83,13 @@ def definition_drifts(
         for lsn, catalogs in since.items()
     }
     return {
-        name: DefinitionDrift(name, subscription.name, copied.lsn)
+        name: TableNotice(
+            name,
+            f"its row filter or columns have changed since its rows were copied at {copied.lsn}: rows outside"
+            " the new definition may remain, and rows inside it may be missing; `cdc-replay refresh"
+            f" {subscription.name} --reconcile` deletes and inserts them",
+            "R9.12",
+        )
         for name, copied in copies.items()
         if _differs(name, copied, in_force[copied.lsn])
     }

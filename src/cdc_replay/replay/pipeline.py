@@ -45,7 +45,8 @@ from cdc_replay.replay.apply.session import (
 from cdc_replay.replay.parking import ReplayOutcome
 from cdc_replay.replay.routing_groups import StagingResult, request_of, stage_windows
 from cdc_replay.replay.toast.window import UNSENT_NULLS, PublisherAccess, RecordResult, apply_with_toast
-from cdc_replay.replay.window_plan import ReadContent, WindowContent, WindowPlan, plan_window, read_content
+from cdc_replay.replay.window_inputs import ReadContent, WindowContent
+from cdc_replay.replay.window_plan import WindowPlan, plan_window, read_content
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.subscriber import recorded_results, subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
@@ -243,34 +244,34 @@ class Pipeline:
             self._ended[name] = time.monotonic()
         # A retried transaction records its result again.
         result = results[-1]
-        logger.info(
-            "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
-            name,
-            result.from_lsn,
-            result.to_lsn,
-            result.changes_read,
-            result.filtered_out,
-            " ".join(f"{kind}={count}" for kind, count in result.applied.items()),
-            dict(result.conflicts) or "none",
-            result.seconds,
-        )
-        if plan.unsubscribed:
-            logger.warning(
-                "subscription %s: skipped changes of %s: published but not in the subscription (new on the"
-                " publisher or recreated on the subscriber); run `cdc-replay refresh %s` to add them",
-                *(name, ", ".join(map(str, plan.unsubscribed)), name),
-            )
-        if plan.rewritten:
-            logger.info(
-                "subscription %s: the publisher has rewritten %s by the transaction that committed at %s,"
-                " which sends no changes (R11.9); the next sync, snapshot or refresh compares values",
-                *(name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
-            )
+        _log_window(plan, result)
         outcome = ReplayOutcome((result,))
         if plan.stops_at_error is None:
             return outcome
         unapplied = Window(plan.window.upto, plan.requested_upto)
         return outcome.followed_by(failed_outcome(plan.session, unapplied, plan.began, plan.stops_at_error))
+
+
+def _log_window(plan: WindowPlan, result: ReplayResult) -> None:
+    logger.info(
+        "subscription %s: (%s, %s], %d changes read, %d filtered out, applied %s, conflicts %s, %.2f s",
+        plan.name,
+        result.from_lsn,
+        result.to_lsn,
+        result.changes_read,
+        result.filtered_out,
+        " ".join(f"{kind}={count}" for kind, count in result.applied.items()),
+        dict(result.conflicts) or "none",
+        result.seconds,
+    )
+    for warning in plan.warnings:
+        logger.warning("subscription %s: %s", plan.name, warning)
+    if plan.rewritten:
+        logger.info(
+            "subscription %s: the publisher has rewritten %s by the transaction that committed at %s,"
+            " which sends no changes (R11.9); the next sync, snapshot or refresh compares values",
+            *(plan.name, ", ".join(map(str, plan.rewritten)), plan.window.upto),
+        )
 
 
 def _memoize_content(content: ReadContent) -> ReadContent:
@@ -285,7 +286,7 @@ def _memoize_content(content: ReadContent) -> ReadContent:
 
 
 def _advance(plan: WindowPlan, record: RecordResult) -> None:
-    advance_only(request_of(plan), before_commit=record(plan, dict))
+    advance_only(request_of(plan), record(plan, dict))
 
 
 def _apply(

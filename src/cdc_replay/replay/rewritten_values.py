@@ -36,8 +36,8 @@ import psycopg
 from cdc_replay.capture.capture_to import ensure_captured
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.catalog.reader import read_catalog
-from cdc_replay.compare import digest
 from cdc_replay.compare.reconcile import ComparedTable, ReconcileRequest, compare_values
+from cdc_replay.compare.table_pair import common_key
 from cdc_replay.errors import CdcReplayError
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -196,7 +196,7 @@ class _MarkedTables:
     def _has_key(self, synced: SyncedTable) -> bool:
         target = read_target_tables(self.session.connection, [synced.table.name]).get(synced.table.name)
         # Without a target, the comparison reports that.
-        return target is None or bool(digest.common_key(synced.table, target, synced.columns))
+        return target is None or bool(common_key(synced.table, target, synced.columns))
 
 
 def _result(

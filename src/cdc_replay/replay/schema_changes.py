@@ -20,75 +20,56 @@ A window also ends, and another one follows, where changes of one table cannot b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
-from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.replay.route.routes import Route, Routes
+from cdc_replay.replay.window_end import EndReason, Limit
 from cdc_replay.subscriber.target_tables import TargetTable
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaFit:
-    """How far a window's shapes fit its tables, and each other.
+def schema_limits(
+    window: Window, routes: Routes, targets: Mapping[QualifiedName, TargetTable]
+) -> Iterator[Limit]:
+    """The relation versions with columns that a target lacks, and those that cannot be folded together.
 
-    The window must end at `last_lsn`: before a column that a target lacks if `has_missing_column`, else
-    before a change that cannot be folded with the earlier ones. `already_applied` are relation versions that
-    do not fit, but whose changes the tables have already: a table that was copied in the meantime is ahead of
-    the others.
+    A table that was copied in the meantime is ahead of the others: only its later changes count.
     """
-
-    last_lsn: Lsn
-    has_missing_column: bool
-    already_applied: frozenset[int]
-
-
-def fit_schema(
-    change_log: ChangeLog, window: Window, routes: Routes, targets: Mapping[QualifiedName, TargetTable]
-) -> SchemaFit:
-    """Where the window must end.
-
-    That is `window.after` if its first transaction sends a column that a target does not have.
-    """
-    last_fitting, last_foldable, already_applied = window.upto, window.upto, set[int]()
     by_table: dict[int, list[Route]] = {}
     for route in routes.routes:
         by_table.setdefault(route.target.index, []).append(route)
     for table_routes in by_table.values():
         since = Window(max(table_routes[0].target.applied_lsn, window.after), window.upto)
-        if unfit_versions := {
-            route.relation.version for route in table_routes if _lacks_columns(route, targets)
-        }:
-            end = change_log.last_lsn_without(since, unfit_versions)
-            last_fitting = min(last_fitting, end)
-            if end == window.upto:
-                already_applied |= unfit_versions
-        for kinds in _kinds_by_leaf(table_routes):
-            last_foldable = min(last_foldable, _end_of_first(change_log, since, kinds))
-    return SchemaFit(
-        min(last_fitting, last_foldable), last_fitting <= last_foldable, frozenset(already_applied)
-    )
+        unfit = frozenset(route.relation.version for route in table_routes if _lacks_columns(route, targets))
+        if unfit:
+            yield Limit(EndReason.MISSING_COLUMN, since, unfit)
+        for versions in _foldable_versions(table_routes):
+            yield Limit(EndReason.UNFOLDABLE, since, versions)
 
 
-def _kinds_by_leaf(routes: Iterable[Route]) -> Iterator[Sequence[Set[int]]]:
+def already_applied(limits: Iterable[Limit], ends: Mapping[Limit, Lsn]) -> frozenset[int]:
+    """The relation versions that do not fit their tables, whose changes the tables have already."""
+    versions: set[int] = set()
+    for limit in limits:
+        if limit.reason is EndReason.MISSING_COLUMN and ends[limit] == limit.window.upto:
+            versions |= limit.versions
+    return frozenset(versions)
+
+
+def _foldable_versions(routes: Iterable[Route]) -> Iterator[frozenset[int]]:
     """Relation versions that can be folded together, for each leaf with several such groups.
 
     They agree on whether rows can be found, and on the columns, where rows are found by all of them.
     """
-    kinds: dict[RelationId, dict[Hashable, set[int]]] = {}
+    groups: dict[RelationId, dict[Hashable, set[int]]] = {}
     for route in routes:
         columns = None if route.target.is_keyed else route.columns
-        leaf_kinds = kinds.setdefault(route.relation.id, {})
-        leaf_kinds.setdefault((columns, route.refusal is None), set()).add(route.relation.version)
-    return (tuple(leaf_kinds.values()) for leaf_kinds in kinds.values() if len(leaf_kinds) > 1)
-
-
-def _end_of_first(change_log: ChangeLog, window: Window, kinds: Iterable[Set[int]]) -> Lsn:
-    """The end of the changes that are of the first kind; a transaction with several kinds stays whole."""
-    ends = [change_log.last_lsn_without(window, versions) for versions in kinds]
-    return min((end for end in ends if end > window.after), default=window.upto)
+        leaf_groups = groups.setdefault(route.relation.id, {})
+        leaf_groups.setdefault((columns, route.refusal is None), set()).add(route.relation.version)
+    for leaf_groups in groups.values():
+        if len(leaf_groups) > 1:
+            yield from map(frozenset, leaf_groups.values())
 
 
 def _lacks_columns(route: Route, targets: Mapping[QualifiedName, TargetTable]) -> bool:

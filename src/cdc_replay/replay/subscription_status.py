@@ -20,6 +20,7 @@ from cdc_replay.publication.capture_coverage import capture_warnings
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.lag import Lag, lag_of, oldest_missing, unanswered, utc_text
 from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.table_notice import TableNotice, join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.copy_progress import read_progress
@@ -156,12 +157,10 @@ def _notices(
     connection: Connection, subscription: Subscription, change_log: str
 ) -> Mapping[QualifiedName, str]:
     """By table: that it was rewritten, or that its filter has changed according to the log."""
-    rewrites = rewritten_tables(connection, subscription.name)
-    notices = {table: rewrite.notice for table, rewrite in rewrites.items()}
+    drifts: dict[QualifiedName, TableNotice] = {}
     with contextlib.suppress(CdcReplayError):
-        for table, drift in definition_drifts(connection, subscription, change_log).items():
-            notices[table] = "; ".join([*filter(None, [notices.get(table)]), drift.notice])
-    return notices
+        drifts = definition_drifts(connection, subscription, change_log)
+    return join_notices(rewritten_tables(connection, subscription.name), drifts)
 
 
 def _missing_changes(

@@ -14,9 +14,8 @@ killed, the tables stay marked.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_replay.catalog.ddl_change import REWRITE_PREFIX, parse_rewrite
@@ -30,10 +29,9 @@ from cdc_replay.model.table_state import Parked, Ready
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.publication.resolve import resolve
 from cdc_replay.replay.log_window import catalog_history
+from cdc_replay.replay.table_notice import TableNotice
 from cdc_replay.subscriber import subscription_tables
 from cdc_replay.subscriber.session import SubscriptionSession
-
-logger = logging.getLogger(__name__)
 
 PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the transaction that committed at "
 """Prefix of the reason with which an earlier version parked a table before a rewrite, unmarked."""
@@ -43,16 +41,13 @@ PARKED_BY_REWRITE: Final = "its rows on the publisher were rewritten by the tran
 class TableRewrites:
     """The tables that a window rewrites, each with the LSNs of the commits that did it, in order.
 
-    `catalogs` are those in force anywhere in the window.
+    `catalogs` are those in force anywhere in the window. `invalid` are sentences about messages that only
+    look like those of the event trigger: every role may emit messages with their prefix.
     """
 
-    commits: Mapping[RelationId, tuple[Lsn, ...]]
-    catalogs: tuple[PublisherCatalog, ...]
-
-    @property
-    def last(self) -> Mapping[RelationId, Lsn]:
-        """The last commit that rewrote each table."""
-        return {relation: ends[-1] for relation, ends in self.commits.items()}
+    commits: Mapping[RelationId, tuple[Lsn, ...]] = field(default_factory=dict)
+    catalogs: tuple[PublisherCatalog, ...] = ()
+    invalid: tuple[str, ...] = ()
 
     def published(
         self, publications: Sequence[str], renamed: Mapping[RelationId, QualifiedName] | None = None
@@ -70,24 +65,20 @@ class TableRewrites:
         return commits_by_name
 
 
-NONE: Final = TableRewrites({}, ())
-
-
 def rewrites_in(change_log: ChangeLog, window: Window, summary: LogSummary) -> TableRewrites:
     """The rewrites of `window`; reads the log only if its summary has logical messages."""
     if summary.logical is None:
-        return NONE
+        return TableRewrites()
     commits: dict[RelationId, tuple[Lsn, ...]] = {}
+    invalid: list[str] = []
     for message in change_log.logical_messages(summary.logical, REWRITE_PREFIX):
         try:
             for relation in parse_rewrite(message.content):
                 commits[relation] = (*commits.get(relation, ()), message.commit_lsn)
         except InvalidMessage as error:
-            # Every role may emit messages with this prefix.
-            logger.warning("%s: its transaction committed at %s", error.message, message.commit_lsn)
-    if not commits:
-        return NONE
-    return TableRewrites(commits, tuple(catalog_history(change_log).within(window).values()))
+            invalid.append(f"{error.message}: its transaction committed at {message.commit_lsn}")
+    catalogs = tuple(catalog_history(change_log).within(window).values()) if commits else ()
+    return TableRewrites(commits, catalogs, tuple(invalid))
 
 
 def _published(
@@ -117,31 +108,18 @@ def first_rewrites(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RewrittenTable:
-    """A table whose values have not been compared since the rewrite that committed at `lsn`."""
-
-    table: QualifiedName
-    subscription: str
-    lsn: Lsn
-
-    @property
-    def notice(self) -> str:
-        """One sentence, with the remedy."""
-        return (
-            f"its rows on the publisher were rewritten by the transaction that committed at {self.lsn}, which"
-            f" sends no changes, and its values have not been compared since; `cdc-replay sync"
-            f" {self.subscription}` or `cdc-replay snapshot {self.subscription}` updates the rows that differ"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.notice} (R11.9)"
-
-
-def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, RewrittenTable]:
+def rewritten_tables(connection: Connection, subscription: str) -> dict[QualifiedName, TableNotice]:
     """The subscription's tables whose values have not been compared since a rewrite, by name."""
-    marked = subscription_tables.rewritten_tables(connection, subscription).items()
-    return {table: RewrittenTable(table, subscription, lsn) for table, lsn in marked}
+    return {
+        table: TableNotice(
+            table,
+            f"its rows on the publisher were rewritten by the transaction that committed at {lsn}, which"
+            " sends no changes, and its values have not been compared since; `cdc-replay sync"
+            f" {subscription}` or `cdc-replay snapshot {subscription}` updates the rows that differ",
+            "R11.9",
+        )
+        for table, lsn in subscription_tables.rewritten_tables(connection, subscription).items()
+    }
 
 
 def release_rewritten(session: SubscriptionSession, log_start: Lsn) -> None:

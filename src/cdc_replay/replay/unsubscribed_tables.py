@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from cdc_replay.arrow.version_index import CatalogVersions
 from cdc_replay.changelog.log import ChangeLog
 from cdc_replay.changelog.queries import SentChanges
 from cdc_replay.errors import TargetMismatch
@@ -35,11 +33,11 @@ from cdc_replay.model.relation import QualifiedName, RelationId
 from cdc_replay.pgoutput.messages import MessageType
 from cdc_replay.replay.log_window import catalog_history
 from cdc_replay.replay.route.routes import Unrouted
+from cdc_replay.replay.window_end import EndReason, Limit
 from cdc_replay.subscriber.owners import ActingRole, Rights
-from cdc_replay.subscriber.session import SubscriptionSession
 from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_checks import check_targets
-from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetTable
 
 _MESSAGE_TYPES: Final = {
     PublishAction.INSERT: MessageType.INSERT.value,
@@ -81,42 +79,17 @@ def _names_since(change_log: ChangeLog, after: Lsn) -> dict[RelationId, list[Qua
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class UnsubscribedChanges:
-    """What becomes of a window's changes of tables that are not subscribed to.
-
-    `skipped` are the tables that could take them. The window must end at `upto`, before a change at which a
-    native worker stops. `required` are the columns of the tables that cannot take theirs, `targets` those of
-    the tables that exist.
-    """
-
-    skipped: tuple[QualifiedName, ...]
-    upto: Lsn
-    required: Mapping[QualifiedName, tuple[str, ...]]
-    targets: Mapping[QualifiedName, TargetTable]
+def find_unfit(
+    unrouted: Iterable[Unrouted], targets: Mapping[QualifiedName, TargetTable]
+) -> tuple[Unrouted, ...]:
+    """Those whose table does not exist on the subscriber, or lacks a column: a native worker stops."""
+    return tuple(relation for relation in unrouted if not _could_take(relation, targets))
 
 
-def plan_unsubscribed_changes(
-    session: SubscriptionSession,
-    change_log: ChangeLog,
-    window: Window,
-    unrouted: Sequence[Unrouted],
-    subscribed: Collection[QualifiedName],
-) -> UnsubscribedChanges:
-    """What becomes of changes without a route whose tables are not among the `subscribed`."""
-    unknown = [relation for relation in unrouted if relation.name not in subscribed]
-    if not unknown:
-        return UnsubscribedChanges((), window.upto, {}, {})
-    names = dict.fromkeys(relation.name for relation in unknown)
-    targets = {
-        # Nothing is written: whether the table is writable does not matter.
-        name: dataclasses.replace(table, row_security=False, rules=(), acting=ActingRole("", Rights.OWN))
-        for name, table in read_target_tables(session.connection, names).items()
-    }
-    unfit = [relation for relation in unknown if not _could_take(relation, targets)]
-    upto = _end_before(change_log, window, unfit)
-    required = {relation.name: relation.columns for relation in unfit}
-    return UnsubscribedChanges(tuple(sorted(targets)), upto, required, targets)
+def unsubscribed_limit(window: Window, unfit: Sequence[Unrouted]) -> Limit:
+    """The changes at which a native worker stops."""
+    sent = SentChanges(frozenset(_row_changes(unfit)), frozenset(_truncated(unfit)))
+    return Limit(EndReason.UNSUBSCRIBED, window, sent=sent)
 
 
 def _could_take(unrouted: Unrouted, targets: Mapping[QualifiedName, TargetTable]) -> bool:
@@ -127,18 +100,15 @@ def _could_take(unrouted: Unrouted, targets: Mapping[QualifiedName, TargetTable]
     return True
 
 
-def _end_before(change_log: ChangeLog, window: Window, unfit: Sequence[Unrouted]) -> Lsn:
-    if not unfit:
-        return window.upto
-    sent = SentChanges(dict(_message_types(unfit)), frozenset(_truncated(unfit)))
-    catalogs = CatalogVersions.from_positions(catalog_history(change_log).positions)
-    return change_log.end_before(window, sent, catalogs)
+def without_rights(table: TargetTable) -> TargetTable:
+    """The table of a change that is not applied: whether it is writable does not matter."""
+    return dataclasses.replace(table, row_security=False, rules=(), acting=ActingRole("", Rights.OWN))
 
 
-def _message_types(unrouted: Iterable[Unrouted]) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
+def _row_changes(unrouted: Iterable[Unrouted]) -> Iterator[tuple[int, int, str]]:
     for versioned in unrouted:
-        types = frozenset(_MESSAGE_TYPES[action] for action in versioned.actions if action in _MESSAGE_TYPES)
-        yield (versioned.relation.version, versioned.catalog_version), types
+        for action in versioned.actions & _MESSAGE_TYPES.keys():
+            yield versioned.relation.version, versioned.catalog_version, _MESSAGE_TYPES[action]
 
 
 def _truncated(unrouted: Iterable[Unrouted]) -> Iterator[tuple[RelationId, int]]:

@@ -1,43 +1,42 @@
-"""The next window of a subscription, before any row is read: its tables, its routes, and where it ends."""
+"""The next window of a subscription, before any row is read: its tables, its routes, and where it ends.
+
+`plan` is pure. From what was read of the tables and the log it makes the plan, or says what else has to be
+read: facts (`Unread`), or a shorter window (`WindowEnd`), which has other inputs. `plan_window` reads, and
+asks again until there is a plan.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.changelog.queries import LogSummary
 from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.model.lsn import Lsn, Window
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.table_state import Ready
 from cdc_replay.replay.log_window import read_definitions_and_summary
-from cdc_replay.replay.route.routes import Routes, Target, VersionedRelation, plan_routes
-from cdc_replay.replay.schema_changes import fit_schema
-from cdc_replay.replay.table_rewrites import TableRewrites, first_rewrites, rewrites_in
-from cdc_replay.replay.unsubscribed_tables import plan_unsubscribed_changes, tables_renamed_alike
+from cdc_replay.replay.route.routes import Routes, Target, plan_routes
+from cdc_replay.replay.schema_changes import already_applied, schema_limits
+from cdc_replay.replay.table_rewrites import first_rewrites, rewrites_in
+from cdc_replay.replay.unsubscribed_tables import find_unfit, unsubscribed_limit, without_rights
+from cdc_replay.replay.window_end import EndReason, Limit, WindowEnd
+from cdc_replay.replay.window_inputs import (
+    ReadContent,
+    Unread,
+    WindowContent,
+    WindowInputs,
+    read_inputs,
+    read_unread,
+)
 from cdc_replay.subscriber.session import SubscriptionSession
-from cdc_replay.subscriber.subscription_tables import KnownTable
 from cdc_replay.subscriber.target_checks import check_targets
-from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
+from cdc_replay.subscriber.target_tables import TargetTable
 
 ROWS_PER_WINDOW: Final = 2_000_000
 """A window of several transactions has about this many messages of the log at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowContent:
-    """What the log holds of a window, without decoding it."""
-
-    defined: tuple[VersionedRelation, ...]
-    summary: LogSummary
-    rewrites: TableRewrites
-
-
-ReadContent: TypeAlias = Callable[[Window], WindowContent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +45,27 @@ class WindowPlan:
 
     session: SubscriptionSession
     window: Window
-    tables_to_advance: tuple[QualifiedName, ...]
-    """A table that was copied since is ahead of the window, and not among them."""
+    advanced: tuple[int, ...]
+    """Oids of the tables that the window advances, also of dropped ones: a table that was copied since is
+    ahead."""
     relations: Mapping[QualifiedName, int]
     """Oids of the subscription's tables."""
-    dropped: tuple[int, ...]
-    """Oids of tables that the window advances, and that were dropped on the subscriber."""
     routes: Routes
-    began: float
     messages: int
     transactions: int
     unsubscribed: tuple[QualifiedName, ...]
     """Tables that the window changes and that are published and exist, but are not subscribed to (R7.12)."""
-    requested_upto: Lsn
-    """The window ends earlier before a schema change (`replay.schema_changes`), after a table rewrite
-    (`replay.table_rewrites`), or where it would be long."""
-    stops_at_error: SubscriberNotReady | None = None
+    stops_at_error: SubscriberNotReady | None
     """Why the changes after the window cannot be applied; None: they are another window."""
-    rewritten: tuple[QualifiedName, ...] = ()
+    rewritten: tuple[QualifiedName, ...]
     """Tables that the last transaction of the window has rewritten without sending the rows (R11.9)."""
-    found_by_name: tuple[int, ...] = ()
+    invalid_rewrites: tuple[str, ...]
+    """Sentences about messages that only look like those of a rewrite."""
+    found_by_name: tuple[int, ...]
     """Oids of tables that the subscriber has renamed: changes reach them by the new name."""
+    requested_upto: Lsn
+    """The window ends here, or earlier for an `EndReason`."""
+    began: float = 0.0
 
     @property
     def name(self) -> str:
@@ -74,14 +73,21 @@ class WindowPlan:
         return self.session.subscription.name
 
     @property
-    def advanced(self) -> tuple[int, ...]:
-        """The oids of all tables that end at the window's end."""
-        return (*(self.relations[name] for name in self.tables_to_advance), *self.dropped)
-
-    @property
     def is_partial(self) -> bool:
         """The window ends before `requested_upto`."""
         return self.window.upto < self.requested_upto
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was seen in the window that somebody should look at."""
+        if not self.unsubscribed:
+            return self.invalid_rewrites
+        skipped = (
+            f"skipped changes of {', '.join(map(str, self.unsubscribed))}: published but not in the"
+            " subscription (new on the publisher or recreated on the subscriber);"
+            f" run `cdc-replay refresh {self.name}` to add them"
+        )
+        return (*self.invalid_rewrites, skipped)
 
 
 def read_content(change_log: ChangeLog, window: Window) -> WindowContent:
@@ -98,7 +104,7 @@ def plan_window(
     *,
     may_be_cut: bool = True,
 ) -> WindowPlan:
-    """The subscription's next window: up to `upto`, or less where a schema change or a rewrite ends it.
+    """The subscription's next window: up to `upto`, or less for an `EndReason`.
 
     With `may_be_cut` a long window is split, which bounds memory and what is repeated after a failure.
 
@@ -116,118 +122,122 @@ def plan_window(
     after = session.position() or upto
     is_cut = may_be_cut and after < upto
     end = change_log.split_lsn(Window(after, upto), ROWS_PER_WINDOW) if is_cut else upto
-    plan = _plan_up_to(change_log, content, session, end)
-    return dataclasses.replace(plan, began=began, requested_upto=upto)
+    inputs = read_inputs(change_log, content, session, WindowEnd(end, EndReason.LENGTH))
+    while True:
+        match plan(inputs):
+            case WindowEnd() as shorter:
+                inputs = read_inputs(change_log, content, session, shorter)
+            case Unread() as unread:
+                inputs = read_unread(change_log, inputs, unread)
+            case WindowPlan() as window_plan:
+                return dataclasses.replace(window_plan, began=began, requested_upto=upto)
 
 
-@dataclass(frozen=True, slots=True)
-class _TableSurvey:
-    """The subscription's tables before a window, as one read of the subscriber's catalog shows them."""
+def plan(inputs: WindowInputs) -> WindowPlan | WindowEnd | Unread:
+    """The plan of the window that the inputs are of; an earlier end, if it has one; or what is not known.
 
-    known: tuple[KnownTable, ...]
-    targets: Mapping[QualifiedName, TargetTable]
-    lagging: Mapping[QualifiedName, Lsn]
-    """Applied LSN of the tables that exist and end before the window does."""
-    dropped: Mapping[int, Lsn]
-    """The same of tables that were dropped, by oid: their changes must be seen (R8.1)."""
-    window: Window
-
-    @property
-    def names(self) -> frozenset[QualifiedName]:
-        return frozenset(table.name for table in self.known if table.name is not None)
-
-    @property
-    def relations(self) -> dict[QualifiedName, int]:
-        return {table.name: table.relation for table in self.known if table.name is not None}
-
-    def renamed_tables(self, names: Collection[QualifiedName]) -> tuple[int, ...]:
-        """The oids of tables that have one of the names, and are recorded under another."""
-        return tuple(table.relation for table in self.known if table.name in names and table.is_renamed)
-
-
-def _read_tables(session: SubscriptionSession, upto: Lsn) -> _TableSurvey:
-    known = session.known_tables()
-    ready = {table: table.state.applied_lsn for table in known if isinstance(table.state, Ready)}
-    lagging = {table.name: lsn for table, lsn in ready.items() if table.name is not None and lsn < upto}
-    dropped = {table.relation: lsn for table, lsn in ready.items() if table.name is None and lsn < upto}
-    positions = [*lagging.values(), *dropped.values()]
-    upto = upto if positions else min(ready.values(), default=upto)
-    run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(lagging), run_as_owner=run_as_owner)
-    survey = _TableSurvey(known, targets, lagging, dropped, Window(min(positions, default=upto), upto))
-    if any(name not in targets or targets[name].oid != survey.relations[name] for name in lagging):
-        return _read_tables(session, upto)  # a table was renamed or dropped between the two reads
-    return survey
-
-
-def _plan_up_to(
-    change_log: ChangeLog, content: ReadContent, session: SubscriptionSession, upto: Lsn
-) -> WindowPlan:
-    survey = _read_tables(session, upto)
-    lagging, targets, window = survey.lagging, survey.targets, survey.window
-    upto = window.upto
-    _check_no_gap(change_log, session.subscription.name, lagging)
-    window_content = content(window)
-    publications = session.subscription.publications
-    renamed = tables_renamed_alike(change_log, window.after, survey.known)
-    rewritten = first_rewrites(lagging, window_content.rewrites, publications, renamed)
-    if rewritten and (end := min(rewritten.values())) < upto:
-        return dataclasses.replace(_plan_up_to(change_log, content, session, end), requested_upto=upto)
-    wanted = {name: Target.from_table(targets.get(name), lsn) for name, lsn in lagging.items()}
-    routes = plan_routes(window_content.defined, publications, wanted, renamed)
-    fit = fit_schema(change_log, window, routes, targets)
-    if fit.already_applied:
-        defined = [
-            versioned
-            for versioned in window_content.defined
-            if versioned.relation.version not in fit.already_applied
-        ]
-        routes = plan_routes(defined, publications, wanted, renamed)
-    unsubscribed = plan_unsubscribed_changes(session, change_log, window, routes.unsubscribed, survey.names)
-    columns = {table.name: table.columns for table in routes.tables}
-    if unsubscribed.upto < upto and unsubscribed.upto <= fit.last_lsn:
-        fit = dataclasses.replace(fit, last_lsn=unsubscribed.upto, has_missing_column=True)
-        columns, targets = {**columns, **unsubscribed.required}, {**targets, **unsubscribed.targets}
-    error = None
-    try:
-        check_targets(columns, targets)
-    except SubscriberNotReady as not_ready:
-        if not window.after < fit.last_lsn < upto:
-            raise
-        error = not_ready if fit.has_missing_column else None
-    if fit.last_lsn < upto:
-        plan = _plan_up_to(change_log, content, session, fit.last_lsn)
-        # More than one window may lie before the error; then a later one finds it.
-        return dataclasses.replace(
-            plan, requested_upto=upto, stops_at_error=None if plan.is_partial else error
-        )
-    by_name = {table.name for table in routes.tables}.difference(renamed.values())
+    Raises:
+        SubscriberNotReady, PublicationRefused: as `plan_window`.
+    """
+    tables, window = inputs.tables, inputs.tables.window
+    publications = inputs.session.subscription.publications
+    rewritten = first_rewrites(tables.lagging, inputs.content.rewrites, publications, inputs.renamed)
+    if rewritten and (first := min(rewritten.values())) < window.upto:
+        # Later changes need not be publishable.
+        return WindowEnd(first, EndReason.REWRITE)
+    routing = _route(inputs)
+    if isinstance(routing, Unread):
+        return routing
+    if (end := _earliest_end(inputs, routing)) is not None:
+        return end
+    routes = routing.routes
+    by_name = {table.name for table in routes.tables}.difference(inputs.renamed.values())
     return WindowPlan(
-        session,
-        window,
-        tuple(lagging),
-        survey.relations,
-        tuple(survey.dropped),
-        routes,
-        0.0,
-        window_content.summary.messages,
-        window_content.summary.transactions,
-        unsubscribed.skipped,
-        upto,
+        session=inputs.session,
+        window=window,
+        advanced=(*(tables.relations[name] for name in tables.lagging), *tables.dropped),
+        relations=tables.relations,
+        routes=routes,
+        messages=inputs.content.summary.messages,
+        transactions=inputs.content.summary.transactions,
+        unsubscribed=tuple(sorted(routing.others)),
+        stops_at_error=inputs.ended_by.error,
         rewritten=tuple(sorted(rewritten)),
-        found_by_name=survey.renamed_tables(by_name),
+        invalid_rewrites=inputs.content.rewrites.invalid,
+        found_by_name=tables.renamed_tables(by_name),
+        requested_upto=window.upto,
     )
 
 
-def _check_no_gap(change_log: ChangeLog, subscription: str, lagging: Mapping[QualifiedName, Lsn]) -> None:
-    start = change_log.header.start_lsn
-    stale = [str(name) for name, lsn in lagging.items() if lsn < start]
-    if stale:
-        raise SubscriberNotReady(
-            f'subscription "{subscription}" needs changes from before the change log',
-            detail=f"The log starts at {start}; these tables end before it: {', '.join(stale)}.",
-            hint="Copy them again: `cdc-replay snapshot {} {}`.".format(
-                subscription, " ".join(f"--table {name}" for name in stale)
-            ),
-            rule="R1.33",
-        )
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """The routes of a window, what may end it, and the published tables that are not subscribed to."""
+
+    routes: Routes
+    limits: tuple[Limit, ...]
+    others: Mapping[QualifiedName, TargetTable]
+    """Those that exist on the subscriber."""
+    required: Mapping[QualifiedName, tuple[str, ...]]
+    """The columns of those that cannot take their changes."""
+
+
+def _route(inputs: WindowInputs) -> _Routing | Unread:
+    tables = inputs.tables
+    routes = _plan_routes(inputs)
+    limits = tuple(schema_limits(tables.window, routes, tables.targets))
+    names = frozenset(unrouted.name for unrouted in routes.unsubscribed).difference(tables.relations)
+    unread = Unread(frozenset(limits).difference(inputs.ends), names.difference(inputs.others))
+    if unread != Unread():
+        return unread
+    if versions := already_applied(limits, inputs.ends):
+        routes = _plan_routes(inputs, versions)
+    unrouted = [relation for relation in routes.unsubscribed if relation.name in names]
+    others = {
+        name: without_rights(table)
+        for name in dict.fromkeys(relation.name for relation in unrouted)
+        if (table := inputs.others[name]) is not None
+    }
+    unfit = find_unfit(unrouted, others)
+    if unfit:
+        limits = (*limits, unsubscribed_limit(tables.window, unfit))
+    if unread_limits := frozenset(limits).difference(inputs.ends):
+        return Unread(unread_limits)
+    return _Routing(routes, limits, others, {relation.name: relation.columns for relation in unfit})
+
+
+def _plan_routes(inputs: WindowInputs, already_applied: Collection[int] = ()) -> Routes:
+    tables = inputs.tables
+    defined = (
+        versioned for versioned in inputs.content.defined if versioned.relation.version not in already_applied
+    )
+    wanted = {name: Target.from_table(tables.targets.get(name), lsn) for name, lsn in tables.lagging.items()}
+    return plan_routes(defined, inputs.session.subscription.publications, wanted, inputs.renamed)
+
+
+def _earliest_end(inputs: WindowInputs, routing: _Routing) -> WindowEnd | None:
+    """The first position at which the window has to end; None if it need not end before its requested end.
+
+    Raises:
+        SubscriberNotReady: if its first transaction does not fit the tables, or no end would make it fit.
+    """
+    window, targets = inputs.tables.window, inputs.tables.targets
+    end = min(_ends(inputs, routing.limits), key=lambda end: (end.lsn, end.reason), default=None)
+    columns = {table.name: table.columns for table in routing.routes.tables}
+    if end is not None and end.reason is EndReason.UNSUBSCRIBED:
+        columns, targets = {**columns, **routing.required}, {**targets, **routing.others}
+    try:
+        check_targets(columns, targets)
+    except SubscriberNotReady as error:
+        if end is None or end.lsn == window.after:
+            raise
+        return dataclasses.replace(end, error=error if end.reason.stops else None)
+    return end
+
+
+def _ends(inputs: WindowInputs, limits: Iterable[Limit]) -> Iterator[WindowEnd]:
+    for limit in limits:
+        end = inputs.ends[limit]
+        # Of changes that cannot be folded together, one kind is the first.
+        is_first_kind = limit.reason is EndReason.UNFOLDABLE and end == limit.window.after
+        if end < inputs.tables.window.upto and not is_first_kind:
+            yield WindowEnd(end, limit.reason)

@@ -24,6 +24,7 @@ from cdc_replay.model.publication import Table
 from cdc_replay.postgres.connection import Connection
 from cdc_replay.postgres.copy import CopyTarget, copy_across, subscriber_write_errors
 from cdc_replay.postgres.exported_snapshot import import_snapshot
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.postgres.planned_tables import PlannedTable, lock_planned_tables, same_key
 from cdc_replay.snapshot.copy_chunk import CopySettings, TableCopy, subscriber_connection
 from cdc_replay.snapshot.fingerprint import KeyColumn
@@ -99,8 +100,8 @@ def match(leaf: Table, key: Sequence[KeyColumn], keys: Sequence[Sequence[str]]) 
     )
     texts = (sql.SQL("{}::text[]").format(list(column)) for column in zip(*keys, strict=True))
     return sql.SQL(MATCH).format(
-        arrays=sql.SQL(", ").join(texts),
-        names=sql.SQL(", ").join(map(sql.Identifier, names)),
+        arrays=commas(texts),
+        names=commas(map(sql.Identifier, names)),
         same=sql.SQL(" and ").join(same),
     )
 
@@ -181,7 +182,7 @@ def _add_keys_of_rows(
     destination: Connection, key: Sequence[KeyColumn], rows_table: str, keys_table: str
 ) -> None:
     """Add the rows' own keys: other texts if the publisher's equality is coarser than that of texts."""
-    texts = sql.SQL(", ").join(key_text("changed", column.name) for column in key)
+    texts = commas(key_text("changed", column.name) for column in key)
     destination.execute(
         sql.SQL("insert into {} select {} from {} as changed").format(
             staging_table(keys_table), texts, staging_table(rows_table)

@@ -59,11 +59,12 @@ from cdc_replay.snapshot.staging import (
     staging_table,
 )
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker
-from cdc_replay.subscriber.as_owner import TargetSession, act_on, target_reference
+from cdc_replay.subscriber.as_owner import TargetSession, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
 from cdc_replay.subscriber.subscription_lock import stable_hash
 from cdc_replay.subscriber.subscription_tables import known_tables, set_table_state
 from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_statements import lock_out_writers, target_reference
 from cdc_replay.subscriber.target_tables import TargetTable
 
 
@@ -319,7 +320,5 @@ def delete_rows(session: TargetSession, table: TableCopy) -> None:
     """
     action = f'cannot replace the rows of table "{table.name}" of the subscriber'
     with translated_errors(action, grant="On the subscriber, grant the role DELETE on the table."):
-        session.execute(
-            sql.SQL("lock table {} in share row exclusive mode").format(target_reference(table.target))
-        )
+        session.execute(lock_out_writers(table.target))
         session.execute(sql.SQL("delete from {}").format(target_reference(table.target)))

@@ -34,6 +34,7 @@ from cdc_replay.model.publication import Generated, Table
 from cdc_replay.model.relation import RelationId
 from cdc_replay.postgres.connection import Connection, translated_errors
 from cdc_replay.postgres.copy import Source, WholeTable
+from cdc_replay.postgres.identifiers import names
 from cdc_replay.publication.resolve import SyncedTable
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
@@ -222,7 +223,7 @@ def select(
     """The query of the rows of `page_slice` that pass the row filters and the conditions `also`."""
     conditions = [*_page_conditions(page_slice), *([] if passes is None else [passes]), *also]
     return sql.SQL("select {} from {}{}{}").format(
-        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        names(columns),
         sql.SQL("only " if page_slice.only else ""),
         sql.Identifier(page_slice.table.name.schema, page_slice.table.name.name),
         sql.SQL(" where " if conditions else "") + sql.SQL(" and ").join(conditions),

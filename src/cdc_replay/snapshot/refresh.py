@@ -29,14 +29,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.setup import SetupRequest, setup_publisher
 from cdc_replay.compare.other_feeds import LogState, rows_of_other_feeds
-from cdc_replay.compare.reconcile import ReconciledTable, ReconcileRequest, preview_tables, reconcile_tables
+from cdc_replay.compare.reconcile import ReconcileRequest, preview_tables, reconcile_tables
 from cdc_replay.errors import NotConfirmed, ReconcileRefused
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.publication import PublisherCatalog
@@ -49,20 +49,17 @@ from cdc_replay.postgres.exported_snapshot import ExportedSnapshot
 from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import definition_drifts, record_copy_definitions
 from cdc_replay.replay.rewritten_values import compare_marked_tables
-from cdc_replay.snapshot.run import (
+from cdc_replay.snapshot.published_tables import (
     PublishedTables,
-    SnapshotOptions,
-    bind_subscription,
     check_captured,
     read_published_tables,
     read_published_tables_now,
-    snapshot_session,
 )
+from cdc_replay.snapshot.run import SnapshotOptions, bind_subscription, snapshot_session
 from cdc_replay.subscriber import recorded_results, subscription_records, subscription_tables
 from cdc_replay.subscriber.as_owner import has_rows
 from cdc_replay.subscriber.session import SubscriptionSession, export_snapshot_unlocked
 from cdc_replay.subscriber.target_checks import check_targets
-from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -125,13 +122,13 @@ def refresh_subscription(
         removed=tuple(map(str, removed)),
         snapshot=copied,
         warnings=warnings,
-    ).with_tables(map(_table_result, reconciled))
+    ).with_tables(reconciled)
 
 
 def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> RefreshResult:
     """What `refresh_subscription` would change. Writes nothing on either side."""
     started, source = time.monotonic(), request.source
-    reconciled: tuple[ReconciledTable, ...] = ()
+    reconciled: tuple[TableReconciled, ...] = ()
     if request.reconcile:
         with export_snapshot_unlocked(source.dsn, session) as exported:
             published = read_published_tables(session, exported)
@@ -152,7 +149,7 @@ def preview_refresh(request: RefreshRequest, session: SubscriptionSession) -> Re
         removed=tuple(str(table) for table in states if table not in published.tables),
         snapshot=SnapshotResult.nothing(session.subscription.name),
         dry_run=True,
-    ).with_tables(map(_table_result, reconciled))
+    ).with_tables(reconciled)
 
 
 def _check_reconciliation(
@@ -175,20 +172,20 @@ def _log_state(request: RefreshRequest, catalog: PublisherCatalog) -> LogState:
     return LogState(request.source.change_log, catalog, request.configured)
 
 
-def _check_origin(session: SubscriptionSession, tables: Sequence[ReconciledTable]) -> None:
+def _check_origin(session: SubscriptionSession, tables: Sequence[TableReconciled]) -> None:
     """With `origin: none`, both sides may write: a row missing on the publisher may be a local one.
 
     Raises:
         ReconcileRefused: if rows would be deleted or updated.
     """
-    changed = [table for table in tables if table.delete or table.update]
+    changed = [table for table in tables if table.deleted or table.updated]
     if session.subscription.origin is OriginPolicy.ANY or not changed:
         return
     raise ReconcileRefused(
         f'subscription "{session.subscription.name}" has origin: none, so rows written on this side'
         " cannot be distinguished from the publisher's: it is not reconciled",
         detail="\n".join(
-            f'table "{table.name}": {table.delete} rows would be deleted, {table.update} updated'
+            f'table "{table.table}": {table.deleted} rows would be deleted, {table.updated} updated'
             for table in changed
         ),
         hint="Nothing was changed. Correct these rows manually; missing rows alone would be inserted.",
@@ -231,17 +228,9 @@ def _update_tables(
     return published, tuple(added), tuple(table.name or table.recorded_name for table in removed)
 
 
-def _targets(
-    session: SubscriptionSession, names: Iterable[QualifiedName]
-) -> dict[QualifiedName, TargetTable]:
-    return read_target_tables(
-        session.connection, tuple(names), run_as_owner=session.subscription.run_as_owner
-    )
-
-
 def _check_columns(session: SubscriptionSession, tables: Mapping[QualifiedName, SyncedTable]) -> None:
     """Also with `copy_data: false`: reconciling inserts rows, so the columns must exist."""
-    targets = _targets(session, tables)
+    targets = session.read_targets(tables)
     check_targets({name: synced.columns for name, synced in tables.items()}, targets)
 
 
@@ -260,7 +249,7 @@ def _copy_empty_tables(
     request: RefreshRequest, session: SubscriptionSession, published: PublishedTables
 ) -> SnapshotResult:
     """Copy new tables that are empty on the subscriber: many readers are faster than one."""
-    targets = _targets(session, published.tables)
+    targets = session.read_targets(published.tables)
     incomplete = [
         name
         for name, table_state in session.table_states().items()
@@ -277,7 +266,7 @@ def _copy_empty_tables(
 
 def _reconcile(
     request: RefreshRequest, session: SubscriptionSession
-) -> tuple[Lsn, tuple[ReconciledTable, ...]]:
+) -> tuple[Lsn, tuple[TableReconciled, ...]]:
     """Reconcile all tables of the subscription with one snapshot; returns its LSN too."""
     name = session.subscription.name
     with export_snapshot_unlocked(request.source.dsn, session) as exported:
@@ -288,30 +277,16 @@ def _reconcile(
         check_captured(published.catalog, session.subscription, tables)
         lsn = exported.consistent_point
 
-        def record(connection: Connection, reconciled: Sequence[ReconciledTable]) -> None:
+        def record(connection: Connection, reconciled: Sequence[TableReconciled]) -> None:
             record_copy_definitions(connection, name, lsn, tables)
             subscription_records.unpark(connection, name)
             recorded = {
                 "subscription": name,
                 "to_lsn": str(lsn),
-                "tables": [_table_result(synced).to_dict() for synced in reconciled],
+                "tables": [table.to_dict() for table in reconciled],
             }
             _check_origin(session, reconciled)
             recorded_results.record_result(connection, name, "reconcile", recorded)
 
         reconcile_request = _reconcile_request(request, session, exported, published.catalog, tables)
         return lsn, reconcile_tables(reconcile_request, record)
-
-
-def _table_result(table: ReconciledTable) -> TableReconciled:
-    result = TableReconciled(
-        str(table.name), table.insert, table.update, table.delete, table.rows, table.bytes, table.seconds
-    )
-    if table.preview is None:
-        return result
-    return dataclasses.replace(
-        result,
-        deleted_keys=table.preview.delete.keys,
-        updated_keys=table.preview.update.keys,
-        inserted_keys=table.preview.insert.keys,
-    )

@@ -22,28 +22,28 @@ from functools import partial
 
 from cdc_replay.capture.pull import CaptureSource
 from cdc_replay.capture.slot_continuity import check_header
-from cdc_replay.catalog.reader import read_catalog
 from cdc_replay.changelog.log import ChangeLog
-from cdc_replay.compare.reconcile import ReconciledTable, ReconcileRequest, reconcile_tables
-from cdc_replay.errors import PublisherNotReady, SubscriberNotReady
+from cdc_replay.compare.reconcile import ReconcileRequest, reconcile_tables
+from cdc_replay.errors import SubscriberNotReady
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.lsn import Lsn
-from cdc_replay.model.publication import PublisherCatalog
 from cdc_replay.model.relation import QualifiedName
-from cdc_replay.model.results import SnapshotResult, TableCopied
-from cdc_replay.model.subscription import Subscription
+from cdc_replay.model.results import SnapshotResult, TableCopied, TableReconciled
 from cdc_replay.model.table_state import Copying, Parked, Pending, Ready, TableState
 from cdc_replay.postgres.connection import Connection, connect
-from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot, import_snapshot
+from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.postgres.slot import check_server
-from cdc_replay.publication.capture_coverage import uncaptured_leaves
-from cdc_replay.publication.resolve import SyncedTable, synced_tables
-from cdc_replay.publication.restrictions import check_publications
+from cdc_replay.publication.resolve import SyncedTable
 from cdc_replay.replay.definition_drift import record_copy_definitions
 from cdc_replay.replay.table_rewrites import release_rewritten
 from cdc_replay.snapshot.copy_tables import CopiedTable, load_tables
 from cdc_replay.snapshot.log_reader import log_identity, log_reader
 from cdc_replay.snapshot.planning import SnapshotRequest
+from cdc_replay.snapshot.published_tables import (
+    check_captured,
+    read_published_tables,
+    read_published_tables_now,
+)
 from cdc_replay.spark.errors import translated_spark_errors
 from cdc_replay.spark.session import spark_session
 from cdc_replay.subscriber import subscription_records, subscription_tables
@@ -53,8 +53,6 @@ from cdc_replay.subscriber.session import (
     release_subscription_lock,
     snapshot_lock,
 )
-from cdc_replay.subscriber.target_checks import check_targets
-from cdc_replay.subscriber.target_tables import read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -294,12 +292,12 @@ def _reconcile_parked(
     """Reconcile tables that lack only a lost TOAST value (R4.6): little is moved."""
     name, lsn = session.subscription.name, exported.consistent_point
 
-    def record(connection: Connection, _: Sequence[ReconciledTable]) -> None:
+    def record(connection: Connection, _: Sequence[TableReconciled]) -> None:
         record_copy_definitions(connection, name, lsn, tables)
 
     request = ReconcileRequest(session.subscription, exported, session.dsn, tables)
-    for table in reconcile_tables(request, record):
-        yield CopiedTable(table.name, table.rows, table.bytes, table.seconds, lsn)
+    for synced, table in zip(tables, reconcile_tables(request, record), strict=True):
+        yield CopiedTable(synced.table.name, table.rows_read, table.bytes, table.seconds, lsn)
 
 
 def _request(
@@ -324,56 +322,6 @@ def _request(
         run_as_owner=session.subscription.run_as_owner,
         while_copying=partial(context.options.while_copying, session),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTables:
-    """The tables that the publications list, by name, and the catalog that this is read from."""
-
-    catalog: PublisherCatalog
-    tables: Mapping[QualifiedName, SyncedTable]
-
-
-def read_published_tables(session: SubscriptionSession, exported: ExportedSnapshot) -> PublishedTables:
-    """Read the tables of the subscription's publications as of the snapshot, with PostgreSQL's checks."""
-    with import_snapshot(exported, purpose="catalog") as connection:
-        return _check_published_tables(session, read_catalog(connection, exported.consistent_point))
-
-
-def read_published_tables_now(publisher_dsn: str, session: SubscriptionSession) -> PublishedTables:
-    """The same as of now, without the wait of an exported snapshot for open transactions (R1.34)."""
-    with connect(publisher_dsn, purpose="catalog") as connection:
-        return _check_published_tables(session, read_catalog(connection))
-
-
-def _check_published_tables(session: SubscriptionSession, catalog: PublisherCatalog) -> PublishedTables:
-    publications = session.subscription.publications
-    check_publications(catalog, publications)
-    synced = {table.table.name: table for table in synced_tables(catalog, publications)}
-    run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(synced), run_as_owner=run_as_owner)
-    # Without a copy only the tables must exist: a missing column is reported at the first change (R8.1).
-    is_copied = session.subscription.copy_data
-    check_targets({name: table.columns if is_copied else () for name, table in synced.items()}, targets)
-    return PublishedTables(catalog, synced)
-
-
-def check_captured(
-    catalog: PublisherCatalog, subscription: Subscription, tables: Sequence[SyncedTable]
-) -> None:
-    """Check that changes of these tables are captured: otherwise they would silently fall behind.
-
-    Raises:
-        PublisherNotReady: naming the leaves that are not captured.
-    """
-    missing = uncaptured_leaves(catalog, subscription, tables)
-    if missing:
-        raise PublisherNotReady(
-            f'changes that subscription "{subscription.name}" needs are not captured yet',
-            detail=f"No capture publication carries {', '.join(missing)}.",
-            hint=f"Run `cdc-replay setup {subscription.publisher}`: it updates the capture publications.",
-            rule="R2.3",
-        )
 
 
 def _tables_to_copy(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,10 +32,12 @@ from psycopg import sql
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, translated_errors
-from cdc_replay.postgres.copy import column_list
+from cdc_replay.postgres.identifiers import commas
+from cdc_replay.postgres.identifiers import names as column_names
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.staged_columns import check_types, staged_type, typed_value
+from cdc_replay.subscriber.staged_columns import StagedColumns
 from cdc_replay.subscriber.state_schema import SCHEMA
+from cdc_replay.subscriber.target_statements import insert_rows
 from cdc_replay.subscriber.target_tables import TargetTable
 
 STAGED: Final = """
@@ -125,18 +127,10 @@ def staging_table(name: str) -> sql.Identifier:
 
 def create_staging(connection: Connection, name: str, target: TargetTable, columns: Sequence[str]) -> None:
     """Create an empty staging table for `columns` of `target`, replacing that of an earlier attempt."""
-    table, owner_is_untrusted = staging_table(name), target.acting.rights.owner_is_untrusted
-    typed = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(
-            sql.Identifier(column), staged_type(target.column(column), owner_is_untrusted=owner_is_untrusted)
-        )
-        for column in columns
-    )
+    table = staging_table(name)
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
         connection.execute(sql.SQL("drop table if exists {}").format(table))
-        connection.execute(sql.SQL("create unlogged table {} ({})").format(table, typed))
-    if owner_is_untrusted:
-        check_types(connection, table, target.name)
+        StagedColumns.from_target(target, columns).create(connection, "unlogged", table)
 
 
 def describe_staging(connection: Connection, name: str, chunk: StagedChunk) -> None:
@@ -147,16 +141,9 @@ def describe_staging(connection: Connection, name: str, chunk: StagedChunk) -> N
 
 def staged_chunks(connection: Connection, subscription: str) -> dict[str, StagedChunk]:
     """The complete chunks of the subscription's tables, by the name of their staging table."""
-    return dict(_staged_chunks(connection, subscription))
-
-
-def _staged_chunks(connection: Connection, subscription: str) -> Iterator[tuple[str, StagedChunk]]:
-    for name, comment, size in connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall():
-        if comment is None:
-            continue
-        chunk = StagedChunk.from_comment(comment)
-        if size > 0 or chunk.rows == 0:
-            yield name, chunk
+    staged = connection.execute(STAGED, (SCHEMA, _prefix(subscription))).fetchall()
+    chunks = ((name, StagedChunk.from_comment(comment), size) for name, comment, size in staged if comment)
+    return {name: chunk for name, chunk, size in chunks if size > 0 or chunk.rows == 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +172,7 @@ def key_names(count: int) -> tuple[str, ...]:
 def create_keys(connection: Connection, name: str, count: int) -> None:
     """Create an empty staging table for keys of `count` columns, replacing that of an earlier attempt."""
     table = staging_table(name)
-    columns = sql.SQL(", ").join(
+    columns = commas(
         sql.SQL('{} text collate "C" not null').format(sql.Identifier(column)) for column in key_names(count)
     )
     with translated_errors(f'cannot create staging table "{SCHEMA}.{name}" on the subscriber'):
@@ -204,37 +191,14 @@ def move_staged(
     """Insert the staged rows into the target and drop their tables, in the caller's transaction."""
     rows = _rows_to_move(names, columns, overlay)
     if session.runs_as_owner:
-        # The view reads our tables, and its casts run with the rights of the reader.
-        connection.execute(
-            sql.SQL("create temporary view {} as {}").format(_VIEW, _typed(rows, target, columns))
-        )
-        session.share(_VIEW)
+        shared = sql.SQL("({}) as rows").format(rows)
+        StagedColumns.from_target(target, columns).share(connection, session, shared, _VIEW)
         rows = sql.SQL("select * from {}").format(_VIEW)
-    # Identity columns get the publisher's value, as by COPY (R8.14).
-    inserted = session.execute(
-        sql.SQL("insert into {}{} overriding system value {}").format(
-            sql.Identifier(target.name.schema, target.name.name), column_list(columns), rows
-        )
-    )
+    inserted = session.execute(insert_rows(target, columns, rows))
     if session.runs_as_owner:
         connection.execute(sql.SQL("drop view {}").format(_VIEW))
     drop_tables(connection, [*names, *((*overlay.rows, *overlay.keys) if overlay else ())])
     return inserted
-
-
-def _typed(rows: sql.Composable, target: TargetTable, columns: Sequence[str]) -> sql.Composed:
-    values = (
-        sql.SQL("{} as {}").format(
-            typed_value(
-                sql.Identifier("rows", name),
-                target.column(name),
-                owner_is_untrusted=target.acting.rights.owner_is_untrusted,
-            ),
-            sql.Identifier(name),
-        )
-        for name in columns
-    )
-    return sql.SQL("select {} from ({}) as rows").format(sql.SQL(", ").join(values), rows)
 
 
 def _rows_to_move(names: Sequence[str], columns: Sequence[str], overlay: Overlay | None) -> sql.Composable:
@@ -266,8 +230,7 @@ def _union_all(names: Iterable[str], columns: Sequence[str]) -> sql.Composable:
 
 
 def _rows(name: str, columns: Sequence[str]) -> sql.Composed:
-    listed = sql.SQL(", ").join(map(sql.Identifier, columns))
-    return sql.SQL("select {} from {}").format(listed, staging_table(name))
+    return sql.SQL("select {} from {}").format(column_names(columns), staging_table(name))
 
 
 def drop_leftovers(connection: Connection, subscription: str, *, keep: Iterable[str] = ()) -> int:
@@ -281,5 +244,5 @@ def drop_leftovers(connection: Connection, subscription: str, *, keep: Iterable[
 def drop_tables(connection: Connection, names: Sequence[str]) -> None:
     """Drop staging tables."""
     if names:
-        tables = sql.SQL(", ").join(map(staging_table, names))
+        tables = commas(map(staging_table, names))
         connection.execute(sql.SQL("drop table if exists {}").format(tables))

@@ -31,8 +31,10 @@ from psycopg import sql
 
 from cdc_replay.errors import MissingPrivilege
 from cdc_replay.postgres.connection import Connection, translated_errors
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.owners import CANNOT_BECOME, ActingRole, Rights, lock_tables, read_acting_roles
 from cdc_replay.subscriber.target_checks import check_names
+from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import TargetTable
 
 if TYPE_CHECKING:
@@ -116,6 +118,12 @@ class TargetSession(Protocol):
     def share(self, table: sql.Identifier) -> None:
         """Grant the statements access to a temporary table or view of ours."""
 
+    def into_temporary(self, table: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
+        """The start of a statement whose query fills a new temporary table, to the end of the transaction.
+
+        `columns` define it for an owner, who cannot create it.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class AsOurselves:
@@ -151,6 +159,11 @@ class AsOurselves:
 
     def share(self, table: sql.Identifier) -> None:
         """As `TargetSession`; a no-op."""
+
+    def into_temporary(self, table: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
+        """As `TargetSession`."""
+        del columns
+        return sql.SQL("create temporary table {} on commit drop as").format(table)
 
 
 @dataclass(slots=True)
@@ -195,10 +208,8 @@ class AsOwner:
     def stream(self, query: sql.Composed, columns: LiteralString) -> Iterator[tuple[Any, ...]]:
         """As `TargetSession`."""
         rows = sql.Identifier("pg_temp", f"rows_{self._schema}")
-        create = "create temporary table {} ({}) on commit drop"
-        self.connection.execute(sql.SQL(create).format(rows, sql.SQL(columns)))
-        self.share(rows)
-        self.execute(sql.SQL("insert into {} {}").format(rows, query))
+        into = self.into_temporary(rows, [sql.SQL(columns)])
+        self.execute(sql.SQL("{} {}").format(into, query))
         yield from _fetched(self.connection, sql.SQL("table {}").format(rows))
         self.connection.execute(sql.SQL("drop table {}").format(rows))
 
@@ -214,6 +225,13 @@ class AsOwner:
                 table, sql.Identifier(self.owner)
             )
         )
+
+    def into_temporary(self, table: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
+        """As `TargetSession`."""
+        create = sql.SQL("create temporary table {} ({}) on commit drop")
+        self.connection.execute(create.format(table, commas(columns)))
+        self.share(table)
+        return sql.SQL("insert into {}").format(table)
 
     @property
     def _answer(self) -> sql.Identifier:
@@ -360,9 +378,3 @@ def has_rows(connection: Connection, target: TargetTable) -> bool:
     with connection.transaction(), act_on(connection, [target], only_reads=True) as sessions:
         ((exists,),) = sessions.session_for(target).query(query)
     return bool(exists)
-
-
-def target_reference(target: TargetTable) -> sql.Composed:
-    """The target in a statement: with partitions, without plain inheritance children (R8.15)."""
-    only = sql.SQL("" if target.is_partitioned else "only ")
-    return sql.SQL("{}{}").format(only, sql.Identifier(target.name.schema, target.name.name))

@@ -26,6 +26,7 @@ from psycopg import sql
 from cdc_replay.model.publication import STATE_SCHEMA
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.postgres.connection import Connection, superuser
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.subscriber.replication_origin import FUNCTIONS
 
 _ROLE: Final = """
@@ -149,7 +150,7 @@ def _on_database(connection: Connection, role: _Role, needed: Collection[str]) -
         yield sql.SQL("create schema {} authorization {}").format(sql.Identifier(STATE_SCHEMA), name)
     if lacking := [sql.SQL(privilege) for privilege in role.lacks_on_database if privilege in needed]:
         yield sql.SQL("grant {} on database {} to {}").format(
-            sql.SQL(", ").join(lacking), sql.Identifier(role.database), name
+            commas(lacking), sql.Identifier(role.database), name
         )
     for (function,) in connection.execute(_CLOSED_FUNCTIONS, (list(FUNCTIONS),)).fetchall():
         # The text is from our own list.
@@ -171,5 +172,5 @@ def _as_itself(role: _Role, tables: Sequence[_Table]) -> Iterator[sql.Composed]:
     for table in tables:
         if not table.has_privileges:
             yield sql.SQL("grant {} on table {} to {}").format(
-                sql.SQL(", ").join(map(sql.SQL, _PRIVILEGES)), sql.Identifier(table.schema, table.name), name
+                commas(map(sql.SQL, _PRIVILEGES)), sql.Identifier(table.schema, table.name), name
             )

@@ -38,6 +38,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.identifiers import commas
 
 SET_OPTION_SINCE: Final = 160000
 
@@ -257,7 +258,7 @@ def lock_tables(connection: Connection, tables: Mapping[int, sql.Composable]) ->
 
 
 def _is_locked(connection: Connection, tables: Iterable[sql.Composable]) -> bool:
-    listed = sql.SQL(", ").join(tables)
+    listed = commas(tables)
     try:
         with connection.transaction():
             connection.execute(sql.SQL("lock table {} in share update exclusive mode nowait").format(listed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +18,7 @@ from cdc_replay.postgres.connection import READ_ONLY_REMEDY, Connection, connect
 from cdc_replay.postgres.exported_snapshot import ExportedSnapshot, export_snapshot
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_tables
 from cdc_replay.subscriber.subscription_tables import KnownTable
+from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,11 @@ class SubscriptionSession:
     def as_if_applied(self, assumed: Mapping[int, Lsn]) -> SubscriptionSession:
         """The session as of the end of the window that is being applied."""
         return dataclasses.replace(self, assumed=assumed)
+
+    def read_targets(self, names: Iterable[QualifiedName]) -> dict[QualifiedName, TargetTable]:
+        """The tables of these names that exist on the subscriber."""
+        run_as_owner = self.subscription.run_as_owner
+        return read_target_tables(self.connection, names, run_as_owner=run_as_owner)
 
     def ready_tables(self) -> dict[QualifiedName, Lsn]:
         """The tables that replay can advance, each with its applied LSN."""

@@ -207,6 +207,11 @@ class TargetColumn:
     equality: Operator | None
     less: Operator | None
 
+    @property
+    def is_settable(self) -> bool:
+        """UPDATE can set it: it is not GENERATED ALWAYS AS IDENTITY."""
+        return self.identity != "a"
+
 
 @dataclass(frozen=True, slots=True)
 class StatementTrigger:
@@ -271,6 +276,11 @@ class TargetTable:
     """With whose rights statements run (R8.21)."""
     leaves: Leaves = Leaves()
     """Set if the table is partitioned and has no `identity`."""
+
+    @property
+    def writable(self) -> tuple[TargetColumn, ...]:
+        """The columns that INSERT can set: all but generated ones."""
+        return tuple(column for column in self.columns if not column.is_generated)
 
     def column(self, name: str) -> TargetColumn:
         """The column of that name.

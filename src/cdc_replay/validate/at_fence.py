@@ -24,10 +24,10 @@ from cdc_replay.postgres.exported_snapshot import import_snapshot
 from cdc_replay.publication.resolve import synced_tables, why_not_mirrored
 from cdc_replay.replay.definition_drift import definition_drifts
 from cdc_replay.replay.engine import replay_sessions
+from cdc_replay.replay.table_notice import join_notices
 from cdc_replay.replay.table_rewrites import rewritten_tables
 from cdc_replay.subscriber.owners import Rights
 from cdc_replay.subscriber.session import SubscriptionSession, export_after_applied
-from cdc_replay.subscriber.target_tables import read_target_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,10 @@ def open_at_fence(
 def _notices(
     source: CaptureSource, session: SubscriptionSession, catalog: PublisherCatalog
 ) -> dict[QualifiedName, str]:
-    changed = definition_drifts(session.connection, session.subscription, source.change_log, catalog)
-    notices = {table: drift.notice for table, drift in changed.items()}
-    for table, rewrite in rewritten_tables(session.connection, session.subscription.name).items():
-        notices[table] = "; ".join([*filter(None, [notices.get(table)]), rewrite.notice])
-    return notices
+    return join_notices(
+        definition_drifts(session.connection, session.subscription, source.change_log, catalog),
+        rewritten_tables(session.connection, session.subscription.name),
+    )
 
 
 def validated_tables(
@@ -92,8 +91,7 @@ def validated_tables(
     # A table dropped on the subscriber fails, even if a new one has its name.
     known = {table.name or table.recorded_name for table in session.known_tables()}
     subscribed = {name: synced for name, synced in listed.items() if name in known}
-    run_as_owner = session.subscription.run_as_owner
-    targets = read_target_tables(session.connection, tuple(subscribed), run_as_owner=run_as_owner)
+    targets = session.read_targets(subscribed)
     tables = []
     for name, synced in subscribed.items():
         reason = why_not_mirrored(catalog, publications, synced)

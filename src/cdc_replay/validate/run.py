@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cdc_replay.compare.comparison import Comparison, NotCompared, ValidatedTable, compare_table
-from cdc_replay.compare.digest import BUCKETS
+from cdc_replay.compare.comparison import BUCKETS, Comparison, NotCompared, ValidatedTable, compare_table
 from cdc_replay.compare.fence import ComparisonFence
 from cdc_replay.private_files import make_folder
 from cdc_replay.validate.gx import (

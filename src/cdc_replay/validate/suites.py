@@ -131,8 +131,8 @@ def _frame_rows(table: ObservedTable) -> Iterator[dict[str, object]]:
             "bucket": bucket.bucket_id,
             "publisher_rows": bucket.publisher.rows,
             "subscriber_rows": bucket.subscriber.rows,
-            "publisher_digest": ":".join(bucket.publisher.digest),
-            "subscriber_digest": ":".join(bucket.subscriber.digest),
+            "publisher_digest": bucket.publisher.text,
+            "subscriber_digest": bucket.subscriber.text,
             "outside_filter": bucket.subscriber.outside_filter,
         }
 

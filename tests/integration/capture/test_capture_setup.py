@@ -14,7 +14,6 @@ from cdc_replay.capture.log_start import read_mark
 from cdc_replay.capture.publications import MARKED_PUBLICATION, comment_text
 from cdc_replay.capture.setup import (
     SetupRequest,
-    refresh_capture_publications,
     setup_publisher,
     teardown_publisher,
 )
@@ -96,9 +95,9 @@ def test_root_publications_have_published_roots_by_depth(publisher: Database, se
     [warning] = setup_publisher(captured.request).warnings
     assert "public.t4 has more than 3 ancestors" in warning
 
-    refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",)))
+    setup_publisher(dataclasses.replace(captured.request, publications=("p",)))
     assert roots() == [(f"{name}0", "t"), (f"{name}1", None), (f"{name}2", None), (f"{name}3", None)]
-    assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
+    assert setup_publisher(dataclasses.replace(captured.request, publications=("p",))).statements == ()
 
 
 def test_repeated_setup_does_nothing(publisher: Database, set_up: SetUp) -> None:
@@ -148,7 +147,7 @@ def test_refresh_follows_subscribed_publications(publisher: Database, set_up: Se
     captured = set_up()
 
     def refreshed(*publications: str) -> dict[str, list[str]]:
-        refresh_capture_publications(dataclasses.replace(captured.request, publications=publications))
+        setup_publisher(dataclasses.replace(captured.request, publications=publications))
         return members(publisher)
 
     publisher.run("alter publication p add table b; alter publication p drop table a")
@@ -166,7 +165,7 @@ def test_refresh_follows_subscribed_publications(publisher: Database, set_up: Se
     publisher.run("insert into a values (2); insert into b values (2)")
     # a's first row is captured: the catalog at its position still had FOR ALL TABLES.
     assert captured.capture().messages == 2
-    assert refresh_capture_publications(dataclasses.replace(captured.request, publications=("p",))) == ()
+    assert setup_publisher(dataclasses.replace(captured.request, publications=("p",))).statements == ()
 
 
 def test_setup_lists_all_obstacles_at_once(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
@@ -352,7 +351,7 @@ def test_older_log_is_marked_by_next_setup(without_log: Captured, tmp_path: Path
     assert mark_of(without_log) is None
     assert len(setup_publisher(request).statements) == 1
 
-    refresh_capture_publications(dataclasses.replace(request, publications=("everything",)))
+    setup_publisher(dataclasses.replace(request, publications=("everything",)))
     assert mark_of(without_log) == without_log.log.header.start_lsn
     log.rename(tmp_path / "elsewhere")
     with pytest.raises(ChangeLogMissing):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_replay.changelog.queries import LoggedMessage
+from cdc_replay.arrow.version_index import CatalogVersions
+from cdc_replay.changelog.queries import LoggedMessage, SentChanges
 from cdc_replay.model.lsn import Lsn, Window
-from unit.changelog.small_log import EVERYTHING, SmallLog, insert, message_rows, transaction
+from cdc_replay.model.relation import RelationId
+from unit.changelog.small_log import EVERYTHING, TABLE, TRUNCATE, SmallLog, insert, message_rows, transaction
 
 
 def logical(prefix: str, content: bytes, *, is_transactional: bool = True) -> bytes:
@@ -72,3 +74,29 @@ def test_a_window_ends_before_the_first_change_of_a_version(
     window = Window(Lsn(after), Lsn(upto))
 
     assert log.reopened().last_lsn_without(window, versions) == Lsn(expected)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "truncated", "expected"),
+    [
+        ({(1, 1, "I")}, set(), 110),  # 120 is the first under the second catalog
+        ({(1, 0, "I")}, set(), 100),
+        ({(1, 1, "D"), (2, 1, "I")}, set(), 150),  # another kind, another version
+        (set(), {(TABLE.id, 1)}, 120),
+        (set(), {(TABLE.id, 0)}, 150),
+        ({(1, 1, "I")}, {(TABLE.id, 1)}, 110),
+    ],
+)
+def test_a_window_ends_before_the_first_change_under_a_catalog(
+    log: SmallLog, kinds: set[tuple[int, int, str]], truncated: set[tuple[RelationId, int]], expected: int
+) -> None:
+    """R9.10: the same change means something else under another catalog."""
+    log.pull(110, message_rows(110, [(0, insert(1))], relation_version=1))
+    log.pull(120, message_rows(120, [(0, insert(1))], relation_version=1))
+    log.pull(130, message_rows(130, [(0, TRUNCATE)]))
+    window = Window(Lsn(100), Lsn(150))
+    catalogs = CatalogVersions.from_positions([(0, 0), (0, 112)])
+
+    end = log.reopened().end_before(window, SentChanges(frozenset(kinds), frozenset(truncated)), catalogs)
+
+    assert end == Lsn(expected)

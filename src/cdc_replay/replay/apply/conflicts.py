@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -34,7 +33,6 @@ from psycopg import errors as pg
 from cdc_replay.errors import (
     ApplyConflict,
     CdcReplayError,
-    MissingPrivilege,
     ServerUnavailable,
     SubscriberLocked,
     SubscriberNotWritable,
@@ -90,60 +88,16 @@ _NOT_WRITABLE: Final = (
 
 _LOCKED: Final = (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure)
 
-_CLASSES: Final = {
-    kind.__name__: kind
-    for kind in (
-        ApplyConflict,
-        MissingPrivilege,
-        ServerUnavailable,
-        SubscriberLocked,
-        SubscriberNotWritable,
-        TargetMismatch,
-        UnchangedToastLost,
-    )
-}
 
-
-@dataclass(frozen=True, slots=True)
-class SerializedError:
-    """One of our errors, in a form that can be sent from an executor to the driver."""
-
-    class_name: str
-    message: str
-    detail: str | None
-    hint: str | None
-    rule: str | None
-    schema: str | None = None
-    table: str | None = None
-
-    @classmethod
-    def from_error(cls, error: CdcReplayError) -> SerializedError:
-        """Serialize `error`."""
-        schema, table = error.table or (None, None)
-        return cls(type(error).__name__, error.message, error.detail, error.hint, error.rule, schema, table)
-
-    @property
-    def texts(self) -> list[str | None]:
-        """The fields in order."""
-        return [self.class_name, self.message, self.detail, self.hint, self.rule, self.schema, self.table]
-
-    def error(self) -> CdcReplayError:
-        """The error to raise."""
-        kind = _CLASSES.get(self.class_name, CdcReplayError)
-        table = None if self.schema is None or self.table is None else (self.schema, self.table)
-        return kind(self.message, detail=self.detail, hint=self.hint, rule=self.rule, table=table)
-
-
-def failure_of(error: psycopg.Error, target: QualifiedName | None) -> SerializedError:
-    """PostgreSQL's error as the failure of changes of `target`."""
+def staging_error(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:
+    """Our error for changes of `target` that could not be staged."""
     try:
         with translated_errors(f"cannot stage changes for {_named(target)}", grant=_GRANT):
             raise error
     except CdcReplayError as translated:
-        failure = translated
+        return translated
     except psycopg.Error:
-        failure = to_apply_error(error, target)
-    return SerializedError.from_error(failure)
+        return to_apply_error(error, target)
 
 
 def to_apply_error(error: psycopg.Error, target: QualifiedName | None) -> CdcReplayError:

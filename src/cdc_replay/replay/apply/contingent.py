@@ -36,12 +36,13 @@ from cdc_replay.postgres.connection import Connection
 from cdc_replay.replay.apply.conflicts import key_text
 from cdc_replay.replay.apply.encoding import CsvEncoder, StagedPart, to_copy_csv
 from cdc_replay.replay.apply.merge_sql import Statements
+from cdc_replay.replay.apply.pair_sql import PAIR_COLUMNS
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
 from cdc_replay.replay.apply.staging import StagedTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys
 from cdc_replay.replay.contingent_changes import Key, Refold, parse_changes
 from cdc_replay.subscriber.as_owner import TargetSession
-from cdc_replay.subscriber.staged_columns import check_types
+from cdc_replay.subscriber.target_statements import lock_out_writers
 from cdc_replay.subscriber.target_tables import TargetTable
 
 _REFOLD_ATTEMPT: Final = 1 << 62
@@ -54,20 +55,20 @@ def statements_for(
     """The statements for the staged changes, which the session can read."""
     if not session.runs_as_owner:
         return Statements(target, staged)
-    connection.execute(staged.table.create_view_statement)
-    session.share(staged.table.view)
+    staged.table.share(connection, session)
     return Statements(target, staged, has_view=True)
 
 
 def pair_rows(
     connection: Connection, session: TargetSession, statements: Statements, *, shared: bool = False
 ) -> None:
-    """Locate the rows of a target without a key (`Statements.pair_equal_rows`)."""
-    if session.runs_as_owner:
-        connection.execute(statements.pair_table())
-        session.share(statements.pair_name)
-    for statement in statements.pair_equal_rows(shared=shared):
-        session.execute(statement)
+    """Locate the rows of a target without a key (`Statements.pair_equal_rows`).
+
+    The lock keeps concurrent writers from changing the ctids.
+    """
+    into = session.into_temporary(statements.pair_name, [sql.SQL(PAIR_COLUMNS)])
+    session.execute(lock_out_writers(statements.target))
+    session.execute(statements.pair_equal_rows(into, shared=shared))
     connection.execute(statements.analyze_pairs())
 
 
@@ -93,8 +94,7 @@ class _Probe:
         agree in its key.
         """
         self.connection.execute(self.table.create_statement)
-        if self.table.owner_is_untrusted:
-            check_types(self.connection, self.table.identifier, self.table.target)
+        self.table.staged_columns.check_types(self.connection, self.table.identifier)
         staged = StagedTable(self.table, (_empty_part(self.table),))
         statements = statements_for(self.connection, self.session, self.target, staged)
         columns = [

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 
 from cdc_replay.arrow.arrays import Int64s, ascii_bytes
 from cdc_replay.model.frames import NetKind
-from cdc_replay.replay.apply.conflicts import SerializedError, key_text, unknown_value
+from cdc_replay.replay.apply.conflicts import key_text, unknown_value
 from cdc_replay.replay.apply.stage_table import StageTable
 from cdc_replay.replay.apply.transient_keys import TransientKeys, split_transient_keys
 from cdc_replay.replay.contingent_changes import changes_text
@@ -121,32 +121,14 @@ class CsvEncoder:
     def _counts_of(self, target: int, attempt: int) -> _StagedCounts:
         return self._counts.setdefault((target, attempt), _StagedCounts())
 
-    def parts(self) -> list[dict[str, Any]]:
-        """What was staged, as rows of `PARTS`, after all texts were written."""
-        return [_part_row(counts.part(*key)) for key, counts in self._counts.items()]
-
-    def failure(self, failure: SerializedError) -> dict[str, Any]:
-        """The row of `PARTS` with an error."""
-        return {"attempt": self.attempt, "failure": failure.texts}
+    def parts(self) -> list[StagedPart]:
+        """What was staged, after all texts were written."""
+        return [counts.part(*key) for key, counts in self._counts.items()]
 
 
 def contingent_attempt(attempt: int) -> int:
     """The number under which an attempt stages net changes of contingent lineages."""
     return -1 - attempt
-
-
-def _part_row(part: StagedPart) -> dict[str, Any]:
-    return {
-        "target": part.target,
-        "attempt": part.attempt,
-        "counts": list(part.counts.items()),
-        "unsent": sorted(part.unsent),
-        "omitted": sorted(part.omitted),
-        "conflicts": list(part.conflicts.items()),
-        "transient_count": part.transient_keys.count,
-        "transient_steps": part.transient_keys.steps,
-        "failure": None,
-    }
 
 
 def _by_target(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -226,11 +226,9 @@ class _Merge:
     def _detach(self, condition: sql.SQL) -> None:
         detached = sql.Identifier("pg_temp", f"detached_{self.staged.table.index}_{len(self._detached)}")
         keep = self.policy is ConflictPolicy.SKIP
-        if self.session.runs_as_owner:
-            self.connection.execute(self.statements.detached_table(detached, keep_originals=keep))
-            self.session.share(detached)
+        into = self.session.into_temporary(detached, self.statements.detached_columns(keep_originals=keep))
         self.merged.update += self._execute(
-            *self.statements.detach_rows(detached, condition, keep_originals=keep)
+            *self.statements.detach_rows(into, condition, keep_originals=keep)
         )
         missing = self.statements.undetached(detached, condition, KEYS_SHOWN)
         self._count(ConflictKind.UPDATE_MISSING, *self._row(missing))

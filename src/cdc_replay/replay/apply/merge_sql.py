@@ -12,9 +12,11 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
+from cdc_replay.postgres.identifiers import commas, names
 from cdc_replay.replay.apply.pair_sql import PairStatements
-from cdc_replay.replay.apply.target_sql import ALWAYS, all_of, commas, qualified, temporary_table, texts
-from cdc_replay.subscriber.staged_columns import collate
+from cdc_replay.replay.apply.target_sql import all_of, qualified, texts
+from cdc_replay.subscriber.staged_columns import column_definition
+from cdc_replay.subscriber.target_statements import insert_rows
 from cdc_replay.subscriber.target_tables import TargetColumn
 
 KEY_CHANGES: Final = sql.SQL("staged.moved")
@@ -105,15 +107,13 @@ class Statements(PairStatements):
         """UPDATE cannot set a published column (GENERATED ALWAYS AS IDENTITY), or has none to set."""
         keys = {column.name for column in self.staged.table.keys} if self.staged.table.is_keyed else set()
         settable = self._settable()
-        blocked = [
-            column for column in self.published if column.identity == ALWAYS and column.name not in keys
-        ]
-        return bool(blocked) or not settable
+        blocked = any(not column.is_settable and column.name not in keys for column in self.published)
+        return blocked or not settable
 
     @property
     def cannot_move_in_place(self) -> bool:
         """UPDATE cannot set a column of the key (GENERATED ALWAYS AS IDENTITY)."""
-        return any(column.identity == ALWAYS for column in self.staged.table.keys)
+        return not all(column.is_settable for column in self.staged.table.keys)
 
     @property
     def has_index_order(self) -> bool:
@@ -131,11 +131,7 @@ class Statements(PairStatements):
         stage = self.staged.table
         if not stage.is_keyed:
             return sql.SQL("analyze {}").format(stage.identifier)
-        positions = (
-            *(f"b{index}" for index in range(len(stage.keys))),
-            *(f"v{n}" for n in stage.key_positions),
-        )
-        columns = commas(sql.Identifier(name) for name in ("attempt", "kind", *positions))
+        columns = names(("attempt", "kind", *self._base_names, *(f"v{n}" for n in stage.key_positions)))
         return sql.SQL("analyze {} ({})").format(stage.identifier, columns)
 
     def max_key(self) -> sql.Composed:
@@ -157,7 +153,7 @@ class Statements(PairStatements):
         which some rows were updated before, yields 0.5 at least.
         """
         percent = min(100.0, 100.0 * rows / self.staged.count(kind))
-        key = self._as_in_index(f"b{index}" for index in range(len(self.staged.table.keys)))
+        key = self._as_in_index(self._base_names)
         return self._fill(
             _PHYSICAL_ORDER, percent=sql.Literal(percent), staged_rows=self.staged_rows(kind), key=commas(key)
         )
@@ -197,33 +193,31 @@ class Statements(PairStatements):
         """(update_missing, keys, delete_missing, keys) of changes that are known to match no row."""
         return self._report_missing(_MISSING_CHANGES, kind, limit)
 
-    def detached_table(self, detached: sql.Identifier, *, keep_originals: bool) -> sql.Composed:
-        """DDL for the table that `detach_rows` fills, if the owner cannot create it (`has_view`)."""
+    def detached_columns(self, *, keep_originals: bool) -> list[sql.Composable]:
+        """The columns that `detach_rows` fills, for DDL."""
         columns = (
-            sql.SQL("{} {}{}").format(
-                sql.Identifier(f"{letter}{index}"), sql.SQL(column.type_sql), collate(column)
-            )
+            column_definition(f"{letter}{index}", column)
             for letter in ("co" if keep_originals else "c")
-            for index, column in enumerate(self._writable())
+            for index, column in enumerate(self.target.writable)
         )
-        return temporary_table(detached, [sql.SQL("staged_ctid tid"), *columns])
+        return [sql.SQL("staged_ctid tid"), *columns]
 
     def detach_rows(
-        self, detached: sql.Identifier, condition: sql.SQL, *, keep_originals: bool
+        self, into: sql.Composable, condition: sql.SQL, *, keep_originals: bool
     ) -> list[sql.Composed]:
-        """Move rows to update to a temporary table: new values in `c0`…, original ones in `o0`…."""
+        """Move rows to update `into` a temporary table: new values in `c0`…, original ones in `o0`…."""
         columns = [
             sql.SQL("{} as {}").format(self._merged_value(column), sql.Identifier(f"c{index}"))
-            for index, column in enumerate(self._writable())
+            for index, column in enumerate(self.target.writable)
         ]
         if keep_originals:
             columns += [
                 sql.SQL("{} as {}").format(qualified("target", column.name), sql.Identifier(f"o{index}"))
-                for index, column in enumerate(self._writable())
+                for index, column in enumerate(self.target.writable)
             ]
         staged_rows = self.staged_rows(NetKind.UPDATE, condition=condition)
         return [
-            self._fill(_DETACH, into=self._into(detached), columns=commas(columns), staged_rows=staged_rows),
+            self._fill(_DETACH, into=into, columns=commas(columns), staged_rows=staged_rows),
             self._fill(_DELETE, staged_rows=staged_rows),
         ]
 
@@ -310,20 +304,14 @@ class Statements(PairStatements):
             conditions.append(translated.format(sent, pattern))
         if only_free:
             conditions.append(self._exists(self.occupies_inserted_key, expected=False))
-        statement = sql.SQL(
-            "insert into {table}{names} overriding system value"
-            " select {values} from {stage} as staged where {where}{ordered}"
-        )
-        names = commas(sql.Identifier(column.name) for _, column in columns)
-        return statement.format(
-            table=self.name,
+        rows = sql.SQL("select {values} from {stage} as staged where {where}{ordered}").format(
             # A table without columns still has a number of rows.
-            names=sql.SQL(" ({})").format(names) if columns else sql.SQL(""),
             values=commas(qualified("staged", f"v{index}") for index, _ in columns),
             stage=self.stage,
             where=all_of(conditions),
             ordered=_IN_LOG_ORDER if self.staged.table.inserts_in_log_order else self._ordered_by_key(),
         )
+        return insert_rows(self.target, [column.name for _, column in columns], rows)
 
     def may_miss_updates(self, limit: int) -> sql.Composed:
         """(update_missing, keys) of staged INSERTs whose key the target does not have."""
@@ -362,7 +350,7 @@ class Statements(PairStatements):
     @property
     def occupies_detached_key(self) -> sql.Composed:
         """`target` has the key that `detached` moves to."""
-        index_by_name = {column.name: index for index, column in enumerate(self._writable())}
+        index_by_name = {column.name: index for index, column in enumerate(self.target.writable)}
         return self._same_key(
             qualified("detached", f"c{index_by_name[column.name]}") for column in self.staged.table.keys
         )
@@ -380,11 +368,9 @@ class Statements(PairStatements):
         )
 
     def _insert_all(self, rows: sql.Composable, letter: str) -> sql.Composed:
-        columns = self._writable()
-        statement = sql.SQL("insert into {} ({}) overriding system value select {} from {}")
-        names = commas(sql.Identifier(column.name) for column in columns)
+        columns = [column.name for column in self.target.writable]
         values = commas(qualified("detached", f"{letter}{index}") for index in range(len(columns)))
-        return statement.format(self.name, names, values, rows)
+        return insert_rows(self.target, columns, sql.SQL("select {} from {}").format(values, rows))
 
     def _merged_value(self, column: TargetColumn) -> sql.Composed:
         for index, published in enumerate(self.published):

@@ -19,10 +19,11 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
-from cdc_replay.replay.apply.target_sql import TargetSql, all_of, commas, equal, qualified, temporary_table
+from cdc_replay.postgres.identifiers import commas
+from cdc_replay.replay.apply.target_sql import TargetSql, all_of, equal, qualified
 from cdc_replay.subscriber.target_tables import Leaf, Operator
 
-_PAIR_COLUMNS: Final = "staged_ctid tid, relation oid, target_ctid tid"
+PAIR_COLUMNS: Final = "staged_ctid tid, relation oid, target_ctid tid"
 
 # `leaf` is the one that the row belongs to, if that has a key.
 _PAIR: Final = """
@@ -96,29 +97,22 @@ _AMBIGUOUS: Final = """
 class PairStatements(TargetSql):
     """Statements for targets without a key, or with keys in their leaves only (R8.10, R8.12)."""
 
-    def pair_table(self) -> sql.Composed:
-        """DDL for what `pair_equal_rows` fills, if the owner cannot create it (`has_view`)."""
-        return temporary_table(self.pair_name, [sql.SQL(_PAIR_COLUMNS)])
-
-    def pair_equal_rows(self, *, shared: bool = False) -> list[sql.Composed]:
-        """For a target without a key: lock it and pair staged UPDATEs and DELETEs with rows.
+    def pair_equal_rows(self, into: sql.Composable, *, shared: bool = False) -> sql.Composed:
+        """For a target without a key: pair staged UPDATEs and DELETEs with rows, `into` `pair_name`.
 
         If `shared`, a row found by its leaf's key is paired with every change that matches it, else with one.
-        The lock keeps concurrent writers from changing the ctids.
         """
-        lock = sql.SQL("lock table {} in share row exclusive mode").format(self.name)
         keyed = self._leaves_with_key
         pairs = [self._pairs_by_leaf_key(leaves, shared=shared) for leaves in _group_by_key(keyed)]
         if len(keyed) < len(self.target.leaves.leaves) or not keyed:
             pairs.append(self._pairs_by_row(keyed))
-        pairing = self._fill(
+        return self._fill(
             _PAIR,
-            into=self._into(self.pair_name),
+            into=into,
             columns=self._search_columns("staged.ctid as staged_ctid", keyed),
             staged_rows=self.staged_rows(NetKind.UPDATE, NetKind.DELETE),
             pairs_of=sql.SQL(" union all ").join(pairs),
         )
-        return [lock, pairing]
 
     def analyze_pairs(self) -> sql.Composed:
         """ANALYZE the table of pairs."""
@@ -229,7 +223,7 @@ class PairStatements(TargetSql):
 
     def ambiguous_rows(self, limit: int) -> sql.Composed:
         """(total, key…) of staged UPDATEs and DELETEs that match several rows, `limit` of them."""
-        columns = commas(qualified("staged", f"b{index}") for index in range(len(self.staged.table.keys)))
+        columns = commas(qualified("staged", name) for name in self._base_names)
         staged_rows = self.staged_rows(NetKind.UPDATE, NetKind.DELETE)
         return self._fill(_AMBIGUOUS, columns=columns, staged_rows=staged_rows, limit=sql.Literal(limit))
 

@@ -5,7 +5,7 @@
     COPY net changes into staging         wait
                                           begin, under the subscription's origin (subscriber.origin)
                                             TRUNCATE, then each target's rows   (apply.merge)
-                                            every table Ready(upto), the caller's record
+                                            the caller's record: result, applied LSNs
                                           commit
                                           drop the staging tables
 
@@ -39,8 +39,8 @@ from cdc_replay.model.frames import Truncation
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable, Subscription
-from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.conflicts import apply_errors
 from cdc_replay.replay.apply.lock_retry import retry_on_lock
 from cdc_replay.replay.apply.merge import MergeResult, merge
@@ -48,10 +48,10 @@ from cdc_replay.replay.apply.stage_table import StageTable, drop_staging, stage_
 from cdc_replay.replay.apply.staging import StagedTable, stage_frame
 from cdc_replay.replay.contingent_changes import Refold
 from cdc_replay.subscriber.apply_connection import connect_as_apply_worker, set_lock_timeout
-from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on, target_reference
+from cdc_replay.subscriber.as_owner import TargetSession, TargetSessions, act_on
 from cdc_replay.subscriber.replication_origin import replication_origin
-from cdc_replay.subscriber.subscription_tables import advance_tables, set_table_state
 from cdc_replay.subscriber.target_checks import check_names, check_targets, renamed_target
+from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import TargetTable, read_target_tables
 from cdc_replay.subscriber.triggers import disable_statement_triggers
 
@@ -64,7 +64,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Where a window goes: `tables` take part in it, and end as `Ready(upto)`.
+    """Where a window goes: `tables` take part in it, up to `upto`.
 
     `refold` folds contingent changes again (`replay.apply.contingent`). `relations` are the tables' oids as
     the caller found them; a table without one is looked up by name.
@@ -105,7 +105,7 @@ class Applied:
 
 
 BeforeCommit: TypeAlias = Callable[[Connection, Applied], None]
-"""Records the window's result inside its transaction."""
+"""Records the window's result and the tables' applied LSNs inside its transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ApplySession:
         *,
         before_commit: BeforeCommit | None = None,
     ) -> Applied:
-        """Apply `truncations` in order, then the staged changes by target, with progress, in one transaction.
+        """Apply `truncations` in order, then the staged changes by target, in one transaction.
 
         Raises:
             ApplyConflict: if the subscriber's rows or constraints do not allow a change.
@@ -143,7 +143,7 @@ class ApplySession:
             with apply_errors(None), _transaction(self.connection, self.request):
                 applied = self._merge_all(staged, truncations, started)
                 check_names(self.connection, {name: table.oid for name, table in self.targets.items()})
-                _record_progress(self.connection, self.request, applied, before_commit)
+                _before_commit(self.connection, applied, before_commit)
             return applied
 
         applied = _retry_on_lock(attempt, self.connection, self.request)
@@ -153,15 +153,7 @@ class ApplySession:
             logger.info("subscription %s: %d x %s: %s", self.request.subscription.name, count, kind, keys)
         logger.info(
             "subscription %s: applied up to %s: %d inserts, %d updates, %d deletes, %d truncates, %.1f s",
-            *(
-                self.request.subscription.name,
-                self.request.upto,
-                applied.insert,
-                applied.update,
-                applied.delete,
-                applied.truncate,
-                applied.seconds,
-            ),
+            *(self.request.subscription.name, self.request.upto, *applied.counts.values(), applied.seconds),
         )
         return applied
 
@@ -227,7 +219,7 @@ class ApplySession:
                 ):
                     session.execute(
                         sql.SQL("truncate table {}{}").format(
-                            sql.SQL(", ").join(map(target_reference, targets)),
+                            commas(map(target_reference, targets)),
                             sql.SQL(" restart identity" if restart else ""),
                         )
                     )
@@ -285,20 +277,18 @@ def apply_window(
         return session.apply(staged, truncations, before_commit=before_commit)
 
 
-def advance_only(request: ApplyRequest, *, before_commit: BeforeCommit | None = None) -> Applied:
+def advance_only(request: ApplyRequest, before_commit: BeforeCommit) -> None:
     """Record that a window without any change for the subscription is applied; needs no Spark.
 
     The caller holds the subscription's lock.
     """
-    applied = Applied()
     with connect(request.dsn, purpose=f"apply {request.subscription.name}") as connection:
 
         def attempt() -> None:
             with apply_errors(None), _transaction(connection, request):
-                _record_progress(connection, request, applied, before_commit)
+                _before_commit(connection, Applied(), before_commit)
 
         _retry_on_lock(attempt, connection, request)
-    return applied
 
 
 @contextlib.contextmanager
@@ -335,14 +325,7 @@ def _targets(connection: Connection, request: ApplyRequest) -> dict[QualifiedNam
     return targets
 
 
-def _record_progress(
-    connection: Connection, request: ApplyRequest, applied: Applied, before_commit: BeforeCommit | None
-) -> None:
-    for table in request.tables:
-        if (relation := request.relations.get(table.name)) is not None:
-            advance_tables(connection, request.subscription.name, [relation], request.upto)
-        else:
-            set_table_state(connection, request.subscription.name, table.name, Ready(request.upto))
+def _before_commit(connection: Connection, applied: Applied, before_commit: BeforeCommit | None) -> None:
     if before_commit is not None:
         before_commit(connection, applied)
     failpoint("replay.before_commit")

@@ -10,7 +10,9 @@ from psycopg import sql
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import SubscribedTable
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.subscriber.staged_columns import staged_type, typed_value
+from cdc_replay.postgres.identifiers import commas
+from cdc_replay.subscriber.as_owner import TargetSession
+from cdc_replay.subscriber.staged_columns import StagedColumns
 from cdc_replay.subscriber.state_schema import SCHEMA
 from cdc_replay.subscriber.subscription_lock import stable_hash
 from cdc_replay.subscriber.target_tables import TargetColumn, TargetTable
@@ -78,43 +80,30 @@ class StageTable:
     def create_statement(self) -> sql.Composed:
         """DDL for the table."""
         ordinal_column = [sql.SQL("born bigint")] if self.inserts_in_log_order else []
-        typed = [sql.SQL(_COMMON_COLUMNS), *ordinal_column, *map(self._column_ddl, self._data_columns)]
+        typed = commas([sql.SQL(_COMMON_COLUMNS), *ordinal_column, *self.staged_columns.definitions()])
         return sql.SQL(
             "create unlogged table if not exists {} ({}) with (autovacuum_enabled = false)"
-        ).format(self.identifier, sql.SQL(", ").join(typed))
+        ).format(self.identifier, typed)
 
     @property
     def view(self) -> sql.Identifier:
         """A temporary view of the table, on which other roles can be granted SELECT."""
         return sql.Identifier("pg_temp", f"view_{self.name}")
 
-    @property
-    def create_view_statement(self) -> sql.Composed:
-        """DDL of the view, which casts values that are staged as text."""
-        plain = ["ctid", *_COMMON_NAMES, *(["born"] if self.inserts_in_log_order else [])]
-        columns = [sql.Identifier(name) for name in plain]
-        typed = (self._read_as_type(name, column) for name, column in self._data_columns)
-        return sql.SQL("create temporary view {} as select {} from {}").format(
-            self.view, sql.SQL(", ").join([*columns, *typed]), self.identifier
-        )
+    def share(self, connection: Connection, session: TargetSession) -> None:
+        """Create the view and let the session read it."""
+        others = ("ctid", *_COMMON_NAMES, *(("born",) if self.inserts_in_log_order else ()))
+        self.staged_columns.share(connection, session, self.identifier, self.view, others=others)
 
     @property
-    def _data_columns(self) -> list[tuple[str, TargetColumn]]:
-        return [
+    def staged_columns(self) -> StagedColumns:
+        """The columns of base keys and values."""
+        columns = tuple(
             (f"{letter}{index}", column)
             for letter, columns in (("b", self.keys), ("v", self.values))
             for index, column in enumerate(columns)
-        ]
-
-    def _column_ddl(self, name_and_column: tuple[str, TargetColumn]) -> sql.Composed:
-        name, column = name_and_column
-        return sql.SQL("{} {}").format(
-            sql.Identifier(name), staged_type(column, owner_is_untrusted=self.owner_is_untrusted)
         )
-
-    def _read_as_type(self, name: str, column: TargetColumn) -> sql.Composed:
-        value = typed_value(sql.Identifier(name), column, owner_is_untrusted=self.owner_is_untrusted)
-        return sql.SQL("{} as {}").format(value, sql.Identifier(name))
+        return StagedColumns(self.target, columns, self.owner_is_untrusted)
 
 
 def stage_table(subscription: str, run: str, table: SubscribedTable, target: TargetTable) -> StageTable:
@@ -148,7 +137,7 @@ def drop_staging(
         if except_run is None or not name.startswith(staging_prefix(subscription) + except_run)
     ]
     if names:
-        tables = sql.SQL(", ").join(sql.Identifier(SCHEMA, name) for name in names)
+        tables = commas(sql.Identifier(SCHEMA, name) for name in names)
         connection.execute(sql.SQL("drop table if exists {}").format(tables))
 
 

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 import psycopg
@@ -28,34 +29,23 @@ from psycopg import sql
 from pyspark import TaskContext
 
 from cdc_replay.arrow.arrays import Int64s
-from cdc_replay.errors import TargetMismatch, UnchangedToastLost
+from cdc_replay.errors import CdcReplayError, TargetMismatch, UnchangedToastLost
 from cdc_replay.failpoints import failpoint
 from cdc_replay.model.frames import NetKind
 from cdc_replay.postgres.connection import Connection
-from cdc_replay.replay.apply.conflicts import SerializedError, failure_of
+from cdc_replay.replay.apply.conflicts import staging_error
 from cdc_replay.replay.apply.encoding import CsvEncoder, CsvRows, StagedPart
 from cdc_replay.replay.apply.stage_table import StageTable, copy_statement
-from cdc_replay.replay.apply.transient_keys import TransientKeys, tracks_integer_keys
+from cdc_replay.replay.apply.transient_keys import tracks_integer_keys
 from cdc_replay.spark.nullable_lists import map_in_arrow
 from cdc_replay.subscriber.apply_connection import connect_to_write
-from cdc_replay.subscriber.staged_columns import check_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-_PART_COLUMNS: Final = (
-    ("target", "int", pa.int32()),
-    ("attempt", "bigint", pa.int64()),
-    ("counts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
-    ("unsent", "array<int>", pa.list_(pa.int32())),
-    ("omitted", "array<string>", pa.list_(pa.string())),
-    ("conflicts", "map<string,bigint>", pa.map_(pa.string(), pa.int64())),
-    ("transient_count", "bigint", pa.int64()),
-    ("transient_steps", "binary", pa.binary()),
-    ("failure", "array<string>", pa.list_(pa.string())),
-)
-PARTS_DDL: Final = ", ".join(f"{name} {spark_type}" for name, spark_type, _ in _PART_COLUMNS)
-PARTS: Final = pa.schema([(name, arrow_type) for name, _, arrow_type in _PART_COLUMNS])
+PARTS: Final = pa.schema([("staged", pa.binary())])
+PARTS_DDL: Final = "staged binary"
+"""Rows of a job: what a task has staged for one target (`StagedPart`), or its error; pickled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +111,10 @@ def collect_staged(rows: Iterable[Row], tables: Mapping[int, StageTable]) -> dic
     """
     parts: dict[int, list[StagedPart]] = {}
     for row in rows:
-        if row["failure"] is not None:
-            raise SerializedError(*row["failure"]).error()
-        part = StagedPart(
-            row["target"],
-            row["attempt"],
-            row["counts"],
-            frozenset(row["unsent"]),
-            frozenset(row["omitted"]),
-            row["conflicts"],
-            TransientKeys(row["transient_count"], row["transient_steps"]),
-        )
+        # Pickled by our own tasks, like all results of Spark jobs.
+        part = pickle.loads(bytes(row["staged"]))  # noqa: S301 - from this job's tasks
+        if isinstance(part, CdcReplayError):
+            raise part
         parts.setdefault(part.target, []).append(part)
     return {target: StagedTable(tables[target], tuple(parts[target])) for target in sorted(parts)}
 
@@ -161,17 +144,23 @@ def stage_with(stagers: Sequence[Stager], batches: Iterator[pa.RecordBatch]) -> 
         if all(tracks_integer_keys(stager.tables[target]) for stager in stagers)
     )
     encoder = CsvEncoder(stagers[0].tables, tracked, 0 if context is None else context.taskAttemptId())
+    results: list[Sequence[StagedPart | CdcReplayError]]
     try:
         texts: Iterable[CsvRows] = encoder.encode(batches)
         if len(stagers) > 1:
             texts = list(texts)
-        rows = [_copy_texts(stager, texts, encoder) for stager in stagers]
+        results = [_copy_texts(stager, texts, encoder) for stager in stagers]
     except (UnchangedToastLost, TargetMismatch) as error:
-        rows = [[encoder.failure(SerializedError.from_error(error))]] * len(stagers)
-    return [pa.RecordBatch.from_pylist(part_rows, schema=PARTS) for part_rows in rows]
+        results = [[error]] * len(stagers)
+    return [
+        pa.RecordBatch.from_pydict({"staged": [*map(pickle.dumps, result)]}, schema=PARTS)
+        for result in results
+    ]
 
 
-def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -> list[dict[str, Any]]:
+def _copy_texts(
+    stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder
+) -> Sequence[StagedPart | CdcReplayError]:
     target: int | None = None
     copied: tuple[int, bool] | None = None
     copy: psycopg.Copy | None = None
@@ -191,7 +180,7 @@ def _copy_texts(stager: Stager, texts: Iterable[CsvRows], encoder: CsvEncoder) -
                 failpoint("replay.mid_staging")
     except psycopg.Error as error:
         failed = None if target is None else stager.tables[target].target
-        return [encoder.failure(failure_of(error, failed))]
+        return [staging_error(error, failed)]
     return encoder.parts()
 
 
@@ -204,6 +193,6 @@ def _start_copy(
     create = table.create_changes_statement if is_changes else table.create_statement
     connection.execute(locked.format(sql.Literal(table.name), create), prepare=False)
     into = table.changes_identifier if is_changes else table.identifier
-    if table.owner_is_untrusted and not is_changes:
-        check_types(connection, table.identifier, table.target)
+    if not is_changes:
+        table.staged_columns.check_types(connection, table.identifier)
     return connection.cursor().copy(copy_statement(into))

@@ -9,13 +9,12 @@ from typing import Final
 from psycopg import sql
 
 from cdc_replay.model.frames import NetKind
+from cdc_replay.postgres.identifiers import commas
 from cdc_replay.replay.apply.staging import StagedTable
+from cdc_replay.subscriber.target_statements import target_reference
 from cdc_replay.subscriber.target_tables import Operator, TargetColumn, TargetTable
 
 _EQUALS: Final = Operator("pg_catalog", "=")
-
-ALWAYS: Final = "a"
-"""`pg_attribute.attidentity` of GENERATED ALWAYS AS IDENTITY."""
 
 _PAIR_MATCH: Final = (
     "pairs.staged_ctid = staged.ctid and target.tableoid = pairs.relation and target.ctid = pairs.target_ctid"
@@ -44,11 +43,6 @@ class TargetSql:
         return self.staged.table.view if self.has_view else self.staged.table.identifier
 
     @property
-    def name(self) -> sql.Identifier:
-        """The target's qualified name."""
-        return sql.Identifier(self.target.name.schema, self.target.name.name)
-
-    @property
     def published(self) -> tuple[TargetColumn, ...]:
         """The target's columns that have staged values, in staging order."""
         return self.staged.table.values
@@ -64,26 +58,21 @@ class TargetSql:
         """`target` is the row that `staged` changes."""
         if not self.staged.table.is_keyed:
             return sql.SQL(_PAIR_MATCH).format()
-        return self._same_key(
-            qualified("staged", f"b{index}") for index in range(len(self.staged.table.keys))
-        )
+        return self._same_key(qualified("staged", name) for name in self._base_names)
 
     @property
     def _base_key(self) -> sql.Composed:
         """The base key of `staged` as shown in conflicts; NULL in a table without a key."""
         if not self.staged.table.is_keyed:
             return sql.SQL("array[null]::text[]").format()
-        return texts(f"b{index}" for index in range(len(self.staged.table.keys)))
+        return texts(self._base_names)
 
     @property
     def _base_names(self) -> list[str]:
         return [f"b{index}" for index in range(len(self.staged.table.keys))]
 
-    def _writable(self) -> list[TargetColumn]:
-        return [column for column in self.target.columns if not column.is_generated]
-
     def _settable(self) -> list[tuple[int, TargetColumn]]:
-        return [(index, column) for index, column in enumerate(self.published) if column.identity != ALWAYS]
+        return [(index, column) for index, column in enumerate(self.published) if column.is_settable]
 
     def _same_key(self, key_values: Iterable[sql.Composable]) -> sql.Composed:
         return all_of(
@@ -123,18 +112,12 @@ class TargetSql:
         """The temporary table of pairs."""
         return sql.Identifier("pg_temp", f"pairs_{self.staged.table.name}")
 
-    def _into(self, table: sql.Identifier) -> sql.Composed:
-        """INSERT or CREATE TABLE for a query's rows; statements run as the owner cannot create the table."""
-        template = "insert into {}" if self.has_view else "create temporary table {} on commit drop as"
-        return sql.SQL(template).format(table)
-
     def _fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
         pairs: sql.Composable = sql.SQL("")
         if not self.staged.table.is_keyed:
             pairs = sql.SQL(", {} as pairs").format(self.pair_name)
-        only = sql.SQL("" if self.target.is_partitioned else "only ")
         return sql.SQL(template).format(
-            target=sql.SQL("{}{}").format(only, self.name),
+            target=target_reference(self.target),
             stage=self.stage,
             pairs=pairs,
             key_match=self.key_match,
@@ -148,11 +131,6 @@ class TargetSql:
         return sql.SQL("{} as pairs where pairs.staged_ctid = staged.ctid").format(self.pair_name)
 
 
-def temporary_table(name: sql.Identifier, columns: Iterable[sql.Composable]) -> sql.Composed:
-    """DDL for a temporary table that ends with the transaction."""
-    return sql.SQL("create temporary table {} ({}) on commit drop").format(name, commas(columns))
-
-
 def qualified(alias: str, name: str) -> sql.Identifier:
     """`alias.name`."""
     return sql.Identifier(alias, name)
@@ -162,11 +140,6 @@ def equal(equality: Operator, left: sql.Composable, right: sql.Composable) -> sq
     """`left` and `right` compared with the given equality operator."""
     operator = sql.SQL("operator({}.{})").format(sql.Identifier(equality.schema), sql.SQL(equality.name))
     return sql.SQL("{} {} {}").format(left, operator, right)
-
-
-def commas(parts: Iterable[sql.Composable]) -> sql.Composed:
-    """The parts, separated by commas."""
-    return sql.SQL(", ").join(parts)
 
 
 def texts(columns: Iterable[str]) -> sql.Composed:

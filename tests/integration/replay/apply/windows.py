@@ -10,10 +10,12 @@ from cdc_replay.model.frames import ROUTED
 from cdc_replay.model.lsn import ZERO, Lsn, Window
 from cdc_replay.model.relation import QualifiedName
 from cdc_replay.model.subscription import ConflictPolicy, SubscribedTable, Subscription
+from cdc_replay.model.table_state import Ready
 from cdc_replay.postgres.connection import Connection, connect
 from cdc_replay.replay.apply.session import Applied, ApplyRequest, apply_window
 from cdc_replay.replay.compact import fold_frame, scan_window
 from cdc_replay.subscriber import state_schema, subscription_lock, subscription_records
+from cdc_replay.subscriber.subscription_tables import set_table_state
 from cdc_replay.subscriber.target_tables import read_target_tables
 
 if TYPE_CHECKING:
@@ -107,6 +109,12 @@ def _kind(value: object) -> str:
     return "n" if value is None else "t"
 
 
+def record_progress(connection: Connection, request: ApplyRequest) -> None:
+    """Record that the request's tables have reached its end, as the pipeline does."""
+    for table in request.tables:
+        set_table_state(connection, "nsw", table.name, Ready(request.upto))
+
+
 @dataclass
 class Target:
     """A subscriber's database and the published columns of its tables."""
@@ -165,7 +173,13 @@ class Target:
             tuple(changes.tables),
             changes.window.upto,
         )
-        return apply_window(net, request, facts.truncations, before_commit=before_commit)
+
+        def record(connection: Connection, applied: Applied) -> None:
+            record_progress(connection, request)
+            if before_commit is not None:
+                before_commit(connection, applied)
+
+        return apply_window(net, request, facts.truncations, before_commit=record)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with connect(self.dsn, purpose="test") as connection:

@@ -1,0 +1,196 @@
+"""A published table and its target: the queries of both sides, and which of their rows are compared.
+
+The publisher's rows are those of the initial copy: the filters of the listed relation, any of them true
+(R7.4), the table alone or the whole partitioned table (R7.6).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from cdc_replay.compare.buckets import Buckets
+from cdc_replay.compare.digest import TableSide, hash_of
+from cdc_replay.filters.names import NotPrintableError
+from cdc_replay.filters.printed import print_filters, print_for_subscriber
+from cdc_replay.model.publication import Table
+from cdc_replay.model.relation import QualifiedName
+from cdc_replay.postgres.connection import Connection
+from cdc_replay.postgres.identifiers import commas, names, table_reference
+from cdc_replay.publication.resolve import SyncedTable
+from cdc_replay.subscriber.apply_connection import database_time_zone
+from cdc_replay.subscriber.as_owner import AsOurselves, TargetSession
+from cdc_replay.subscriber.target_tables import TargetTable
+
+KEEPS_TEXT: Final = ("text", "character varying")
+"""Types whose input functions change no text."""
+
+BY_TEXT: Final = "case when num_nulls({column}) = 0 then format('%s', {column})::{type} end"
+"""Not `is null`, which is also true of a row of NULLs."""
+
+WITHOUT_TIME_ZONE: Final = (1082, 1114)
+"""`date` and `timestamp`."""
+
+IN_TIME_ZONE: Final = "({column}::timestamp at time zone {time_zone})::{type}"
+
+
+@dataclass(frozen=True, slots=True)
+class TablePair:
+    """A published table and its target; `key` identifies a row on both sides, empty if there is none.
+
+    `columns` are compared. Conditions: `passes` for the publisher's rows that pass the row filters, None
+    without filters; `outside` for rows of the target outside them, None if the subscriber cannot evaluate
+    them, for the reason `unknown`; `claimed` for rows that another feed of the target may have inserted,
+    which are never deleted. `converted` are the publisher's values of columns that have another type on the
+    subscriber.
+    """
+
+    synced: SyncedTable
+    target: TargetTable
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    converted: Mapping[str, sql.Composed]
+    passes: sql.Composed | None = None
+    outside: sql.Composed | None = None
+    unknown: str | None = None
+    claimed: sql.Composed | None = None
+
+    @classmethod
+    def from_tables(
+        cls,
+        synced: SyncedTable,
+        target: TargetTable,
+        publisher: Connection,
+        subscriber: Connection,
+        session: TargetSession,
+        *,
+        only_key: bool = False,
+    ) -> TablePair:
+        """Build the pair; the target has all published columns. With `only_key`, only a key is compared.
+
+        Raises:
+            InvalidFilter: if a row filter cannot be read.
+        """
+        key = common_key(synced.table, target, synced.columns)
+        columns = key if key and only_key else synced.columns
+        converted = conversions(synced.table, target, columns, database_time_zone(subscriber))
+        passes = print_filters(publisher, synced.table, synced.filters)
+        pair = cls(synced, target, key, columns, converted, passes)
+        outside, unknown = _outside_condition(pair.subscriber(session), publisher, subscriber, synced)
+        return dataclasses.replace(pair, outside=outside, unknown=unknown)
+
+    @property
+    def name(self) -> QualifiedName:
+        """The table's."""
+        return self.target.name
+
+    @property
+    def hashed_key(self) -> tuple[str, ...]:
+        """The columns that determine a row's bucket: its key, or all."""
+        return self.key or self.columns
+
+    def publisher(self, connection: Connection) -> TableSide:
+        """The publisher's side."""
+        values = commas(
+            sql.SQL("{} as {}").format(self.converted.get(name, sql.Identifier(name)), sql.Identifier(name))
+            for name in self.columns
+        )
+        rows = self._select(values, self.passes)
+        table = f'table "{self.synced.table.name}" of the publisher'
+        return TableSide(rows, self.key, self.columns, AsOurselves(connection), table)
+
+    def subscriber(self, session: TargetSession) -> TableSide:
+        """The subscriber's side, with rows outside the filter, which may read columns not compared."""
+        target = table_reference(self.name, is_partitioned=self.target.is_partitioned)
+        rows = sql.SQL("select {} from {}").format(names(self.synced.columns), target)
+        table = f'table "{self.synced.table.name}" of the subscriber'
+        return TableSide(rows, self.key, self.columns, session, table, self.outside)
+
+    def select_rows(self, buckets: Buckets) -> sql.Composed:
+        """The query of the publisher's rows in these buckets, with unconverted values."""
+        return self._select(names(self.columns), self._within(buckets, self.passes or sql.SQL("true")))
+
+    def select_unpublished_keys(self, buckets: Buckets, passes: sql.Composed) -> sql.Composed:
+        """The query of the keys of the publisher's unpublished rows in these buckets."""
+        return self._select(names(self.key), self._within(buckets, outside_filter(passes)))
+
+    def _within(self, buckets: Buckets, condition: sql.Composable) -> sql.Composed:
+        key = commas(self.converted.get(name, sql.Identifier(name)) for name in self.hashed_key)
+        return sql.SQL("({}) and {}").format(condition, buckets.condition(hash_of(key)))
+
+    def _select(self, values: sql.Composed, condition: sql.Composable | None) -> sql.Composed:
+        table = self.synced.table
+        query = sql.SQL("select {} from {}").format(
+            values, table_reference(table.name, is_partitioned=table.is_partitioned)
+        )
+        return query if condition is None else sql.SQL("{} where {}").format(query, condition)
+
+
+def outside_filter(passes: sql.Composable) -> sql.Composed:
+    """The condition for rows outside the filter; NULL does not match (R3.1, R7.4)."""
+    return sql.SQL("({}) is not true").format(passes)
+
+
+def _outside_condition(
+    side: TableSide, publisher: Connection, subscriber: Connection, synced: SyncedTable
+) -> tuple[sql.Composed | None, str | None]:
+    """The condition for the subscriber's rows outside the filters; or None, and why it cannot evaluate them.
+
+    Raises:
+        MissingPrivilege: if the role may not read the rows at all.
+        InvalidFilter: if a row filter cannot be read.
+    """
+    if synced.filters is None:
+        return None, None
+    try:
+        passes = print_for_subscriber(subscriber, publisher, synced.table, synced.filters)
+    except NotPrintableError as error:
+        return None, str(error)
+    # The server itself checks that it has the columns, and operators for their types.
+    query = sql.SQL("select {} from ({}) as rows limit 0").format(outside_filter(passes), side.rows)
+    try:
+        with side.read_errors(), subscriber.transaction():
+            side.session.query(query)
+    except psycopg.ProgrammingError as error:
+        return None, error.diag.message_primary or str(error)
+    return outside_filter(passes), None
+
+
+def conversions(
+    table: Table, target: TargetTable, columns: Sequence[str], time_zone: str
+) -> dict[str, sql.Composed]:
+    """Expressions for the subscriber's values of columns that have another built-in type there.
+
+    Texts of a user-defined type are compared unchanged, because the publisher may not have the type. A domain
+    counts as its base type. `time_zone` is that of sessions which write to the subscriber.
+    """
+    expressions: dict[str, sql.Composed] = {}
+    for name in columns:
+        target_type = target.column(name).base_type_sql
+        # Only types of pg_catalog are written without their schema.
+        converts = "." not in target_type and not target_type.startswith(KEEPS_TEXT)
+        column = table.column(name)
+        if converts and column.type_sql != target_type:
+            gets_zone = target_type.startswith("timestamp") and target_type.endswith("with time zone")
+            by_zone = gets_zone and column.type_oid in WITHOUT_TIME_ZONE
+            expressions[name] = sql.SQL(IN_TIME_ZONE if by_zone else BY_TEXT).format(
+                column=sql.Identifier(name), type=sql.SQL(target_type), time_zone=sql.Literal(time_zone)
+            )
+    return expressions
+
+
+def common_key(table: Table, target: TargetTable, columns: Collection[str]) -> tuple[str, ...]:
+    """The columns that identify a row on both sides, empty if there are none.
+
+    The publisher's replica identity key, else its primary key, else the subscriber's identity; only if all
+    its columns are in `columns`.
+    """
+    for key in (table.key_columns, table.primary_key, target.identity):
+        if key and set(key) <= set(columns):
+            return tuple(key)
+    return ()
