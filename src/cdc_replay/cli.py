@@ -27,6 +27,7 @@ import psycopg
 import typer
 
 from cdc_replay.config import Config, load_config
+from cdc_replay.config_file import config_path
 from cdc_replay.errors import CdcReplayError, InvalidConfiguration, InvalidLsn
 from cdc_replay.model.lsn import Lsn
 from cdc_replay.model.relation import QualifiedName
@@ -134,6 +135,49 @@ def _options(
     ] = False,
 ) -> None:
     """Replay PostgreSQL logical replication into any number of subscribers."""
+
+
+@app.command("init", rich_help_panel=SET_UP)
+def _init(
+    publisher_dsn: Annotated[
+        str | None, typer.Option("--publisher-dsn", help="Without password, or with ${NAME} in its place.")
+    ] = None,
+    subscriber_dsn: Annotated[str | None, typer.Option("--subscriber-dsn", help="Likewise.")] = None,
+    publisher_name: Annotated[str | None, typer.Option("--publisher-name", help="Default: database.")] = None,
+    subscription_name: Annotated[
+        str | None, typer.Option("--subscription-name", help="Default: database.")
+    ] = None,
+    publication: Annotated[
+        list[str] | None, typer.Option("--publication", help="To subscribe to; default: all.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = "warning",
+    as_json: JsonOption = False,
+) -> CommandOutcome:
+    """Write a first configuration file, after asking both databases what there is."""
+    from cdc_replay.terminal.init_dialog import InitOptions, initialize, initialized
+
+    _set_log_level(log_level)
+    file, names = config_path(config), (publisher_name, subscription_name)
+    options = InitOptions(
+        file, publisher_dsn, subscriber_dsn, *names, tuple(publication or ()), overwrite=overwrite
+    )
+    result = initialize(options)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=initialized(result))
+
+
+@app.command("doctor", rich_help_panel=SET_UP)
+def _doctor(
+    config: ConfigOption = None, log_level: LogLevelOption = "warning", as_json: JsonOption = False
+) -> CommandOutcome:
+    """Check this machine, the configuration and both sides; say what to do."""
+    from cdc_replay.commands.doctor import doctor
+    from cdc_replay.terminal.doctor_view import diagnosis
+
+    _set_log_level(log_level)
+    result = doctor(config)
+    return dataclasses.replace(outcome_of(result, as_json=as_json), view=diagnosis(result))
 
 
 @app.command("setup", rich_help_panel=SET_UP)

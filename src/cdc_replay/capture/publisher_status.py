@@ -45,12 +45,13 @@ def read_publisher_status(
         position=position,
         retained_wal_bytes=state.retained_wal_bytes,
         safe_wal_size_bytes=state.safe_wal_size_bytes,
-        state=_slot_state(state, max_retained_wal),
+        state=slot_state(state, max_retained_wal),
         max_retained_wal_bytes=max_retained_wal,
     )
 
 
-def _slot_state(slot: SlotStatus, max_retained_wal: int | None) -> PublisherState:
+def slot_state(slot: SlotStatus, max_retained_wal: int | None) -> PublisherState:
+    """What the slot can do, by the limits of the server and of the configuration."""
     if slot.is_lost:
         return PublisherState.LOST
     retained = slot.retained_wal_bytes or 0
