@@ -192,7 +192,8 @@ def _setup(
     as_json: JsonOption = False,
 ) -> CommandOutcome:
     """Check the publisher; create its capture publications, slot and change log."""
-    from cdc_replay.commands.setup import setup, subscriber_script, to_script
+    from cdc_replay.commands.setup import setup, subscriber_script
+    from cdc_replay.terminal.setup_view import set_up, to_script
 
     if subscription is not None and not dry_run:
         raise InvalidConfiguration(
@@ -204,7 +205,10 @@ def _setup(
     else:
         result = setup(loaded, publisher, dry_run=dry_run)
     outcome = outcome_of(result, as_json=as_json)
-    return dataclasses.replace(outcome, text=to_script(result)) if dry_run else outcome
+    if dry_run:
+        return dataclasses.replace(outcome, text=to_script(result))
+    names = [configured.name for configured in loaded.subscriptions_of(publisher)]
+    return dataclasses.replace(outcome, view=set_up(result, names))
 
 
 @app.command("capture", rich_help_panel=REPLICATE)

@@ -90,7 +90,7 @@ def overview(status: StatusResult, now: dt.datetime) -> RenderableType:
     parts += [
         text(f"subscription {name}: notices, see `cdc-replay status {name}`", DOUBTFUL) for name in noticed
     ]
-    return Group(*parts, *problems(status.problems), _footer(now))
+    return Group(*parts, *_with_footer(status, now))
 
 
 def subscription(status: StatusResult, now: dt.datetime) -> RenderableType:
@@ -111,7 +111,7 @@ def subscription(status: StatusResult, now: dt.datetime) -> RenderableType:
         parts += [FittedTable(TABLES, rows), Text()]
     parts += [text(f"{copy.table}: {_progress(copy)}") for copy in status.copies]
     parts += [text(f"{table.table}: {table.notice}", DOUBTFUL) for table in status.tables if table.notice]
-    return Group(*parts, *problems(status.problems), _footer(now))
+    return Group(*parts, *_with_footer(status, now))
 
 
 def problems(found: Sequence[Problem]) -> Iterator[RenderableType]:
@@ -200,5 +200,8 @@ def _state(state: PublisherState | SubscriptionState | TableSync) -> Text:
     return text(state.value, _STYLES.get(state, BAD))
 
 
-def _footer(now: dt.datetime) -> Text:
-    return text(f"{now:%Y-%m-%d %H:%M:%S} {zone(now)}", FAINT)
+def _with_footer(status: StatusResult, now: dt.datetime) -> Iterator[RenderableType]:
+    yield from problems(status.problems)
+    if status.problems:
+        yield Text()
+    yield text(f"{now:%Y-%m-%d %H:%M:%S} {zone(now)}", FAINT)
