@@ -39,9 +39,11 @@ def explained(result: ExplainResult) -> RenderableType:
 def _facts(table: ExplainedTable) -> Iterator[tuple[str, str]]:
     yield "published", ", ".join(table.actions) or "nothing"
     yield from _filters(table)
+    filters = {table.insert, table.update, table.delete} - {None, "-"}
     for evaluation in table.evaluated_by:
-        row_filter, _, evaluator = evaluation.rpartition(": ")
-        yield "evaluated by", evaluator if len(table.evaluated_by) == 1 and row_filter else evaluation
+        # The only filter is shown already.
+        known = f"{next(iter(filters))}: " if len(filters) == 1 else ""
+        yield "evaluated by", evaluation.removeprefix(known)
     yield "identity", table.identity
     yield "columns", ", ".join(table.columns)
 

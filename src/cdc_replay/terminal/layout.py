@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 GAP: Final = 2
 
+ESSENTIAL: Final = 8
+"""A column of this importance always stays."""
+
 GOOD: Final = "green"
 BAD: Final = "bold red"
 DOUBTFUL: Final = "yellow"
@@ -40,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """Rows of cells under their columns; the first column always stays, and wraps if it must."""
+    """Rows of cells under their columns; the first one wraps if it must."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text]]
@@ -64,7 +67,10 @@ class FittedTable:
     def _fitting(self, width: int) -> list[int]:
         kept = list(range(len(self.columns)))
         while len(kept) > 1 and sum(self._width(place) + GAP for place in kept) - GAP > width:
-            kept.remove(min(kept[1:], key=lambda place: self.columns[place].importance))
+            least = min(kept[1:], key=lambda place: self.columns[place].importance)
+            if self.columns[least].importance >= ESSENTIAL:
+                break
+            kept.remove(least)
         return kept
 
     def _width(self, place: int) -> int:
