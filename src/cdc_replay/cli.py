@@ -122,8 +122,8 @@ def _table_name(text: str) -> QualifiedName:
     return QualifiedName(schema, name)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         sys.stdout.write(f"cdc-replay {importlib.metadata.version('cdc-replay')}\n")
         raise typer.Exit
 
@@ -430,7 +430,7 @@ def _status(
     from cdc_replay.commands.status import repeated_status
     from cdc_replay.model.problems import Bounds
     from cdc_replay.terminal.status_view import status_outcome, status_view
-    from cdc_replay.terminal.watch import watch as draw_repeatedly
+    from cdc_replay.terminal.watch import watch as watch_screen
 
     try:
         bounds = Bounds.parse(max_lag, max_proof_age)
@@ -440,7 +440,7 @@ def _status(
         raise typer.BadParameter("--watch needs a terminal, and goes without --json and --check")
     with repeated_status(_load(config, log_level), subscription, bounds) as read:
         if watch:
-            draw_repeatedly(lambda: status_view(read(), of_one=subscription is not None), interval)
+            watch_screen(lambda: status_view(read(), of_one=subscription is not None), interval)
             return None
         return status_outcome(read(), of_one=subscription is not None, check=check, as_json=as_json)
 

@@ -60,9 +60,9 @@ def expand_references(text: str) -> str:
     """
 
     def value(match: re.Match[str]) -> str:
-        if (found := os.environ.get(match[1])) is None:
+        if (content := os.environ.get(match[1])) is None:
             raise InvalidConfiguration(f'environment variable "{match[1]}" is not set')
-        return found
+        return content
 
     return _REFERENCE.sub(value, text)
 

@@ -75,9 +75,9 @@ def _java(environment: dict[str, str]) -> Check:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check(SUBJECT, Verdict.FAILED, f"Java cannot be started: {error}", _INSTALL_JAVA)
-    found = re.search(r'version "([0-9]+)[^"]*"', done.stderr + done.stdout)
-    if found is None:
+    match = re.search(r'version "([0-9]+)[^"]*"', done.stderr + done.stdout)
+    if match is None:
         return Check(SUBJECT, Verdict.FAILED, f"{program} is no Java", _INSTALL_JAVA)
-    if int(found[1]) < OLDEST_JAVA:
-        return Check(SUBJECT, Verdict.FAILED, f"Java {found[1]} is too old for Spark", _INSTALL_JAVA)
-    return Check(SUBJECT, Verdict.OK, f"Java {found[1]}: {program}")
+    if int(match[1]) < OLDEST_JAVA:
+        return Check(SUBJECT, Verdict.FAILED, f"Java {match[1]} is too old for Spark", _INSTALL_JAVA)
+    return Check(SUBJECT, Verdict.OK, f"Java {match[1]}: {program}")

@@ -59,7 +59,7 @@ def _headroom(subject: str, connection: Connection, slot: str, limit: int | None
         ("max_replication_slots", slots, used_slots),
         ("max_wal_senders", senders, used_senders),
     ):
-        message = f"{name} is {most}, {used} are in use"
+        message = f"{name}: {used} of {most} in use"
         if most > used:
             yield Check(subject, Verdict.OK, message)
             continue

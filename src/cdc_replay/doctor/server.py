@@ -26,10 +26,10 @@ def check_session(subject: str, connection: Connection) -> Iterator[Check]:
     if (role := superuser(connection)) is not None:
         remedy = "Use a role that may only log in, with the grants that `cdc-replay setup --dry-run` prints."
         yield Check(subject, Verdict.WARNING, f'role "{role}" is a superuser, which it need not be', remedy)
-    asked = time.time()
+    before = time.time()
     ((server,),) = connection.execute(_CLOCK).fetchall()
     # The server has read its clock between the two moments.
-    skew = max(asked - server, server - time.time(), 0.0)
+    skew = max(before - server, server - time.time(), 0.0)
     if skew > SKEW_SECONDS:
         message = f"its clock differs from this machine's by {duration_in_words(skew)}"
         remedy = "Synchronize both with NTP: the lag in seconds and ages are wrong by as much."

@@ -112,7 +112,8 @@ def _of_subscription(subscription: SubscriptionStatus, tables: Iterable[TableSta
     message, hint = split_hint(subscription.error or "")
     match subscription.state:
         case SubscriptionState.DOWN:
-            yield Problem(subject, f"does not answer: {message}", hint or _DOCTOR)
+            was = "" if subscription.parked is None else "; it was parked when it last answered"
+            yield Problem(subject, f"does not answer: {message}{was}", hint or _DOCTOR)
             return
         case SubscriptionState.NEW:
             yield Problem(subject, "waits for its first snapshot", f"Run `cdc-replay sync {name}`.")

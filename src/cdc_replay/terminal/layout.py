@@ -52,29 +52,29 @@ class FittedTable:
         """Rich's protocol: draw the columns that fit."""
         kept = self._fitting(options.max_width)
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=HEADING)
-        for place in kept:
-            column = self.columns[place]
+        for index in kept:
+            column = self.columns[index]
             table.add_column(
                 text(column.title),
                 justify="right" if column.is_number else "left",
-                no_wrap=place != kept[0],
+                no_wrap=index != kept[0],
                 overflow="fold",
             )
         for row in self.rows:
-            table.add_row(*(row[place] for place in kept))
+            table.add_row(*(row[index] for index in kept))
         yield table
 
     def _fitting(self, width: int) -> list[int]:
         kept = list(range(len(self.columns)))
-        while len(kept) > 1 and sum(self._width(place) + GAP for place in kept) - GAP > width:
-            least = min(kept[1:], key=lambda place: self.columns[place].importance)
+        while len(kept) > 1 and sum(self._width(index) + GAP for index in kept) - GAP > width:
+            least = min(kept[1:], key=lambda index: self.columns[index].importance)
             if self.columns[least].importance >= ESSENTIAL:
                 break
             kept.remove(least)
         return kept
 
-    def _width(self, place: int) -> int:
-        cells = [text(self.columns[place].title), *(row[place] for row in self.rows)]
+    def _width(self, index: int) -> int:
+        cells = [text(self.columns[index].title), *(row[index] for row in self.rows)]
         return max(cell.cell_len for cell in cells)
 
 

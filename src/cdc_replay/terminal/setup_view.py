@@ -57,6 +57,6 @@ def to_script(result: SetupResult) -> str:
 
 def _section(statement: str, previous: str) -> str:
     is_trigger = '"cdc_replay_capture".' in statement
-    found = next(text for beginnings, text in _SECTIONS if statement.startswith(beginnings))
+    section = next(text for beginnings, text in _SECTIONS if statement.startswith(beginnings))
     # The functions of the event triggers are granted to the role, too.
-    return previous if is_trigger and statement.startswith("grant ") else found
+    return previous if is_trigger and statement.startswith("grant ") else section

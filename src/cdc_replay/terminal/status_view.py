@@ -32,7 +32,7 @@ from cdc_replay.terminal.layout import (
     text,
 )
 from cdc_replay.terminal.output import CommandOutcome, outcome_of
-from cdc_replay.terminal.units import duration, moment, size, zone
+from cdc_replay.terminal.units import duration, size, time_and_age, zone
 
 PUBLISHERS: Final = (
     Column("PUBLISHER", 9),
@@ -114,9 +114,9 @@ def subscription(status: StatusResult, now: dt.datetime) -> RenderableType:
     return Group(*parts, *_with_footer(status, now))
 
 
-def problems(found: Sequence[Problem]) -> Iterator[RenderableType]:
+def problems(shown: Sequence[Problem]) -> Iterator[RenderableType]:
     """Each problem with what to do about it."""
-    for problem in found:
+    for problem in shown:
         yield Text.assemble(text(problem.subject, BAD), ": ", text(problem.message))
         if problem.remedy:
             yield labelled([("→", text(problem.remedy))])
@@ -144,7 +144,7 @@ def _subscriptions(subscriptions: Sequence[SubscriptionStatus], now: dt.datetime
             _state(shown.state),
             text(duration(shown.lag_seconds)),
             text(size(shown.lag_bytes)),
-            text(moment(shown.last_replay_at, now)),
+            text(time_and_age(shown.last_replay_at, now)),
             _validated(shown, now),
             _answered(shown.seconds_old, is_down=shown.state is SubscriptionState.DOWN),
         )
@@ -168,7 +168,7 @@ def _answered(seconds_old: float | None, *, is_down: bool) -> Text:
 
 def _validated(shown: SubscriptionStatus, now: dt.datetime) -> Text:
     is_wrong = (shown.last_validation or "").startswith("not consistent")
-    return text(moment(shown.last_validation_at, now), BAD if is_wrong else "")
+    return text(time_and_age(shown.last_validation_at, now), BAD if is_wrong else "")
 
 
 def _facts(shown: SubscriptionStatus, now: dt.datetime) -> Iterator[tuple[str, str]]:
@@ -176,8 +176,8 @@ def _facts(shown: SubscriptionStatus, now: dt.datetime) -> Iterator[tuple[str, s
     yield "applied", str(shown.applied_lsn or "-")
     yield "lag", f"{duration(shown.lag_seconds)}, {size(shown.lag_bytes)}"
     if shown.behind_reason:
-        since = "" if shown.behind_since is None else f"since {moment(shown.behind_since, now)}: "
-        yield "behind", f"{since}{shown.behind_reason}"
+        since = "" if shown.behind_since is None else f"since {time_and_age(shown.behind_since, now)}: "
+        yield "behind", f"{since}{_first_line(shown.behind_reason)}"
     yield "replayed", _run(shown.last_replay_at, shown.last_replay, now)
     yield "validated", _run(shown.last_validation_at, shown.last_validation, now)
     if shown.state is SubscriptionState.DOWN:
@@ -185,7 +185,12 @@ def _facts(shown: SubscriptionStatus, now: dt.datetime) -> Iterator[tuple[str, s
 
 
 def _run(at: str | None, outcome: str | None, now: dt.datetime) -> str:
-    return moment(at, now) + ("" if outcome is None else f": {outcome}")
+    return time_and_age(at, now) + ("" if outcome is None else f": {_first_line(outcome)}")
+
+
+def _first_line(error: str) -> str:
+    """Without detail and hint: `problems` has them."""
+    return error.partition("\n")[0]
 
 
 def _progress(copy: CopyStatus) -> str:

@@ -19,7 +19,7 @@ def duration(seconds: float | None) -> str:
     return "-" if seconds is None else duration_in_words(seconds)
 
 
-def moment(timestamp: str | None, now: dt.datetime) -> str:
+def time_and_age(timestamp: str | None, now: dt.datetime) -> str:
     """Wall-clock time in the zone of `now`, with the date unless that is today, and the age; or `never`."""
     if timestamp is None:
         return "never"

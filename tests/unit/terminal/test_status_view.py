@@ -20,6 +20,7 @@ from cdc_replay.model.status import (
     TableSync,
 )
 from cdc_replay.terminal.status_view import overview, status_outcome, subscription
+from cdc_replay.terminal.watch import watch
 from fixtures.screen import joined, screen
 
 NOW = dt.datetime(2026, 11, 25, 14, 5, 7, tzinfo=dt.timezone(dt.timedelta(hours=1)))
@@ -122,6 +123,25 @@ def test_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert "\x1b[" not in screen(view)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" not in screen(view, is_terminal=True)
+
+
+def test_watch_draws_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    drawn: list[None] = []
+
+    def draw() -> str:
+        drawn.append(None)
+        return "screen"
+
+    monkeypatch.setattr("cdc_replay.terminal.watch.time.sleep", sleep)
+    watch(draw, 5.0)
+    assert (slept, len(drawn)) == ([5.0] * 3, 3)
 
 
 def test_check_prints_only_what_is_wrong_and_fails() -> None:

@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from cdc_replay.terminal.units import duration, moment, printable, zone
+from cdc_replay.terminal.units import duration, printable, time_and_age, zone
 
 NOW = dt.datetime(2026, 1, 2, 9, 30, tzinfo=dt.timezone(dt.timedelta(hours=-3, minutes=-30)))
 
@@ -29,8 +29,8 @@ def test_duration_is_in_the_largest_unit_of_which_it_has_two(seconds: float | No
         ("2025-12-30T12:00:00+00:00", "2025-12-30 08:30, 3 days ago"),
     ],
 )
-def test_moment_is_in_the_zone_of_now_with_its_age(timestamp: str | None, words: str) -> None:
-    assert moment(timestamp, NOW) == words
+def test_time_is_in_the_zone_of_now_with_its_age(timestamp: str | None, words: str) -> None:
+    assert time_and_age(timestamp, NOW) == words
 
 
 def test_zone_is_its_offset() -> None:
