@@ -37,7 +37,10 @@ _FILE: Final = TypeAdapter(dict[str, _Kept])
 
 def state_file(config_file: Path) -> Path:
     """The file for the servers of this configuration file."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home: nothing can be kept
+        base = os.devnull
     name = hashlib.sha256(os.fsencode(config_file)).hexdigest()[:16]
     return Path(base) / "cdc_replay" / f"status-{name}.json"
 

@@ -31,7 +31,7 @@ _INSTALL_JAVA: Final = f"Install Java {OLDEST_JAVA} or later, and set JAVA_HOME.
 def check_machine() -> Iterator[Check]:
     """The checks that need no configuration."""
     yield _packages()
-    yield _java(os.environ | local_environment())
+    yield _java()
     folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
     for folder in folders.split(","):
         yield check_folder(SUBJECT, "Spark's folder", Path(folder))
@@ -61,10 +61,12 @@ def _unmet(requirement: Requirement) -> str | None:
     return None if is_met else f"{requirement}, not {version}"
 
 
-def _java(environment: dict[str, str]) -> Check:
-    home = environment.get("JAVA_HOME")
-    program = "java" if home is None else str(Path(home) / "bin" / "java")
+def _java() -> Check:
+    program = "java"
     try:
+        environment = os.environ | local_environment()
+        if home := environment.get("JAVA_HOME"):
+            program = str(Path(home) / "bin" / "java")
         done = subprocess.run(  # noqa: S603 - the program that Spark will run
             [program, "-version"],
             env=environment,

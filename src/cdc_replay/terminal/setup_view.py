@@ -28,7 +28,7 @@ def set_up(result: SetupResult, subscriptions: Sequence[str]) -> RenderableType:
 
 _SECTIONS: Final = (
     (("grant ", "alter role "), "Privileges that the configured role lacks."),
-    (("create schema cdc_replay ",), "The schema of the subscriptions' state."),
+    (('create schema "cdc_replay" ',), "The schema of the subscriptions' state."),
     (("select lsn",), "The replication slot. This waits for the transactions that are open."),
     (("do ",), "Where the change log starts, as a comment on a publication."),
     (
@@ -56,7 +56,7 @@ def to_script(result: SetupResult) -> str:
 
 
 def _section(statement: str, previous: str) -> str:
-    is_trigger = '"cdc_replay_capture".' in statement
     section = next(text for beginnings, text in _SECTIONS if statement.startswith(beginnings))
-    # The functions of the event triggers are granted to the role, too.
-    return previous if is_trigger and statement.startswith("grant ") else section
+    # The role is also granted what the event triggers write to.
+    is_of_triggers = statement.startswith("grant ") and '"cdc_replay_capture"' in statement
+    return previous if is_of_triggers else section

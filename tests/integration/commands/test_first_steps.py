@@ -93,8 +93,11 @@ def test_init_and_doctor_lead_to_a_publisher_that_is_set_up(
     assert run(capsys, "init", *sides)[0] == 2
     assert load_config(config).subscription("s").subscription.publications == ("nsw_orders",)
 
+    publisher.run("alter table u replica identity nothing")
     found = checks(capsys)
     failed = " ".join(found["failed"])
+    assert "table public.u has no replica identity" in " ".join(found["warning"])
+    publisher.run("alter table u replica identity default")
     assert "lacks the attribute REPLICATION" in failed
     assert 'grant select on table "public"."t"' in failed
     assert "publisher pub: there is no change log yet" in " ".join(found["ok"])
@@ -106,7 +109,9 @@ def test_init_and_doctor_lead_to_a_publisher_that_is_set_up(
     assert SCRIPT in script
     assert "\n-- Capture publications" in script
     run_as_administrator(publisher, script)
-    run_as_administrator(subscriber, to_script(subscriber_script(load_config(config), "pub", "s")))
+    script = to_script(subscriber_script(load_config(config), "pub", "s"))
+    assert "\n-- The schema of the subscriptions' state." in script
+    run_as_administrator(subscriber, script)
     assert [text.partition(" → ")[0] for text in checks(capsys)["warning"]] == [
         "publisher pub: setup has not run, or has something to add"
     ]
